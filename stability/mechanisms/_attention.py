@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions is the base that `sa`, `sw` and `attentionx` share."""
+"""Softmax attention with rotary positions is the base of `sa`, `sw`, `attentionx` and others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return self.dropout if self.training else 0.0
 
     @classmethod
-    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int | float:
         """Return how many pairs (query, key) of a sequence are computed; a masked diagonal is computed like the
         rest."""
         return num_positions * (num_positions + 1) // 2 if shape.direction == CAUSAL else num_positions**2
@@ -80,7 +80,8 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
-        """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding."""
+        """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding; (H, N, N)
+        where heads see different ones."""
         causal, mask_diagonal = self.causal, self.mask_diagonal
         return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
 
@@ -130,7 +131,7 @@ def visible_pairs(
 
 def attended(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
-) -> Float[Tensor, "B H N K"]:
+) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the empty
     sum, in rows that see nothing. ``dropped``: the share of the softmax's weights that is dropped."""
     empty = ~visible.any(-1, keepdim=True)

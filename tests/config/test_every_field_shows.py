@@ -99,6 +99,8 @@ WITH: dict[str, dict[str, Any]] = {
     "mix.order": {"model": {"layers": 4}},
     "fox.rope": {"objective": "ar"},
     "fox.decay_times": {"objective": "ar"},
+    "bigbird.link_seed": {"mechanism": {"block": 2}},  # with fewer blocks all are seen
+    "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

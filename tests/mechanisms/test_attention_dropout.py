@@ -25,6 +25,10 @@ ATTENTION = [
     ("sigmoid", {"length": 1}, "bidirectional"),
     ("sigmoid", {"length": 1}, "causal"),
     ("fox", {}, "causal"),
+    ("bigbird", {}, "bidirectional"),
+    ("bigbird", {"block": 6}, "causal"),
+    ("longformer", {"global_tokens": 0}, "bidirectional"),
+    ("longformer", {"global_tokens": 3, "dilation": 2}, "causal"),
 ]
 
 

@@ -56,7 +56,7 @@ def test_equals_dense_softmax_over_the_bands_valid_keys(direction):
 def test_no_query_is_left_without_a_key(direction):
     mask_BN = torch.zeros(2, 21, dtype=torch.bool)
     mask_BN[0, 3:5] = True
-    assert module(direction)._visible(21, 2, 16, mask_BN, mask_BN.device).any(-1).all()
+    assert module(direction)._visible(21, 16, mask_BN, mask_BN.device).any(-1).all()
 
 
 def test_window_over_the_whole_sequence_is_softmax_attention():
@@ -66,7 +66,7 @@ def test_window_over_the_whole_sequence_is_softmax_attention():
     torch.testing.assert_close(layer(x_BND), whole(x_BND), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sw", "sc"])
+@pytest.mark.parametrize("name", ["sw", "sc", "longformer", "bigbird"])
 def test_no_tensor_grows_with_the_square_of_the_length(name):
     largest = []
     layer = build_seeded(lambda: build(name, width=WIDTH, heads=2)).double()

@@ -83,7 +83,7 @@ def test_a_mixer_says_of_every_weight_of_several_widths_what_matrices_it_holds(n
             assert id(value) in told, f"{name}: {key} has {len(value)} rows of 12: own_splits"
 
 
-@pytest.mark.parametrize("name", ("sa", "sw", "attentionx"))
+@pytest.mark.parametrize("name", ("sa", "sw", "attentionx", "sparse_transformer", "longformer", "bigbird"))
 def test_queries_keys_and_values_are_a_matrix_each(name):
     model = built(spec_of("mlm", {}, mechanism={"name": name}))
     optimizer = build_optimizer(spec_of("mlm", {}, optimizer={"name": "muon"}), model)

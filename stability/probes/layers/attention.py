@@ -1,5 +1,5 @@
-"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw,
-attentionx), from one forward pass."""
+"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer, from one
+forward pass."""
 
 from __future__ import annotations
 
@@ -69,20 +69,27 @@ def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen])
 def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tensor | None) -> AttentionStatistics:
     """Compute one layer's statistics from its projection's output, (B, N, …), one sequence after another."""
     q_BHNK, k_BHNK, _ = layer.split(qkv_BND if qkv_BND.dtype == torch.float64 else qkv_BND.float())
-    largest, entropies, rows = -math.inf, torch.zeros(layer.heads, dtype=torch.float64), 0
-    in_band_NN = layer.visible(qkv_BND.shape[1], qkv_BND.device)
+    largest, entropies, rows = -math.inf, *torch.zeros(2, layer.heads, dtype=torch.float64)
+    visible = layer.visible(qkv_BND.shape[1], qkv_BND.device)
+    # heads that see the same pairs, and these: all of them together, or each by itself
+    kinds = (
+        [(slice(None), visible)] if visible.ndim == 2 else [(slice(h, h + 1), visible[h]) for h in range(layer.heads)]
+    )
     for number, (q_HNK, k_HNK) in enumerate(zip(q_BHNK, k_BHNK, strict=True)):
         valid_N = (
             torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device)
             if mask_BN is None
             else mask_BN[number]
         )
-        visible_NN = in_band_NN & valid_N
-        logits_HNN = layer.logits(q_HNK, k_HNK).masked_fill(~visible_NN, -math.inf)
-        logits_HMN = logits_HNN[:, valid_N & visible_NN.any(-1)]
-        if logits_HMN.numel():
-            largest = max(largest, float(logits_HMN.max()))
-            entropies += torch.special.entr(logits_HMN.softmax(-1)).sum((-1, -2)).double().cpu()
-            rows += logits_HMN.shape[1]
-    by_head = entropies / rows if rows else entropies * math.nan
-    return AttentionStatistics(largest if rows else math.nan, float(by_head.mean()), float(by_head.min()))
+        for heads, in_band_NN in kinds:
+            visible_NN = in_band_NN & valid_N
+            logits_HNN = layer.logits(q_HNK[heads], k_HNK[heads]).masked_fill(~visible_NN, -math.inf)
+            logits_HMN = logits_HNN[:, valid_N & visible_NN.any(-1)]
+            if logits_HMN.numel():
+                largest = max(largest, float(logits_HMN.max()))
+                entropies[heads] += torch.special.entr(logits_HMN.softmax(-1)).sum((-1, -2)).double().cpu()
+                rows[heads] += logits_HMN.shape[1]
+    if not rows.any():
+        return AttentionStatistics(math.nan, math.nan, math.nan)
+    by_head = (entropies / rows)[rows > 0]
+    return AttentionStatistics(largest, float(by_head.mean()), float(by_head.min()))

@@ -1,0 +1,156 @@
+"""`bigbird`: softmax attention from blocks of queries to near blocks, random blocks and global blocks (Zaheer et al.
+2020), with rotary positions."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor
+
+from stability.config import Settings
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attended
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
+from stability.mechanisms._blocks import in_blocks, present
+
+NONE = -1  # stands in the list of a block of queries that sees fewer blocks of keys than others
+
+
+class BigBirdAttention(AbstractSoftmaxAttention):
+    """Softmax attention in which a block of b positions sees the w blocks on each side and itself, r blocks drawn at
+    random, and the first g blocks, which see everything (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix
+    D, the internal construction "ITC": positions of the sequence are global); RoPE on q and k.
+
+    Links are drawn from what is neither near nor global, the same for all heads, from (``link_seed``, layer, block of
+    queries): never from the generator of the module or of the data, never anew at a forward pass. Causal, which the
+    paper is not, they go to earlier blocks only, and so are the same whatever follows; global blocks are keys for what
+    comes after them, and j ≤ i holds within a block. Bidirectional, they depend on the number of blocks.
+
+    A block of queries sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), gathered beside it: time and memory
+    are O(N·b·(g + 2w + 1 + r)), linear in N, and O(g·b·N) for the global rows.
+    """
+
+    class Config(Settings):
+        """Size of the blocks, and how many of each kind are seen."""
+
+        block: int = Field(default=4, ge=1, description="b: positions in a block")
+        window: int = Field(
+            default=1, ge=0, description="w: blocks seen on each side (causal: before), besides its own"
+        )
+        random: int = Field(default=1, ge=0, description="r: further blocks that each block sees, drawn at random")
+        global_blocks: int = Field(
+            default=1, ge=0, description="g: first blocks, that all see and that see all (causal: that all see)"
+        )
+        link_seed: int = Field(default=0, ge=0, description="what the links are drawn from, beside the layer's number")
+
+    directions = frozenset({BIDIRECTIONAL, CAUSAL})
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(config, shape)
+        self.config: Any = config
+        self.layer = shape.layer
+
+    @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        for name, least in (("block", config.block), ("global_blocks", config.global_blocks * config.block)):
+            if least > num_positions:
+                what = "" if name == "block" else f" of {config.block} positions"
+                raise ValueError(
+                    f"mechanism.bigbird.{name}={getattr(config, name)}{what} must fit in model.positions="
+                    f"{num_positions}"
+                )
+
+    @classmethod
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return the pairs of the gathered blocks and of the global rows; what is masked in them counts, too."""
+        num_blocks, causal = -(-num_positions // config.block), shape.direction == CAUSAL
+        plan = block_links(config, shape.layer, causal, num_blocks)
+        gathered = sum(map(len, plan)) * config.block**2
+        return gathered + min((num_blocks - len(plan)) * config.block, num_positions) * num_positions
+
+    def links(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
+        """Return which blocks of keys each block of queries sees, in order and without those that fill a list up; first
+        those of the global rows, which see all."""
+        plan = block_links(self.config, self.layer, self.causal, num_blocks)
+        whole = (tuple(range(num_blocks)),) * (num_blocks - len(plan))
+        return whole + tuple(tuple(key for key in row if key != NONE) for row in plan)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Attend from blocks to their blocks, and from global rows to everything: (B, N, D) → (B, N, D)."""
+        x_BND = without_padding(x_BND, mask_BN)
+        q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
+        num_positions, block = x_BND.shape[1], self.config.block
+        num_blocks = -(-num_positions // block)
+        plan = block_links(self.config, self.layer, self.causal, num_blocks)
+        num_global = min((num_blocks - len(plan)) * block, num_positions)
+        parts = []
+        if num_global:
+            seen = present(torch.arange(num_positions, device=x_BND.device)[None], num_positions, mask_BN)
+            parts.append(attended(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped))
+        if plan:
+            parts.append(self._gathered(q_BHNK, k_BHNK, v_BHNK, plan, mask_BN))
+        return self.joined(torch.cat(parts, 2), x_BND)
+
+    def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
+        block = self.config.block
+        num_blocks = -(-num_positions // block)
+        rows = [[key in row for key in range(num_blocks)] for row in self.links(num_blocks)]
+        of_blocks = torch.tensor(rows, device=device).repeat_interleave(block, 0).repeat_interleave(block, 1)
+        visible_NN = of_blocks[:num_positions, :num_positions]
+        return visible_NN.tril() if self.causal else visible_NN
+
+    def _gathered(
+        self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, plan: tuple[tuple[int, ...], ...], mask_BN: Tensor | None
+    ) -> Tensor:
+        """Return what the blocks of queries that the plan lists make of theirs: the last positions, (B, H, M, K)."""
+        num_positions, block = q_BHNK.shape[2], self.config.block
+        first = -(-num_positions // block) - len(plan)
+        plan_GJ = torch.tensor(plan, device=q_BHNK.device)
+        within = torch.arange(block, device=q_BHNK.device)
+        key = (plan_GJ[..., None] * block + within).flatten(1)[:, None]  # (G, 1, J·b), negative where there is none
+        seen = present(key, num_positions, mask_BN)
+        if self.causal:
+            query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
+            seen = seen & (key <= query[..., None])
+        k, v = (_blocks_at(in_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
+        y = attended(in_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
+        return y.flatten(2, 3)[:, :, : num_positions - first * block]
+
+
+def _blocks_at(k_BHMbK: Tensor, plan_GJ: Tensor) -> Tensor:
+    """Return the keys of the blocks that are listed, (B, H, M, b, K) → (B, H, G, J·b, K); any where none is."""
+    chosen = k_BHMbK.index_select(2, plan_GJ.clamp_min(0).flatten())
+    return chosen.unflatten(2, tuple(plan_GJ.shape)).flatten(3, 4)
+
+
+@lru_cache(maxsize=256)
+def block_links(config: Any, layer: int, causal: bool, num_blocks: int) -> tuple[tuple[int, ...], ...]:
+    """Return the blocks of keys for each block of queries that does not see everything, which are the last ones where
+    global rows are; lists are in order and filled up by `NONE` to one length."""
+    first = 0 if causal else min(config.global_blocks, num_blocks)
+    rows = [_row(config, layer, causal, num_blocks, block) for block in range(first, num_blocks)]
+    longest = max(map(len, rows), default=0)
+    return tuple(row + (NONE,) * (longest - len(row)) for row in rows)
+
+
+def _row(config: Any, layer: int, causal: bool, num_blocks: int, block: int) -> tuple[int, ...]:
+    """Return the blocks of keys for one block of queries, in order: near, global, and as many at random as are to be
+    had."""
+    end = block + 1 if causal else num_blocks
+    near = range(max(block - config.window, 0), min(block + config.window + 1, end))
+    seen = sorted({*near, *range(min(config.global_blocks, end))})
+    # Python promises that a word gives the same draws in every release; numpy and torch do not
+    draws = random.Random(f"bigbird {config.link_seed} {layer} {block}")
+    for _ in range(min(config.random, end - len(seen))):
+        link = int(draws.random() * (end - len(seen)))  # among those not seen yet
+        for other in seen:
+            link += link >= other
+        seen = sorted([*seen, link])
+    return tuple(seen)
+
+
+EXPORT = BigBirdAttention
