@@ -8,6 +8,7 @@ from typing import Any
 # Settings so small that 9 positions are more than a window, block or chunk, and 40 more than several of them.
 SMALL: dict[str, dict[str, Any]] = {
     "sc": {"window": 1},
+    "sparsek": {"k": 2, "window": 1},
     "sw": {"window": 1},
 }
 
