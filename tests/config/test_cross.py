@@ -142,7 +142,7 @@ def test_a_window_that_is_never_read_is_not_refused(lab):
     ("word", "message"),
     [
         ("mechanism=cc", "^mechanism=cc is a cross mechanism, it needs a context: cross=cc"),
-        ("mechanism=none", "^mechanism=none: no such choice; choices: attentionx, mix, sa, sc, sw, two_way$"),
+        ("mechanism=none", "^mechanism=none: no such choice; choices: attentionx, mix, sa, sc, sparsek, sw, two_way$"),
         ("cross=cx", "^cross=cx: no such choice; .*choices: auto, ca, cc, none"),
     ],
 )
@@ -152,9 +152,9 @@ def test_the_command_line_says_where_a_cross_mechanism_belongs(word, message):
 
 
 def test_lists_of_mechanisms_hold_those_that_stand_alone():
-    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sw, two_way"):
+    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sparsek, sw, two_way"):
         part("mechanisms", "sx")
-    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sw, two_way"):
+    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sparsek, sw, two_way"):
         part("mechanisms", 3)
     registry = Registry("mechanisms")
     assert registry.names(cross=True) == ("ca", "cc")

@@ -80,6 +80,8 @@ OTHERS: dict[str, Any] = {
     "attentionx.mask_diagonal": False,
     "cc.graph": "complete",
     "sc.graph": "cycle",
+    "sparsek.k": 3,
+    "sparsek.window": 0,
     "mhc_lite.permutations": 3,
 }
 # what else a run has to be told, so that a field is read; of a group of settings the others of that group
@@ -95,6 +97,7 @@ WITH: dict[str, dict[str, Any]] = {
     "guards.on_nonfinite": {"guards": {"post_clip_norm": 0.01, "retries": 0}},
     "guards.retries": {"guards": {"post_clip_norm": 0.01, "on_nonfinite": "skip_step", "retries": 2}},
     "mix.order": {"model": {"layers": 4}},
+    "sparsek.window": {"mechanism": {"k": 3}},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

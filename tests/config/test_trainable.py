@@ -12,7 +12,10 @@ from stability.mechanisms.ca import CrossAttention
 from stability.registry import add_plugin
 from tests.reading import read_spec
 
-REFUSAL = "cannot be trained: it is for generation from models trained with sa; these can: attentionx, mix, sa, sc, sw, two_way"
+REFUSAL = (
+    "cannot be trained: it is for generation from models trained with sa; these can: attentionx, mix, sa, sc, sparsek, sw, "
+    "two_way"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,9 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
         with pytest.raises(ValueError) as caught:
             main(argv)
         reason = "sigmoid has neither consensus nor softmax-attention layers"
-        looks = "what=spectra looks at attentionx, sa, sc, sigmoid_seen, sw"  # a plugin is named like one of ours
+        looks = (
+            "what=spectra looks at attentionx, sa, sc, sigmoid_seen, sparsek, sw"  # a plugin is named like one of ours
+        )
         assert str(caught.value) == f"not observed: sigmoid; {reason}; {looks}"
     else:
         assert main(argv) == 0
