@@ -1,5 +1,5 @@
 """Project scores on the soft k-hot vectors, SparseK(u, k) = argmin ‖p − u‖² over 0 ≤ p ≤ 1, Σ p = k, for many prefixes
-of one sequence at once (Lou et al. 2024, arXiv:2406.16747, 3.1: p = clamp(u − τ, 0, 1))."""
+of one sequence at once (Lou et al. 2024, arXiv:2406.16747, Algorithm 1: p = clamp(u − τ, 0, 1))."""
 
 from __future__ import annotations
 

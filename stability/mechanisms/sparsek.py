@@ -23,8 +23,8 @@ MIN_BLOCK = 32  # queries that are taken together, at least
 class SparseKAttention(AbstractAttention):
     """Attention to keys that a scorer selects, whatever the query: u = W_s x, one score a head; m = SparseK(u, k) =
     clamp(u − τ, 0, 1) with Σ m = k over the positions that i may see; of these the k best S_i are kept, and y_i = W_o
-    Σ_{j ∈ S_i} softmax_j(q̃_i·(m_ij k̃_j) / √K) m_ij v_j + b_o per head; RoPE on q and k (arXiv:2406.16747, 3.2: K̂ = ΔK,
-    V̂ = ΔV with the rows that top-k keeps of Δ = diag(m); the scorer learns through m).
+    Σ_{j ∈ S_i} softmax_j(q̃_i·(m_ij k̃_j) / √K) m_ij v_j + b_o per head; RoPE on q and k (arXiv:2406.16747: K̂ = ΔK and
+    V̂ = ΔV, where Δ has those rows of diag(m) that top-k keeps). The scorer learns through m.
 
     Bidirectional: one m for a whole sequence. Causal: m_i is the projection over the prefix j ≤ i. While there are no
     more than k positions to see, all m are 1, and this is `sa`. Positions within ``window`` of i are always seen, with
@@ -32,8 +32,8 @@ class SparseKAttention(AbstractAttention):
     scores the later position is kept.
 
     Queries are taken in blocks of c = max(32, √N): a causal block looks at the k best before it and at its own
-    positions. Attention is O(N·(k + c + 2w)), the causal thresholds O(N·c·log N + N²/c) scalars: N^1.5 for long
-    sequences, and never (N, N). Where keys enter or leave S_i the output jumps; in between it is smooth.
+    positions. Attention takes O(N·(k + c + 2w)) products, the causal thresholds O(N·c·log N + N²/c) additions: N^1.5
+    log N for long sequences, never (N, N). Where a key enters or leaves S_i the output jumps; in between it is smooth.
     """
 
     class Config(Settings):
@@ -75,7 +75,7 @@ class SparseKAttention(AbstractAttention):
         """Count four projections of D², the scores, and two products of D for each pair that is computed."""
         block, num_blocks = _blocks(num_positions)
         is_causal = shape.direction == CAUSAL
-        selected = _num_before(config.k, block, num_blocks) + block if is_causal else min(config.k, num_positions)
+        selected = _num_before(config.k, block, num_blocks) + block if is_causal else min(config.k, num_blocks * block)
         band = 0 if config.window is None else block + config.window * (1 if is_causal else 2)
         pairs = num_blocks * block * (selected + band)
         return float(num_positions * shape.width * (4 * shape.width + shape.heads) + 2 * pairs * shape.width)

@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import stability.mechanisms.sparsek as sparsek
 from stability.curvature import directional
 from stability.mechanisms import build
+from stability.mechanisms._base import MixerShape
 from stability.mechanisms._sparse_top_k import Ranking, thresholds
-from tests.mechanisms.checks import HEADS, MARGIN, WIDTH, build_seeded, inputs, padding
+from stability.mechanisms.sparsek import SparseKAttention
+from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
 from tests.mechanisms.test_sw import LargestTensor
@@ -164,18 +167,64 @@ def test_taylor_differentiates_it_with_padding(min_block, direction):
     assert by_taylor.curvature == pytest.approx(twice.curvature, rel=1e-9)
 
 
+def sets_of(u: list[float], k: int, causal: bool) -> list:
+    """Which positions each row keeps, and which scores are free and full, by the loops' projection."""
+    rows = []
+    for i in range(len(u)):
+        prefix = u[: i + 1] if causal else u
+        m = projected(prefix, k)
+        free, full = (
+            {j for j, soft in enumerate(m) if low < soft < high} for low, high in ((1e-9, 1 - 1e-9), (1 - 1e-9, 2))
+        )
+        rows.append((set(sorted(range(len(m)), key=lambda j: (-prefix[j], -j))[:k]), free, full))
+    return rows
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_margin_is_how_far_the_nearest_change_is(direction):
-    """A shift of one score by less than the margin leaves every set as it is; what two scores meet at has none."""
-    layer = module(direction, k=2, window=0)
-    x_BND = inputs(num_positions=12)[:1]
-    with torch.no_grad():
-        assert 0 < float(layer.margin(x_BND)) < 1
-        tied_BND = x_BND.clone()
-        tied_BND[:, 3] = tied_BND[:, 2]
-        assert float(module(direction, k=1, window=0).margin(tied_BND[:, 2:4])) == 0
-        assert float(module(direction, k=12).margin(x_BND)) == math.inf
-    assert MARGIN < 1
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
+@torch.no_grad()
+def test_no_set_changes_within_the_margin_and_one_does_soon_beyond_it(monkeypatch, direction, spread):
+    layer, k = module(direction, k=3), 3
+    u = spread * torch.randn(HEADS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    monkeypatch.setattr(layer, "scores", lambda x_BND: u[None])
+    margin = float(layer.margin(inputs(num_positions=8)[:1]))
+    assert 1e-6 < margin < math.inf
+    shifted = {share: [] for share in (0.99, 10.0)}
+    for share, changes in shifted.items():
+        for head in range(HEADS):
+            for j in range(8):
+                for sign in (-1, 1):
+                    other = u[head].clone()
+                    other[j] += sign * share * margin
+                    changes.append(
+                        sets_of(other.tolist(), k, layer.causal) != sets_of(u[head].tolist(), k, layer.causal)
+                    )
+    assert not any(shifted[0.99]) and any(shifted[10.0])
+
+
+def test_nothing_can_change_where_no_more_are_seen_than_are_kept():
+    assert float(module(k=12).margin(inputs(num_positions=12))) == math.inf
+    tied_BND = inputs(num_positions=1).repeat(1, 2, 1)
+    assert float(module(k=1).margin(tied_BND)) == 0
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("settings", [{"k": 4}, {"k": 50, "window": None}])
+@pytest.mark.parametrize("num_positions", [1, 32, 100])
+def test_cost_counts_the_products_that_are_computed(direction, settings, num_positions):
+    config, shape = SparseKAttention.Config(**settings), MixerShape(WIDTH, HEADS, direction)
+    layer = SparseKAttention(config, shape)
+    with FlopCounterMode(display=False) as counter:
+        layer(inputs(torch.float32, num_positions)[:1])
+    assert SparseKAttention.cost(config, shape, num_positions) == counter.get_total_flops() / 2
+
+
+def test_scores_stay_in_float32_where_products_are_rounded_to_bfloat16():
+    layer, x_BND = module(k=4, window=1).float(), inputs(torch.float32, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        u_BHN, y_BND = layer.scores(x_BND), layer(x_BND)
+    assert torch.equal(u_BHN, layer.scores(x_BND)) and u_BHN.dtype == torch.float32
+    torch.testing.assert_close(y_BND.float(), layer(x_BND), rtol=0, atol=0.03)
 
 
 def test_no_tensor_grows_with_the_square_of_the_length():
