@@ -28,7 +28,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """τ of each row, and whether the row has no more than k scores, which all count in full then."""
+    """Rows' thresholds τ, and which rows have no more than k scores, which all count in full then."""
 
     tau: Float[Tensor, "B H R I"]
     is_whole: Bool[Tensor, "B H R I"]

@@ -81,6 +81,8 @@ class SparseKAttention(AbstractAttention):
         return float(num_positions * shape.width * (4 * shape.width + shape.heads) + 2 * pairs * shape.width)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Attend in blocks of queries, each to the positions that are selected for it and to its band: (B, N, D) → (B,
+        N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         num_positions = x_BND.shape[1]
         block, num_blocks = _blocks(num_positions)

@@ -183,6 +183,10 @@ def test_check_catches_a_fault_that_shows_only_beyond_nine_positions(check, faul
         check(checks.build_seeded(fault))
 
 
+def test_what_is_written_down_is_of_mechanisms_that_there_are():
+    assert {*SMALL, *(name for name, *_ in OWN_DECAY)} <= set(NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_a_mechanism_is_trained(name):
     settings = SMALL.get(name, {})
