@@ -82,6 +82,8 @@ OTHERS: dict[str, Any] = {
     "fox.decay_times": [2.0, 8.0],
     "cc.graph": "complete",
     "sc.graph": "cycle",
+    "sparsek.k": 3,
+    "sparsek.window": 0,
     "mhc_lite.permutations": 3,
 }
 # what else a run has to be told, so that a field is read; of a group of settings the others of that group
@@ -101,6 +103,7 @@ WITH: dict[str, dict[str, Any]] = {
     "fox.decay_times": {"objective": "ar"},
     "bigbird.link_seed": {"mechanism": {"block": 2}},  # with fewer blocks all are seen
     "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
+    "sparsek.window": {"mechanism": {"k": 3}},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,37 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.init import OwnInit, initialise
 from tests.mechanisms.oracles import block_operator
+from tests.mechanisms.sight_checks import (
+    BATCH,
+    HEADS,
+    LENGTHS,
+    NUM_POSITIONS,
+    WIDTH,
+    check_both_sides_are_seen,
+    check_future_is_unseen,
+    check_padding_is_unread,
+    check_past_is_seen,
+    check_wholly_padded_is_finite,
+    inputs,
+    padding,
+)
 
-BATCH, NUM_POSITIONS, WIDTH, HEADS = 3, 9, 16, 2
+__all__ = [
+    "BATCH",
+    "HEADS",
+    "LENGTHS",
+    "NUM_POSITIONS",
+    "WIDTH",
+    "check_both_sides_are_seen",
+    "check_future_is_unseen",
+    "check_padding_is_unread",
+    "check_past_is_seen",
+    "check_wholly_padded_is_finite",
+    "inputs",
+    "padding",
+]
+
+
 MARGIN = 1e-3  # central differences move a score by 1e-4 or less
 Build = Callable[[], Any]
 
@@ -28,29 +57,6 @@ def build_seeded(build: Build, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
-
-
-def inputs(dtype: torch.dtype = torch.float64, num_positions: int = NUM_POSITIONS) -> Tensor:
-    return torch.randn(BATCH, num_positions, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(1))
-
-
-def padding() -> Tensor:
-    """Valid positions of a sequence padded on the right, one padded on the left and in the middle, and a whole one."""
-    mask_BN = torch.ones(BATCH, NUM_POSITIONS, dtype=torch.bool)
-    mask_BN[0, 5:] = False
-    mask_BN[1, :2] = mask_BN[1, 4] = False
-    return mask_BN
-
-
-def sensitivity(module: nn.Module) -> Tensor:
-    """‖∂y_i/∂x_j‖₁ for each pair of positions, (N, N)."""
-    x_BND = inputs().requires_grad_()
-    y_BND = module.double()(x_BND)
-    weight_BND = torch.randn(y_BND.shape, dtype=y_BND.dtype, generator=torch.Generator().manual_seed(2))
-    rows = [
-        torch.autograd.grad((weight_BND * y_BND)[:, i].sum(), x_BND, retain_graph=True)[0] for i in range(NUM_POSITIONS)
-    ]
-    return torch.stack([row.abs().sum((0, 2)) for row in rows])
 
 
 def check_shape_and_dtype(module: nn.Module) -> None:
@@ -63,44 +69,33 @@ def check_shape_and_dtype(module: nn.Module) -> None:
             assert y_BND.isfinite().all()
 
 
-def check_future_is_unseen(module: nn.Module) -> None:
-    ahead = sensitivity(module).triu(1)
-    assert not ahead.count_nonzero(), f"outputs depend on later positions: {ahead.nonzero().tolist()[:3]}"
+def check_every_parameter_is_trained(module: nn.Module) -> None:
+    """Each parameter has a gradient in a sequence of 40, wherever training may have brought the parameters: a scorer
+    whose choice is all that counts has none."""
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for value in module.double().parameters():
+            value.add_(0.1 * torch.randn(value.shape, dtype=value.dtype, generator=generator))
+    names, leaves = zip(*module.named_parameters(), strict=True)
+    y_BND = module(inputs(num_positions=LENGTHS[-1]))
+    gradients = torch.autograd.grad(y_BND.square().sum(), leaves, allow_unused=True)
+    untrained = [
+        name for name, gradient in zip(names, gradients, strict=True) if gradient is None or not gradient.any()
+    ]
+    assert not untrained, f"{', '.join(untrained)}: no gradient"
 
 
-def check_past_is_seen(module: nn.Module) -> None:
-    assert (sensitivity(module).diagonal(-1) > 0).all(), "an output does not depend on the position before it"
-
-
-def check_both_sides_are_seen(module: nn.Module) -> None:
-    seen = sensitivity(module)
-    assert (seen.diagonal(-1) > 0).all(), "an output does not depend on the position before it"
-    assert (seen.diagonal(1) > 0).all(), "an output does not depend on the position after it"
-
-
-def check_padding_is_unread(module: nn.Module) -> None:
-    """Exactly the same valid outputs whatever the padding holds, NaN too, and no gradient to it."""
-    x_BND, mask_BN = inputs().requires_grad_(), padding()
-    y_BND = module.double()(x_BND, mask_BN=mask_BN)
-    (gradient_BND,) = torch.autograd.grad(y_BND[mask_BN].square().sum(), x_BND)
-    assert not gradient_BND[~mask_BN].count_nonzero(), "valid outputs have a gradient to padding"
-    for content in (0.0, -1e3, float("nan")):
-        other_BND = module(x_BND.detach().masked_fill(~mask_BN[..., None], content), mask_BN=mask_BN)
-        assert torch.equal(other_BND[mask_BN], y_BND[mask_BN]), f"padding that holds {content} changes valid outputs"
-
-
-def check_wholly_padded_is_finite(module: nn.Module) -> None:
-    """Value, gradient and second derivative, also where whole sequences are padding."""
-    mask_BN = padding()
-    mask_BN[2] = False
-    x_BND = inputs().requires_grad_()
-    with sdpa_kernel(SDPBackend.MATH):
-        y_BND = module.double()(x_BND, mask_BN=mask_BN)
-        assert y_BND.isfinite().all(), "a padded position's output is not finite"
-        leaves = (x_BND, *module.parameters())
-        gradients = torch.autograd.grad(y_BND.square().sum(), leaves, create_graph=True)
-        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
-    assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), "padding makes a derivative non-finite"
+def check_own_decay(module: nn.Module, expected: Mapping[str, bool]) -> None:
+    """What a mechanism says of weight decay (`own_decay`, its inner modules' too) is what is written down for it, of
+    parameters that it has."""
+    told = {
+        f"{name}.{key}".strip("."): decayed
+        for name, part in module.named_modules()
+        for key, decayed in getattr(part, "own_decay", {}).items()
+    }
+    assert told == dict(expected), f"own_decay says {told}; written down is {dict(expected)}"
+    strangers = sorted(set(told) - {name for name, _ in module.named_parameters()})
+    assert not strangers, f"own_decay names {', '.join(strangers)}, which the mechanism does not have"
 
 
 def check_deterministic(build: Build) -> None:

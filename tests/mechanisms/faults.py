@@ -78,6 +78,27 @@ class EmptyRows(Mean):
         return mask_BN[:, None].expand(-1, x_BND.shape[1], -1)
 
 
+class ChoosesWithoutLearning(Mean):
+    """A scorer that only chooses: no gradient reaches it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scorer = nn.Linear(WIDTH, 1)
+
+    def visible(self, x_BND: Tensor, mask_BN: Tensor) -> Tensor:
+        return super().visible(x_BND, mask_BN) & (self.scorer(x_BND) > 0).mT
+
+
+class SparesWhatNobodyKnows(Mean):
+    """Leaves a parameter out of weight decay that is written down nowhere."""
+
+    own_decay = {"out.bias": False}
+
+
+class SparesWhatItHasNot(Mean):
+    own_decay = {"gate.bias": False}
+
+
 class RedrawsAtEveryCall(Mean):
     def finish(self, y_BND: Tensor) -> Tensor:
         return y_BND + torch.rand(())

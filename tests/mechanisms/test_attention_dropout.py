@@ -29,6 +29,8 @@ ATTENTION = [
     ("bigbird", {"block": 6}, "causal"),
     ("longformer", {"global_tokens": 0}, "bidirectional"),
     ("longformer", {"global_tokens": 3, "dilation": 2}, "causal"),
+    ("sparsek", {"window": None}, "bidirectional"),
+    ("sparsek", {"window": 2}, "causal"),
 ]
 
 

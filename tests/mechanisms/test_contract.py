@@ -12,16 +12,18 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.registry import Registry
-from tests.mechanisms import checks, faults
+from tests.mechanisms import checks, faults, sight_faults
 from tests.mechanisms.plugins.gated import GatedMean
 from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
+from tests.mechanisms.small import OWN_DECAY, SMALL
 
 REGISTRY = Registry("mechanisms")
 NAMES = REGISTRY.names(cross=False)
 CASES = [
-    pytest.param(name, direction, id=f"{name}-{direction}")
+    pytest.param(name, settings, direction, id=f"{name}-{'small-' if settings else ''}{direction}")
     for name in NAMES
-    for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {})))
+    for settings in ({}, *([SMALL[name]] if name in SMALL else []))
+    for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings)))
 ]
 VARIED = [
     pytest.param({"mask_diagonal": True}, direction, id=f"sa-masked-{direction}")
@@ -43,11 +45,14 @@ OF_A_BUILDER = (
 PLANTED = (
     (checks.check_future_is_unseen, lambda: faults.LeaksFuture(causal=True)),
     (checks.check_future_is_unseen, lambda: faults.LeaksFutureByItsScale(causal=True)),
+    (checks.check_future_is_unseen, lambda: sight_faults.SelectsByTheFuture(causal=True)),
     (checks.check_past_is_seen, lambda: faults.IgnoresPast(causal=True)),
     (checks.check_both_sides_are_seen, lambda: faults.Mean(causal=True)),
     (checks.check_both_sides_are_seen, faults.IgnoresPast),
     (checks.check_padding_is_unread, faults.ReadsPadding),
+    (checks.check_padding_is_unread, sight_faults.ReadsPaddingAfterTwoGaps),
     (checks.check_wholly_padded_is_finite, faults.EmptyRows),
+    (checks.check_every_parameter_is_trained, faults.ChoosesWithoutLearning),
     (checks.check_second_derivatives, faults.ForgetsCurvature),
     (checks.check_second_derivatives, faults.SelectsAtATie),
     (checks.check_degenerate_inputs, faults.DividesByZeroNorm),
@@ -58,6 +63,13 @@ PLANTED = (
     (checks.check_edges_reproduce_forward, faults.HidesAnEdge),
     (checks.check_edges_reproduce_forward, faults.HidesItsRotation),
     (checks.check_edges_reproduce_forward, faults.HidesAnIteration),
+)
+BEYOND_NINE = (
+    (checks.check_future_is_unseen, lambda: sight_faults.LeaksFutureInALaterBlock(causal=True)),
+    (checks.check_past_is_seen, lambda: sight_faults.ForgetsThePastAtALaterBlock(causal=True)),
+    (checks.check_both_sides_are_seen, sight_faults.ForgetsThePastAtALaterBlock),
+    (checks.check_padding_is_unread, sight_faults.ReadsPaddingInALaterBlock),
+    (checks.check_wholly_padded_is_finite, sight_faults.EmptyBlocks),
 )
 EXPOSED = (
     (AbstractAttention, checks.check_weights_reproduce_forward),
@@ -75,25 +87,26 @@ OTHER_SETTINGS = [
 ]
 
 
-def builder(name: str, direction: str):
-    return lambda: build(name, width=checks.WIDTH, heads=checks.HEADS, direction=direction, num_layers=2)
+def builder(name: str, settings: dict, direction: str):
+    shape = {"width": checks.WIDTH, "heads": checks.HEADS, "direction": direction, "num_layers": 2}
+    return lambda: build(name, **shape, **settings)
 
 
-@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize(("name", "settings", "direction"), CASES)
 @pytest.mark.parametrize("check", OF_A_MODULE, ids=lambda check: check.__name__)
-def test_mechanism_keeps(name, direction, check):
-    check(checks.build_seeded(builder(name, direction)))
+def test_mechanism_keeps(name, settings, direction, check):
+    check(checks.build_seeded(builder(name, settings, direction)))
 
 
-@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize(("name", "settings", "direction"), CASES)
 @pytest.mark.parametrize("check", OF_A_BUILDER, ids=lambda check: check.__name__)
-def test_mechanism_is_reproducible(name, direction, check):
-    check(builder(name, direction))
+def test_mechanism_is_reproducible(name, settings, direction, check):
+    check(builder(name, settings, direction))
 
 
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_mechanism_sees_what_its_direction_says(name, direction):
-    module = checks.build_seeded(builder(name, direction))
+@pytest.mark.parametrize(("name", "settings", "direction"), CASES)
+def test_mechanism_sees_what_its_direction_says(name, settings, direction):
+    module = checks.build_seeded(builder(name, settings, direction))
     if direction == "causal":
         checks.check_future_is_unseen(module)
         checks.check_past_is_seen(module)
@@ -115,9 +128,9 @@ def test_attention_that_does_not_see_itself_keeps_the_contract(settings, directi
     )
 
 
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_what_a_mechanism_exposes_reproduces_its_forward(name, direction):
-    module = checks.build_seeded(builder(name, direction))
+@pytest.mark.parametrize(("name", "settings", "direction"), CASES)
+def test_what_a_mechanism_exposes_reproduces_its_forward(name, settings, direction):
+    module = checks.build_seeded(builder(name, settings, direction))
     for abstract, check in EXPOSED:
         if isinstance(module, abstract):
             check(module)
@@ -166,6 +179,45 @@ def test_undone_direction_is_refused_by_name(name):
 def test_check_catches_planted_fault(check, fault):
     with pytest.raises(AssertionError):
         check(checks.build_seeded(fault))
+
+
+@pytest.mark.parametrize(("check", "fault"), BEYOND_NINE)
+def test_check_catches_a_fault_that_shows_only_beyond_nine_positions(check, fault):
+    check(checks.build_seeded(fault), lengths=(1, 9))
+    with pytest.raises(AssertionError, match="N = "):
+        check(checks.build_seeded(fault))
+
+
+def test_what_is_written_down_is_of_mechanisms_that_there_are():
+    assert {*SMALL, *(name for name, *_ in OWN_DECAY)} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_of_a_mechanism_is_trained(name):
+    settings = SMALL.get(name, {})
+    directions = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings))
+    for direction in sorted(directions):
+        checks.check_every_parameter_is_trained(checks.build_seeded(builder(name, settings, direction)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [*OWN_DECAY, *((name, {}, {}) for name in NAMES if name not in {listed for listed, *_ in OWN_DECAY})],
+)
+def test_what_a_mechanism_leaves_out_of_weight_decay_is_written_down(name, settings, expected):
+    directions = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings))
+    for direction in sorted(directions):
+        checks.check_own_decay(builder(name, settings, direction)(), expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(faults.SparesWhatNobodyKnows, "written down is {}"), (faults.SparesWhatItHasNot, "not have")],
+)
+def test_own_decay_that_is_not_written_down_or_of_nothing_is_caught(fault, message):
+    expected = {"gate.bias": False} if message == "not have" else {}
+    with pytest.raises(AssertionError, match=message):
+        checks.check_own_decay(fault(), expected)
 
 
 @pytest.mark.parametrize(

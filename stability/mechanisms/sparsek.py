@@ -1,0 +1,240 @@
+"""`sparsek`: softmax attention to the k keys of the best scores, which a differentiable top-k weighs (Lou et al.
+2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
+from stability.mechanisms._observed import AbstractAttention
+from stability.mechanisms._sparse_top_k import Ranking, Thresholds, among_best, best, thresholds
+from stability.models.precision import at_least_float32, in_float32
+
+MIN_BLOCK = 32  # queries that are taken together, at least
+
+
+class SparseKAttention(AbstractAttention):
+    """Attention to keys that a scorer selects, whatever the query: u = W_s x, one score a head; m = SparseK(u, k) =
+    clamp(u − τ, 0, 1) with Σ m = k over the positions that i may see; of these the k best S_i are kept, and y_i = W_o
+    Σ_{j ∈ S_i} softmax_j(q̃_i·(m_ij k̃_j) / √K) m_ij v_j + b_o per head; RoPE on q and k (arXiv:2406.16747: K̂ = ΔK and
+    V̂ = ΔV, where Δ has those rows of diag(m) that top-k keeps). The scorer learns through m.
+
+    Bidirectional: one m for a whole sequence. Causal: m_i is the projection over the prefix j ≤ i. While there are no
+    more than k positions to see, all m are 1, and this is `sa`. Positions within ``window`` of i are always seen, with
+    m_ij = 1, beside those of S_i that lie farther away. The paper's slope of u over positions is left out; of equal
+    scores the later position is kept.
+
+    Queries are taken in blocks of c = max(32, √N): a causal block looks at the k best before it and at its own
+    positions. Attention takes O(N·(k + c + 2w)) products, the causal thresholds O(N·c·log N + N²/c) additions: N^1.5
+    log N for long sequences, never (N, N). Where a key enters or leaves S_i the output jumps; in between it is smooth.
+    """
+
+    class Config(Settings):
+        """Settings of how many keys are kept."""
+
+        k: int = Field(default=32, ge=1, description="keys that are kept of all that a position may see")
+        window: int | None = Field(
+            default=8,
+            ge=0,
+            description="positions on each side (causal: before), and oneself, that are seen besides; null: none",
+        )
+
+    directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    piecewise_smooth = True
+    rows_sum_to_one = False
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        if shape.rope is not None:
+            shape.require_pairs()
+        self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
+        self.k, self.window, self.dropout = config.k, config.window, shape.dropout
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.scorer = nn.Linear(shape.width, shape.heads, bias=False)  # a constant more in all scores changes nothing
+        self.out = nn.Linear(shape.width, shape.width)
+
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``qkv`` holds three matrices, those of queries, keys and values."""
+        return {"qkv": (self.qkv.in_features,) * 3}
+
+    @torch.no_grad()
+    def start_local(self, bias: float) -> None:
+        """Set equal biases of q and k, which under RoPE give scores that fall off with distance, as in `sa`."""
+        self.qkv.bias[: 2 * self.qkv.in_features] = bias
+
+    @classmethod
+    def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
+        """Count four projections of D², the scores, and two products of D for each pair that is computed."""
+        block, num_blocks = _blocks(num_positions)
+        is_causal = shape.direction == CAUSAL
+        selected = _num_before(config.k, block, num_blocks) + block if is_causal else min(config.k, num_blocks * block)
+        band = 0 if config.window is None else block + config.window * (1 if is_causal else 2)
+        pairs = num_blocks * block * (selected + band)
+        return float(num_positions * shape.width * (4 * shape.width + shape.heads) + 2 * pairs * shape.width)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Attend in blocks of queries, each to the positions that are selected for it and to its band: (B, N, D) → (B,
+        N, D)."""
+        x_BND = without_padding(x_BND, mask_BN)
+        num_positions = x_BND.shape[1]
+        block, num_blocks = _blocks(num_positions)
+        fill = block * num_blocks - num_positions
+        q, k, v = (F.pad(part, (0, 0, 0, fill)) for part in self.split(x_BND))
+        u_BHN = F.pad(self.scores(x_BND), (0, fill))
+        valid_BN = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device) if mask_BN is None else mask_BN
+        valid_BN = F.pad(valid_BN, (0, fill))
+        position, soft, seen = (self._before_and_own if self.causal else self._global)(u_BHN, valid_BN, block)
+        keys, values = (_picked(part, position) for part in (k, v))
+        if self.window is not None:
+            in_band = self._in_band(valid_BN, block)
+            keys, values = (torch.cat([ours, self._band(of, block)], -2) for ours, of in ((keys, k), (values, v)))
+            in_band = in_band.expand(*seen.shape[:-1], -1)
+            soft = torch.cat([soft.expand(seen.shape), torch.ones_like(in_band, dtype=soft.dtype)], -1)
+            seen = torch.cat([seen, in_band], -1)
+        y = self._attended(q.unflatten(2, (num_blocks, block)), keys, values, soft, seen)
+        return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
+
+    def split(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, rotated, and values, (B, H, N, K) each."""
+        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
+        qk_BNTHK = qkv_BNTHK[:, :, :2]
+        turned = qk_BNTHK if self.rope is None else self.rope(qk_BNTHK, position_dim=1)
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.unbind(2))
+        return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
+
+    def scores(self, x_BND: Tensor) -> Float[Tensor, "B H N"]:
+        """Return u, in float32 or wider: in fewer bits many would be equal."""
+        with in_float32(x_BND.device):
+            return self.scorer(at_least_float32(x_BND)).transpose(1, 2)
+
+    def _attended(self, q: Tensor, keys: Tensor, values: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
+        """Return Σ softmax(q·(m k) / √K) m v of each block's queries, zero where nothing is seen."""
+        a = self._averaging(q @ keys.mT, soft * seen, seen)
+        return F.dropout(a, self.dropout, self.training) @ values
+
+    def _averaging(self, products: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
+        """Return softmax(m q·k / √K) m over what is seen, by products q·k."""
+        head_width = self.out.in_features // self.heads
+        hidden = ~seen & seen.any(-1, keepdim=True)  # a row that sees nothing: a softmax of nothing would be NaN
+        return (products * soft / math.sqrt(head_width)).masked_fill(hidden, -math.inf).softmax(-1) * soft
+
+    def _global(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the k best positions of each sequence (B, H, 1, k), their m and which pairs they are seen in."""
+        ranking, num_blocks = Ranking.of(u_BHN), u_BHN.shape[-1] // block
+        members = valid_BN[:, None, None].expand(-1, self.heads, -1, -1)
+        position, exists = best(ranking, members, min(self.k, u_BHN.shape[-1]))
+        soft = self._thresholds(u_BHN, ranking, members).soft(_picked(u_BHN, position)[..., None, :])
+        queries = torch.arange(u_BHN.shape[-1], device=u_BHN.device).view(num_blocks, block, 1)
+        seen = exists[..., None, :] & ~self._is_near(queries, position[..., None, :])
+        return position.expand(-1, -1, num_blocks, -1), soft, seen
+
+    def _thresholds(self, u_BHN: Tensor, ranking: Ranking, members: Tensor) -> Thresholds:
+        nothing = members.new_zeros(*members.shape[:-1], 1, 0)
+        return thresholds(u_BHN, ranking, members, nothing[..., 0, :].to(u_BHN.dtype), nothing, self.k)
+
+    def _before_and_own(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for each block the k best positions before it and its own, (B, H, blocks, k + c), their m for each of
+        its queries, and which of them it sees."""
+        ranking, num_blocks = Ranking.of(u_BHN), u_BHN.shape[-1] // block
+        positions = torch.arange(u_BHN.shape[-1], device=u_BHN.device)
+        own = positions.view(num_blocks, block)
+        members = (positions < own[:, :1]) & valid_BN[:, None, None].expand(-1, self.heads, -1, -1)
+        before, exists = best(ranking, members, _num_before(self.k, block, num_blocks))
+        own_members = (own[:, None] <= own[..., None]) & valid_BN.view(-1, 1, num_blocks, 1, block)
+        own_members = own_members.expand(-1, self.heads, -1, -1, -1)
+        tau = thresholds(u_BHN, ranking, members, u_BHN.unflatten(-1, (num_blocks, block)), own_members, self.k)
+
+        position = torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)
+        visible = torch.cat([exists[..., None, :].expand(*own_members.shape[:-1], -1), own_members], -1)
+        kept = among_best(_picked(ranking.place, position)[..., None, :], visible, self.k)
+        seen = kept & ~self._is_near(own[..., None], position[..., None, :])
+        return position, tau.soft(_picked(u_BHN, position)[..., None, :]), seen
+
+    def _is_near(self, query: Tensor, key: Tensor) -> Bool[Tensor, "*rows M"]:
+        """Return whether keys are within the window of queries, both given by their positions."""
+        if self.window is None:
+            return torch.zeros(torch.broadcast_shapes(query.shape, key.shape), dtype=torch.bool, device=query.device)
+        after = 0 if self.causal else self.window
+        return (key >= query - self.window) & (key <= query + after)
+
+    def _band(self, k_BHNK: Tensor, block: int) -> Tensor:
+        """Return the keys within the window of any query of each block, (B, H, blocks, w + c + w, K)."""
+        before, after = self.window or 0, 0 if self.causal else self.window or 0
+        return F.pad(k_BHNK, (0, 0, before, after)).unfold(2, before + block + after, block).transpose(-1, -2)
+
+    def _in_band(self, valid_BN: Tensor, block: int) -> Bool[Tensor, "B 1 blocks c W"]:
+        """Return which of `_band` each query sees."""
+        before, after = self.window or 0, 0 if self.causal else self.window or 0
+        exists = F.pad(valid_BN, (before, after)).unfold(1, before + block + after, block)
+        query = torch.arange(block, device=valid_BN.device)[:, None]
+        key = torch.arange(-before, block + after, device=valid_BN.device)
+        return self._is_near(query, key) & exists[:, None, :, None]
+
+    def _dense(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, Thresholds, Tensor]:
+        """Return the scores u (B, H, N), each row's threshold (B, H, 1, N), and the pairs (B, H, N, N) of a query and a
+        position that it may see."""
+        u_BHN, num_positions = self.scores(x_BND), x_BND.shape[1]
+        visible = torch.ones(*u_BHN.shape, num_positions, dtype=torch.bool, device=x_BND.device)
+        visible = visible.tril() if self.causal else visible
+        visible = visible if mask_BN is None else visible & mask_BN[:, None, None]
+        none = torch.zeros_like(u_BHN, dtype=torch.bool)[:, :, None]
+        return (
+            u_BHN,
+            thresholds(u_BHN, Ranking.of(u_BHN), none, u_BHN[:, :, None], visible[:, :, None], self.k),
+            visible,
+        )
+
+    def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        x_BND = without_padding(x_BND, mask_BN)
+        u_BHN, tau, visible = self._dense(x_BND, mask_BN)
+        position = torch.arange(x_BND.shape[1], device=x_BND.device)
+        is_near = self._is_near(position[:, None], position)
+        soft = torch.where(is_near, 1.0, tau.soft(u_BHN[:, :, None, None])[:, :, 0])
+        seen = visible & (is_near | among_best(Ranking.of(u_BHN).place[:, :, None], visible, self.k))
+        q_BHNK, k_BHNK, _ = self.split(x_BND)
+        return self._averaging(q_BHNK @ k_BHNK.mT, soft * seen, seen)
+
+    def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
+        return self.split(x_BND)[2]
+
+    def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        x_BND = without_padding(x_BND, mask_BN)
+        u_BHN, tau, visible = self._dense(x_BND, mask_BN)
+        visible = visible & (torch.ones_like(visible) if mask_BN is None else mask_BN[:, None, :, None])
+        u_BHNN = u_BHN[:, :, None].masked_fill(~visible, -math.inf)
+        ordered = F.pad(u_BHNN, (0, self.k + 1), value=-math.inf).topk(self.k + 1).values
+        gap_BHN = torch.where(visible.sum(-1) > self.k, ordered[..., -2] - ordered[..., -1], math.inf)
+        above_BHNN = u_BHNN - tau.tau[:, :, 0, :, None]
+        kink_BHN = torch.minimum(above_BHNN.abs(), (above_BHNN - 1).abs()).amin(-1)
+        # With a gap of 1 the k best count in full, and the threshold is anywhere in between.
+        return torch.where(gap_BHN < 1, torch.minimum(gap_BHN, kink_BHN), gap_BHN - 1).min()
+
+
+def _blocks(num_positions: int) -> tuple[int, int]:
+    """Return how many queries a block has, and how many blocks there are."""
+    block = min(max(MIN_BLOCK, math.isqrt(num_positions)), num_positions)
+    return block, -(-num_positions // block)
+
+
+def _num_before(k: int, block: int, num_blocks: int) -> int:
+    """Return how many positions before a block it looks at, at most."""
+    return min(k, (num_blocks - 1) * block)
+
+
+def _picked(of_all: Tensor, position: Tensor) -> Tensor:
+    """Return what stands at positions (B, H, blocks, M) of (B, H, N) or (B, H, N, K)."""
+    flat = position.flatten(2)
+    if of_all.ndim == 4:
+        flat = flat[..., None].expand(*flat.shape, of_all.shape[-1])
+    return of_all.gather(2, flat).unflatten(2, position.shape[2:])
+
+
+EXPORT = SparseKAttention

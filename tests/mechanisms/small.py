@@ -1,0 +1,25 @@
+"""What the contract needs to know of single mechanisms: settings that its short sequences reach beyond, and what each
+leaves out of weight decay. A mechanism in neither table is held with its defaults, and leaves nothing out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Settings so small that 9 positions are more than a window, block or chunk, and 40 more than several of them.
+SMALL: dict[str, dict[str, Any]] = {
+    "sc": {"window": 1},
+    "sparsek": {"k": 2, "window": 1},
+    "sw": {"window": 1},
+}
+
+# What a mechanism with those settings says itself of weight decay: whether it reaches the parameter.
+OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
+    ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
+    ("sa", {}, {}),
+    ("sa", {"temperature": "learned"}, {"log_temperature": False}),
+    (
+        "two_way",
+        {"of": "sa", "sa": {"temperature": "learned"}},
+        {"mixers.0.log_temperature": False, "mixers.1.log_temperature": False},
+    ),
+]
