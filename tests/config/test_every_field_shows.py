@@ -78,6 +78,7 @@ OTHERS: dict[str, Any] = {
     "two_way.of": "sw",
     "attentionx.gamma": 0.5,
     "attentionx.mask_diagonal": False,
+    "sa.kv_heads": 1,
     "cc.graph": "complete",
     "sc.graph": "cycle",
     "mhc_lite.permutations": 3,
