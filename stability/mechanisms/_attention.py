@@ -161,7 +161,7 @@ def visible_pairs(
 
 def attended(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
-) -> Float[Tensor, "B H N K"]:
+) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the empty
     sum, in rows that see nothing. ``dropped``: the share of the softmax's weights that is dropped."""
     empty = ~visible.any(-1, keepdim=True)
