@@ -35,23 +35,30 @@ def complete_blocks(
 
 
 class MeanOfBlocks(nn.Module):
-    """φ that takes the mean of a block's positions (B, G, C, L, K) → (B, G, C, K)."""
+    """Compression of a block of positions to their mean, (B, G, C, L, K) → (B, G, C, K)."""
 
-    def forward(self, blocks_BGCLK: Tensor) -> Tensor:
+    def forward(self, blocks_BGCLK: Float[Tensor, "B G C L K"]) -> Float[Tensor, "B G C K"]:
         return blocks_BGCLK.mean(-2)
 
 
 class LearnedCompression(nn.Module):
-    """φ that makes one vector of a block's positions: W₂ gelu(W₁ [x_1 + e_1; …; x_L + e_L] + b₁) + b₂, (B, G, C, L, K)
-    → (B, G, C, K), with W₁ ∈ R^{K×LK}, W₂ ∈ R^{K×K} for all heads, and e the learned embedding of the place in a block,
-    of each head, which starts at 0."""
+    """Compression of a block of positions by a learned map, φ(x) = W₂ gelu(W₁ [x_1 + e_1; …; x_L + e_L] + b₁).
+
+    W₁ (K, LK), b₁ and W₂ (K, K) serve all heads; e, the learned embedding of the place in a block, is of each head and
+    starts at 0. W₂ has no bias: the same for all blocks, it would say nothing to a softmax over compressed keys.
+    """
 
     def __init__(self, kv_heads: int, length: int, head_width: int):
         super().__init__()
         self.place_GLK = nn.Parameter(torch.zeros(kv_heads, length, head_width))
         self.hidden = nn.Linear(length * head_width, head_width)
-        self.compressed = nn.Linear(head_width, head_width)
+        self.compressed = nn.Linear(head_width, head_width, bias=False)
 
-    def forward(self, blocks_BGCLK: Tensor) -> Tensor:
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """Weight decay leaves out the embeddings of the place in a block."""
+        return {"place_GLK": False}
+
+    def forward(self, blocks_BGCLK: Float[Tensor, "B G C L K"]) -> Float[Tensor, "B G C K"]:
         placed_BGCLK = blocks_BGCLK + self.place_GLK[:, None]
         return self.compressed(F.gelu(self.hidden(placed_BGCLK.flatten(-2))))

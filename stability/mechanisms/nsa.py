@@ -117,12 +117,6 @@ class NativeSparseAttention(AbstractAttention):
         of_keys = (self.qkv.out_features - of_queries) // (2 * BRANCHES)
         return {"qkv": (of_queries, *(of_keys,) * (2 * BRANCHES)), "gate": (self.gate.out_features,)}
 
-    @property
-    def own_decay(self) -> dict[str, bool]:
-        """Weight decay leaves out the embeddings of the place in a block."""
-        learned = isinstance(self.compress_key, LearnedCompression)
-        return {f"{name}.place_GLK": False for name in ("compress_key", "compress_value") if learned}
-
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
         require_groups("nsa", config.kv_heads, heads)
@@ -143,6 +137,7 @@ class NativeSparseAttention(AbstractAttention):
         return float(num_positions * width * of_maps + 2 * kv_heads * num_blocks * of_block + 2 * pairs * width)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Attend in the three branches and gate them: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BGRNK, turned_BGRNK, keys, values = self._projected(x_BND)
         p_BGRNC = self._compressed_weights(q_BGRNK, keys[0], mask_BN)

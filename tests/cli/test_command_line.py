@@ -176,7 +176,7 @@ def test_the_shim_touches_nothing_else():
         ),
         (
             ["mechanism=sc", "objective=ar"],
-            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw",
+            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, nsa, sa, sw",
         ),
         (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),

@@ -80,8 +80,17 @@ OTHERS: dict[str, Any] = {
     "attentionx.mask_diagonal": False,
     "sa.kv_heads": 1,
     "cc.graph": "complete",
+    "nsa.block": 2,
+    "nsa.stride": 1,
+    "nsa.selected_block": 8,
+    "nsa.kv_heads": 1,
     "sc.graph": "cycle",
     "mhc_lite.permutations": 3,
+}
+# of blocks so small that 16 positions have several
+CAUSAL_NSA: dict[str, Any] = {
+    "objective": "ar",
+    "mechanism": {"block": 4, "stride": 2, "selected_block": 4, "selected": 3, "window": 3},
 }
 # what else a run has to be told, so that a field is read; of a group of settings the others of that group
 WITH: dict[str, dict[str, Any]] = {
@@ -96,6 +105,8 @@ WITH: dict[str, dict[str, Any]] = {
     "guards.on_nonfinite": {"guards": {"post_clip_norm": 0.01, "retries": 0}},
     "guards.retries": {"guards": {"post_clip_norm": 0.01, "on_nonfinite": "skip_step", "retries": 2}},
     "mix.order": {"model": {"layers": 4}},
+    **{f"nsa.{name}": CAUSAL_NSA for name in CAUSAL_NSA["mechanism"]},
+    **{f"nsa.{name}": CAUSAL_NSA for name in ("compression", "kv_heads")},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

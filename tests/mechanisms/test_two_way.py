@@ -170,9 +170,9 @@ def test_cost_is_that_of_two_and_lengths_are_the_part_s(monkeypatch):
     [
         (
             {"of": "sc"},
-            "mechanism.two_way.of=sc: is no causal mechanism; did you mean 'sw'? (choices: attentionx, sa, sw)",
+            "mechanism.two_way.of=sc: is no causal mechanism; did you mean 'sw'? (choices: attentionx, nsa, sa, sw)",
         ),
-        ({"of": "mix"}, "mechanism.two_way.of=mix: is no causal mechanism; choices: attentionx, sa, sw"),
+        ({"of": "mix"}, "mechanism.two_way.of=mix: is no causal mechanism; choices: attentionx, nsa, sa, sw"),
         ({"of": "sww"}, "mechanism.two_way.of=sww: is no causal mechanism; did you mean 'sw'?"),
         ({"sww": {}}, "mechanism.two_way.sww: unknown key; did you mean 'sw'?"),
         ({"of": "sw", "sw": {"windw": 2}}, "mechanism.two_way.sw.windw: unknown key; did you mean 'window'?"),

@@ -14,7 +14,11 @@ from stability.models.condition import ConditionShape, NoiseLevel, sinusoids
 from stability.registry import Registry
 
 V = 11
-MECHANISMS = Registry("mechanisms").names(cross=False)
+MECHANISMS = [
+    name
+    for name in Registry("mechanisms").names(cross=False)
+    if "bidirectional" in Registry("mechanisms").load(name).directions
+]
 
 
 def conditioned(lab, **changes):

@@ -70,7 +70,9 @@ def test_a_mixer_says_of_every_weight_of_several_widths_what_matrices_it_holds(n
     """Rows that are a multiple of the width are most likely several matrices, one above the other; a mechanism that has
     one of as many rows says so: ``own_splits = {"name": (rows,)}``."""
     part = Registry("mechanisms").load(name)
-    model = part.build(part.Config(), MixerShape(width=12, heads=2, num_layers=4))
+    causal = not part.cross and "bidirectional" not in part.directions
+    direction = "causal" if causal else "bidirectional"
+    model = part.build(part.Config(), MixerShape(width=12, heads=2, direction=direction, num_layers=4))
     told = {
         id(module.get_submodule(child).weight)
         for module in model.modules()
