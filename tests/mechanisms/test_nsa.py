@@ -356,3 +356,17 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(settings, message):
     with pytest.raises(ValueError) as caught:
         build("nsa", width=WIDTH, heads=HEADS, direction="causal", **settings)
     assert str(caught.value) == message
+
+
+def test_a_block_without_a_score_is_not_selected_though_there_is_room_for_it():
+    """Positions 5 and 7 are valid, and no compressed block that holds them is."""
+    settings = {"block": 2, "stride": 2, "selected_block": 4, "selected": 4, "window": 3}
+    layer, x_BND, valid_N = module(**settings), checks.inputs(num_positions=16), torch.ones(16, dtype=torch.bool)
+    valid_N[[4, 6]] = False
+    with torch.no_grad():
+        found_BND = layer(x_BND, mask_BN=valid_N.expand(3, -1))
+        assert not layer.weights(x_BND, mask_BN=valid_N.expand(3, -1))[:, HEADS : 2 * HEADS, 12:, 4:8].any()
+        for b, x_ND in enumerate(x_BND):
+            literal = Literal(layer, settings, x_ND, valid_N)
+            for i in range(12, 16):
+                torch.testing.assert_close(found_BND[b, i], literal.output(i), rtol=1e-10, atol=1e-12)
