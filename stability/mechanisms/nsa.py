@@ -22,7 +22,7 @@ from stability.mechanisms._compression import (
     complete_blocks,
     last_positions,
 )
-from stability.mechanisms._grouped import over_blocks, over_window, window_block
+from stability.mechanisms._grouped import over_blocks, over_window, softmax_over, window_block
 from stability.mechanisms._observed import AbstractAttention
 from stability.models.precision import at_least_float32
 
@@ -123,17 +123,19 @@ class NativeSparseAttention(AbstractAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, φ of each block, all pairs of a position and a compressed block, n·l′ keys of the
-        selection and the band's blocks of the window for each position."""
+        """Count the projections, φ of each block, all pairs of a position and a compressed block, and for each position
+        n·l′ keys of the selection and the band's blocks of the window."""
         width, head_width = shape.width, shape.head_width
         kv_heads = config.kv_heads or shape.heads
         of_maps = width + 2 * BRANCHES * kv_heads * head_width + BRANCHES * shape.heads + width
         num_blocks = max(0, num_positions - config.block) // config.stride + 1
         of_block = (config.block + 1) * head_width**2 if config.compression == "mlp" else 0
-        selected = min(config.selected, -(-num_positions // config.selected_block)) * config.selected_block
+        length = min(config.selected_block, num_positions)
+        in_blocks = -(-num_positions // length) * length
+        selected = max(FIXED, min(config.selected, in_blocks // length)) * length
         block = window_block(config.window, num_positions)
         band = -(-num_positions // block) * block * (block + config.window)
-        pairs = num_positions * (num_blocks + selected) + band
+        pairs = num_positions * num_blocks + in_blocks * selected + band
         return float(num_positions * width * of_maps + 2 * kv_heads * num_blocks * of_block + 2 * pairs * width)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
@@ -171,10 +173,7 @@ class NativeSparseAttention(AbstractAttention):
         """Return the softmax over the complete blocks (B, G, R, N, C), Eq. 8; zero in rows that see none."""
         k_BGCK = self.compress_key(blocks_of(k_BGNK, self.config.block, self.config.stride))
         visible = self._complete(k_BGNK.shape[2], mask_BN, k_BGNK.device)[:, None]
-        logits = at_least_float32(q_BGRNK @ k_BGCK[:, :, None].mT) / math.sqrt(k_BGNK.shape[-1])
-        # a row of −inf has a softmax of NaN: it sees everything, and what comes of it is dropped
-        empty = ~visible.any(-1, keepdim=True)
-        return logits.masked_fill(~(visible | empty), -math.inf).softmax(-1).masked_fill(~visible, 0.0)
+        return softmax_over(q_BGRNK @ k_BGCK[:, :, None].mT / math.sqrt(k_BGNK.shape[-1]), visible)
 
     def _compressed_values(self, v_BGNK: Tensor) -> Float[Tensor, "B G C K"]:
         return self.compress_value(blocks_of(v_BGNK, self.config.block, self.config.stride))
@@ -183,22 +182,26 @@ class NativeSparseAttention(AbstractAttention):
         return complete_blocks(num_positions, self.config.block, self.config.stride, mask_BN, device)
 
     def _scores(self, p_BGRNC: Tensor) -> Float[Tensor, "B G N S"]:
-        """Return the score of each block that can be selected (Eqs. 9, 10), infinite for those that always are."""
+        """Return the score of each block (Eqs. 9, 10), 0 for those that are always selected."""
         num_positions, num_compressed = p_BGRNC.shape[-2:]
         strides, span = self.config.selected_block // self.config.stride, self.config.block // self.config.stride
         num_blocks = -(-num_positions // self.config.selected_block)
         # what falls to each stride: the sum of the compressed blocks that hold it
         padded = F.pad(p_BGRNC.sum(2), (span - 1, num_blocks * strides - num_compressed))
         score_BGNS = padded.unfold(-1, span, 1).sum(-1).unflatten(-1, (num_blocks, strides)).sum(-1)
-        block_S = torch.arange(num_blocks, device=p_BGRNC.device)
-        own_N1 = torch.arange(num_positions, device=p_BGRNC.device)[:, None] // self.config.selected_block
-        fixed_NS = (block_S == own_N1) | (block_S == own_N1 - 1) | ((block_S == 0) & (own_N1 >= 0))
-        return score_BGNS.masked_fill(fixed_NS, math.inf)
+        return score_BGNS.masked_fill(self._always(num_positions, p_BGRNC.device), 0.0)
+
+    def _always(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N S"]:
+        """Return True for the blocks that a position always selects: the first, its own and the one before it."""
+        block_S = torch.arange(-(-num_positions // self.config.selected_block), device=device)
+        own_N1 = torch.arange(num_positions, device=device)[:, None] // self.config.selected_block
+        return (block_S == own_N1) | (block_S == own_N1 - 1) | (block_S == 0)
 
     def _selection(self, p_BGRNC: Tensor) -> tuple[Int64[Tensor, "B G N S"], Bool[Tensor, "B G N S"]]:
-        """Return the selected blocks (Eq. 11), at most n, and which of these entries are there."""
+        """Return the blocks that are selected by their scores (Eq. 11), at most n − 3, and which of these entries are
+        there."""
         score_BGNS = self._scores(p_BGRNC)
-        best = score_BGNS.topk(min(self.config.selected, score_BGNS.shape[-1]), -1)
+        best = score_BGNS.topk(min(self.config.selected, max(score_BGNS.shape[-1], FIXED)) - FIXED, -1)
         return best.indices, best.values > 0
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
@@ -206,9 +209,9 @@ class NativeSparseAttention(AbstractAttention):
         positions; inf where all blocks that have a score are selected."""
         q_BGRNK, _, keys, _ = self._projected(without_padding(x_BND, mask_BN))
         score_BGNS = self._scores(self._compressed_weights(q_BGRNK, keys[0], mask_BN))
-        if score_BGNS.shape[-1] <= self.config.selected:
+        if not FIXED < self.config.selected < score_BGNS.shape[-1]:
             return score_BGNS.new_tensor(math.inf)
-        best_BGNS = score_BGNS.topk(self.config.selected + 1, -1).values
+        best_BGNS = score_BGNS.topk(self.config.selected - FIXED + 1, -1).values
         gap_BGN = (best_BGNS[..., -2] - best_BGNS[..., -1]).where(best_BGNS[..., -1] > 0, math.inf)
         return gap_BGN.amin() if mask_BN is None else gap_BGN.where(mask_BN[:, None], math.inf).amin()
 
@@ -226,7 +229,7 @@ class NativeSparseAttention(AbstractAttention):
         ahead_NN = position_N - position_N[:, None]
         num_blocks = -(-num_positions // self.config.selected_block)
         none_BGNS = torch.zeros(*chosen_BGNS.shape[:3], num_blocks, dtype=torch.bool, device=x_BND.device)
-        is_block_BGNS = none_BGNS.scatter(-1, chosen_BGNS, is_chosen_BGNS)
+        is_block_BGNS = none_BGNS.scatter(-1, chosen_BGNS, is_chosen_BGNS) | self._always(num_positions, x_BND.device)
         of_blocks = is_block_BGNS[..., position_N // self.config.selected_block] & (ahead_NN <= 0)
         of_window = ((ahead_NN <= 0) & (ahead_NN >= -self.config.window)).expand_as(of_blocks)
         maps = [p_BGRNC @ self._ends(num_positions, x_BND).to(p_BGRNC.dtype)]
