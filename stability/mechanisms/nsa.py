@@ -47,6 +47,7 @@ class NativeSparseAttention(AbstractAttention):
 
     The compression is N × N/d numbers a head, quadratic in N; the other two are linear in N, on gathered blocks and on
     the band. The selection has no gradient: the output is smooth between two changes of it (`margin`).
+    A difference of two losses that a change lies between does not show the second derivative of the piece.
     """
 
     class Config(Settings):
