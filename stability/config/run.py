@@ -200,6 +200,7 @@ class RunSpec(AbstractRecipe):
                 f"data={self.data.name} has none; choose another graph"
             )
         mechanism.check_positions(settings, self.model.positions)
+        mechanism.check_heads(settings, self.model.heads)
         return self
 
     @model_validator(mode="after")

@@ -127,6 +127,8 @@ class AbstractTokenizerRecipe(Settings):
                     f"{needed} layers; give more"
                 )
         mechanism.check_positions(settings, self.positions)
+        for name in ("encoder", "decoder", "atom_decoder"):
+            mechanism.check_heads(settings, getattr(self, name).heads)
         return self
 
     @field_validator("optimizer")

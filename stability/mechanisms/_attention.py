@@ -23,6 +23,10 @@ class AbstractSoftmaxAttention(AbstractAttention):
     `forward` by torch's own attention, and `visible` where it is another than j ≤ i (causal) or all; `weights` writes
     the same softmax out, N² numbers a head. In training mode a share of A is dropped, `dropped`, which `weights` leaves
     out. One whose `split`, `logits` or `mixed` is another also says so: in `projections`, in ``gamma``.
+
+    ``kv_heads``: heads of keys and values, fewer than those of queries where queries are grouped (Ainslie et al. 2023,
+    arXiv:2305.13245): query head h then reads keys and values h // (heads / kv_heads), and ``qkv`` has the rows of
+    D + 2·kv_heads·K. Whatever is exposed has all heads.
     """
 
     rows_sum_to_one = True
@@ -36,10 +40,16 @@ class AbstractSoftmaxAttention(AbstractAttention):
             shape.require_pairs()
         self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
         self.dropout = shape.dropout
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.kv_heads = self.kv_heads_of(config, shape.heads)
+        self.qkv = nn.Linear(shape.width, shape.width + 2 * self.kv_heads * shape.head_width)
         self.out = nn.Linear(shape.width, shape.width)
         # not of the class: a parameter of that name could not be registered
         self.gamma = self.log_temperature = None
+
+    @classmethod
+    def kv_heads_of(cls, config: Any, heads: int) -> int:
+        """Return how many heads keys and values have: as many as queries, unless a mechanism groups these."""
+        return heads
 
     def learn_temperature(self) -> None:
         """Let the factor of the products q·k be learned, one for all heads, from 1/√K on."""
@@ -54,13 +64,16 @@ class AbstractSoftmaxAttention(AbstractAttention):
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
         """``qkv`` holds three matrices, those of queries, keys and values."""
-        return {"qkv": (self.qkv.in_features,) * 3}
+        of_queries = self.qkv.in_features
+        of_keys = (self.qkv.out_features - of_queries) // 2
+        return {"qkv": (of_queries, of_keys, of_keys)}
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
         """Set equal biases of q and k: under RoPE they give every pair the score b²·Σ_k cos θ_k(i − j) / √K, which
         falls off with distance."""
-        self.qkv.bias[: 2 * self.qkv.in_features] = bias
+        of_values = self.own_splits["qkv"][-1]
+        self.qkv.bias[:-of_values] = bias
 
     @property
     def dropped(self) -> float:
@@ -75,9 +88,11 @@ class AbstractSoftmaxAttention(AbstractAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the four projections of D², and two products of D for each pair."""
+        """Count the projections, four of D² where queries are not grouped, and two products of D for each pair."""
         pairs = cls.num_pairs(config, shape, num_positions)
-        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
+        of_keys = cls.kv_heads_of(config, shape.heads) * shape.head_width
+        projections = 2 * num_positions * shape.width * (shape.width + of_keys)
+        return float(projections + 2 * pairs * shape.width)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
         """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding; (H, N, N)
@@ -88,19 +103,25 @@ class AbstractSoftmaxAttention(AbstractAttention):
     def projections(self) -> tuple[Float[Tensor, "H K D"], Float[Tensor, "H K D"]]:
         """Return each head's W_q and W_k: with neither rotation nor biases the logits are (W_q x)·(W_k x′) times e^t,
         where that is learned, or 1/√K."""
-        w_q_HKD, w_k_HKD, _ = self.qkv.weight.unflatten(0, (3, self.heads, -1))
-        return w_q_HKD, w_k_HKD
+        of_heads_SKD = self.qkv.weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))
+        w_q_HKD, w_k_GKD, _ = of_heads_SKD.split((self.heads, self.kv_heads, self.kv_heads))
+        return w_q_HKD, self._of_each_query_head(w_k_GKD, 0)
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, rotated where the run's positions are rotations, and values, (B, H, N, K) each, from
         what ``qkv`` gives; queries times √K·e^t where the temperature is learned: `logits` has the factor 1/√K."""
-        qkv_BNTHK = qkv_BND.unflatten(-1, (3, self.heads, -1))
-        qk_BNTHK = qkv_BNTHK[:, :, :2]
-        turned = qk_BNTHK if self.rope is None else self.rope(qk_BNTHK, position_dim=1)
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.unbind(2))
+        qkv_BNSK = qkv_BND.unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
+        qk_BNSK, v_BNGK = qkv_BNSK.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        turned = qk_BNSK if self.rope is None else self.rope(qk_BNSK, position_dim=1)
+        q_BHNK, k_BGNK = (part.transpose(1, 2) for part in turned.split((self.heads, self.kv_heads), 2))
         if self.log_temperature is not None:
             q_BHNK = q_BHNK * (self.log_temperature.exp() * math.sqrt(q_BHNK.shape[-1]))
-        return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
+        return q_BHNK, self._of_each_query_head(k_BGNK, 1), self._of_each_query_head(v_BNGK.transpose(1, 2), 1)
+
+    def _of_each_query_head(self, of_kv_heads: Tensor, dim: int) -> Tensor:
+        """Return what each head of queries reads of the heads of keys or values, which are counted along ``dim``."""
+        group = self.heads // self.kv_heads
+        return of_kv_heads if group == 1 else of_kv_heads.repeat_interleave(group, dim)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
         """Return q̃_i·k̃_j / √K of all pairs, seen or not, of queries and keys as `split` gives them."""
@@ -115,6 +136,16 @@ class AbstractSoftmaxAttention(AbstractAttention):
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         return self.split(self.qkv(x_BND))[2]
+
+
+def require_groups(mechanism: str, kv_heads: int | None, heads: int) -> None:
+    """Raise a ``ValueError`` of one line where so many heads of keys and values cannot be shared out among the heads of
+    queries. ``mechanism``: whose setting it is."""
+    if kv_heads is not None and heads % kv_heads:
+        choices = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        raise ValueError(
+            f"mechanism.{mechanism}.kv_heads={kv_heads} does not divide heads={heads}; choices: {choices}, null"
+        )
 
 
 def visible_pairs(

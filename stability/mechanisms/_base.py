@@ -120,6 +120,7 @@ class AbstractMechanism(OwnInit):
         if shape.direction not in cls.supported_directions(config):
             possible = ", ".join(sorted(cls.supported_directions(config)))
             raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {possible}")
+        cls.check_heads(config, shape.heads)
         return cls(config, shape)
 
     @classmethod
@@ -140,6 +141,10 @@ class AbstractMechanism(OwnInit):
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
         """Raise a ``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+
+    @classmethod
+    def check_heads(cls, config: Any, heads: int) -> None:
+        """Raise a ``ValueError`` of one line where the settings do not fit a model of so many ``heads``."""
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:

@@ -24,9 +24,13 @@ class AbstractAttention(AbstractMechanism):
 
     ``rows_sum_to_one``: whether A averages, as a softmax does: each row sums to 1, or is zero where a position sees
     nothing. False where weights may be any numbers (sigmoid, linear attention).
+
+    ``maps_per_head``: how many attentions each head has, each with weights and values of its own; they stand one after
+    the other on the axis of heads, all heads of the first before all of the second.
     """
 
     rows_sum_to_one: ClassVar[bool]
+    maps_per_head: ClassVar[int] = 1
     out: nn.Linear
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:

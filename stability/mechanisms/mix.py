@@ -98,6 +98,15 @@ class Mix(AbstractMechanism):
                 raise ValueError(told(error, "mix", item.name)) from None
 
     @classmethod
+    def check_heads(cls, config: Any, heads: int) -> None:
+        """Check the settings of every part against ``heads``. Errors: a part's own, under mix's path."""
+        for item in config.parts:
+            try:
+                load(item.name).check_heads(item.settings, heads)
+            except ValueError as error:
+                raise ValueError(told(error, "mix", item.name)) from None
+
+    @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return any(load(item.name).needs_edges(item.settings) for item in config.parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, visible_pairs
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, require_groups, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 
@@ -21,8 +21,10 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     and k; j ≤ i where causal, j ≠ i with a masked diagonal.
 
     A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a
-    row whose other keys are all padding) has the empty sum, as in `attentionx`: y_i = b_o. Attention is torch's own
-    scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
+    row whose other keys are all padding) has the empty sum, as in `attentionx`: y_i = b_o. With ``kv_heads`` a group of
+    heads reads the same keys and values (grouped queries, Ainslie et al. 2023, arXiv:2305.13245, 2.2). Attention is
+    torch's own scaled_dot_product_attention: for second derivatives call the model under
+    ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
     class Config(Settings):
@@ -35,8 +37,21 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         temperature: Annotated[Literal["fixed", "learned"], Since("fixed")] = Field(
             default="fixed", description="factor of q·k: 1/√K, or one that is learned for all heads and begins there"
         )
+        kv_heads: Annotated[int | None, Since(None)] = Field(
+            default=None,
+            ge=1,
+            description="heads of keys and values, each read by a group of query heads; divides the heads; null: all",
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
+
+    @classmethod
+    def kv_heads_of(cls, config: Any, heads: int) -> int:
+        return heads if config.kv_heads is None else config.kv_heads
+
+    @classmethod
+    def check_heads(cls, config: Any, heads: int) -> None:
+        require_groups("sa", config.kv_heads, heads)
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)

@@ -82,6 +82,14 @@ class TwoWay(AbstractMechanism):
             raise ValueError(told(error, "two_way", config.of.name)) from None
 
     @classmethod
+    def check_heads(cls, config: Any, heads: int) -> None:
+        """Check the part's settings against ``heads``. Errors: the part's own, under the path of two_way."""
+        try:
+            load(config.of.name).check_heads(config.of.settings, heads)
+        except ValueError as error:
+            raise ValueError(told(error, "two_way", config.of.name)) from None
+
+    @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return load(config.of.name).needs_edges(config.of.settings)
 

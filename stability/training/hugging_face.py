@@ -73,6 +73,7 @@ def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
         "linear": "dense",
         "cross": "none",
         "mechanism.sa.mask_diagonal": "false",
+        "mechanism.sa.kv_heads": "null",
         "norm.layernorm.epsilon": f"{config.get('layer_norm_epsilon', 1e-5):g}",
         "ffn.activation": ACTIVATIONS.get(activation, activation),
         "model.heads": str(config["n_head"]),
@@ -101,6 +102,8 @@ def _told(run: RunSpec) -> dict[str, str]:
     for prefix, each in settings.items():
         for key, value in each.model_dump(mode="json").items():
             told[f"{prefix}.{key}"] = str(value).lower() if isinstance(value, bool) else _number(value)
+    if told.get("mechanism.sa.kv_heads") in ("None", told["model.heads"]):
+        told["mechanism.sa.kv_heads"] = "null"  # both are one of keys and values for each head
     return told
 
 

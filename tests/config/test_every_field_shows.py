@@ -80,11 +80,21 @@ OTHERS: dict[str, Any] = {
     "attentionx.mask_diagonal": False,
     "sigmoid.length": 4,
     "fox.decay_times": [2.0, 8.0],
+    "sa.kv_heads": 1,
     "cc.graph": "complete",
+    "nsa.block": 2,
+    "nsa.stride": 1,
+    "nsa.selected_block": 8,
+    "nsa.kv_heads": 1,
     "sc.graph": "cycle",
     "sparsek.k": 3,
     "sparsek.window": 0,
     "mhc_lite.permutations": 3,
+}
+# of blocks so small that 16 positions have several
+CAUSAL_NSA: dict[str, Any] = {
+    "objective": "ar",
+    "mechanism": {"block": 4, "stride": 2, "selected_block": 4, "selected": 3, "window": 3},
 }
 # what else a run has to be told, so that a field is read; of a group of settings the others of that group
 WITH: dict[str, dict[str, Any]] = {
@@ -104,6 +114,8 @@ WITH: dict[str, dict[str, Any]] = {
     "bigbird.link_seed": {"mechanism": {"block": 2}},  # with fewer blocks all are seen
     "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
     "sparsek.window": {"mechanism": {"k": 3}},
+    **{f"nsa.{name}": CAUSAL_NSA for name in CAUSAL_NSA["mechanism"]},
+    **{f"nsa.{name}": CAUSAL_NSA for name in ("compression", "kv_heads")},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

@@ -218,7 +218,8 @@ def check_weights_reproduce_forward(module: AbstractAttention) -> None:
     for mask_BN in (None, padding()):
         valid_BN = torch.ones(x_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
         y_BND, a_BHNN = module.double()(x_BND, mask_BN=mask_BN), module.weights(x_BND, mask_BN=mask_BN)
-        assert a_BHNN.shape == (BATCH, HEADS, NUM_POSITIONS, NUM_POSITIONS), f"weights of shape {tuple(a_BHNN.shape)}"
+        maps = HEADS * module.maps_per_head
+        assert a_BHNN.shape == (BATCH, maps, NUM_POSITIONS, NUM_POSITIONS), f"weights of shape {tuple(a_BHNN.shape)}"
         rebuilt_BND = module.joined(module.mixed(a_BHNN, module.values(x_BND)), x_BND)
         assert torch.allclose(rebuilt_BND[valid_BN], y_BND[valid_BN], rtol=1e-10, atol=1e-12), "another output"
         to_padding_BHNN = a_BHNN * ~valid_BN[:, None, None]

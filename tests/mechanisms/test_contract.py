@@ -83,6 +83,7 @@ OTHER_SETTINGS = [
     ("attentionx", {"mask_diagonal": False, "gamma": 0.5}, "bidirectional"),
     ("sw", {"window": 1}, "causal"),
     ("sa", {"temperature": "learned"}, "causal"),
+    ("sa", {"kv_heads": 1}, "causal"),
     ("attentionx", {"temperature": "learned"}, "bidirectional"),
 ]
 

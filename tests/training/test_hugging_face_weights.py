@@ -98,6 +98,10 @@ def test_what_would_compute_something_else_is_refused_with_what_to_add(lab, tmp_
     )
     _, plain = saved(tmp_path / "plain")
     hugging_face.require(hugging_face.read_config(str(plain)), lab.spec(**OWN), "init=hf:x")
+    own_keys, grouped = (lab.spec(**OWN, mechanism={"name": "sa", "kv_heads": number}) for number in (2, 1))
+    hugging_face.require(hugging_face.read_config(str(plain)), own_keys, "init=hf:x")
+    with pytest.raises(ValueError, match="add mechanism.sa.kv_heads=null"):
+        hugging_face.require(hugging_face.read_config(str(plain)), grouped, "init=hf:x")
 
 
 def test_a_folder_that_holds_no_gpt2_says_why(lab, tmp_path):
