@@ -114,7 +114,7 @@ class FrequencyAwareAttention(AbstractTrainingFree):
         by_chunk = []
         for chunk in range(self.num_chunks):
             scores = q_BHNTC[..., chunk] @ k_BHNTC[..., chunk].mT
-            shared_BHN = (whole & _tops(scores, visible, num_top)).sum(-1) / num_top.clamp(min=1)[..., 0]
+            shared_BHN = (whole & _tops(scores, visible, num_top)).sum(-1).double() / num_top.clamp(min=1)[..., 0]
             of_asking = shared_BHN.movedim(1, 0).where(asks_BN, 0.0).sum((1, 2))
             by_chunk.append(of_asking / asks_BN.expand(len(x_BND), -1).sum().clamp(min=1))
         return torch.stack(by_chunk, -1)
