@@ -59,6 +59,20 @@ class AbstractTrainingFree(AbstractDotProductAttention):
         return num_positions**2  # what is masked is computed all the same
 
     @classmethod
+    def with_settings_of(cls, config: Any, trained: Any) -> Any:
+        """Return settings that agree with those of the ``trained`` `sa`, which are not to be chosen anew.
+
+        Errors: ``ValueError`` of one line where one of them is chosen, and not as it is there.
+        """
+        kept = {name: getattr(trained, name) for name in SoftmaxAttention.Config.model_fields}
+        for name, value in kept.items():
+            chosen = getattr(config, name)
+            if chosen not in (value, cls.Config.model_fields[name].default):
+                key = f"mechanism.{cls.__module__.rsplit('.', 1)[-1]}.{name}"
+                raise ValueError(f"{key}={chosen} is not what sa was trained with, {value}; leave it out")
+        return config.model_copy(update=kept)
+
+    @classmethod
     def variants(cls, config: Any, budgets: Sequence[float], shape: MixerShape, num_positions: int) -> list[Variant]:
         """Return the settings at each budget, for sequences of ``num_positions``; at budget 1 nothing is left out."""
         raise NotImplementedError
