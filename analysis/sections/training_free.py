@@ -56,6 +56,7 @@ def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> li
 
 
 def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Table]:
+    """Return the three tables of each phase that the rows have."""
     made = []
     for phase in phases_of(models):
         of_phase, of_layers = (rows[rows["phase"] == phase] for rows in (models, layers))

@@ -54,6 +54,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _figure(models: Frame, layers: Frame, title: str) -> Figure:
+    """Draw one series: a row a stand-in; gap and error against the share skipped, and the error by layer."""
     mixers = list(dict.fromkeys(models["mixer"]))
     figure = Figure(figsize=(WIDTH_INCHES, 0.8 + 1.8 * len(mixers)), layout="constrained")
     axes, colors = figure.subplots(len(mixers), 3, squeeze=False), lr_colors(models["run_lr"])

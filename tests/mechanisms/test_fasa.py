@@ -138,7 +138,7 @@ def test_at_the_full_budget_it_is_sa(direction, settings, budget):
 @pytest.mark.parametrize("num_positions", [9, 17, 40])
 def test_a_later_position_changes_nothing_before_it_whatever_is_chosen(num_positions):
     """Gradients would not show it: the choice has none."""
-    layer = fasa("causal", DOMINANT, tokens=3, chunks=2)
+    layer = fasa("causal", DOMINANT, sharp=1.0, tokens=3, chunks=2)
     x_BND = inputs(num_positions, batch=4)
     for place in range(1, num_positions):
         later_BND = x_BND.clone()

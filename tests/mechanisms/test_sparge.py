@@ -174,8 +174,9 @@ def test_every_setting_changes_the_output(field):
 @pytest.mark.parametrize("num_positions", [9, 17, 40])
 def test_a_later_position_changes_nothing_before_it_whatever_is_chosen(num_positions):
     """Gradients would not show it: the choice has none."""
-    layer = layer_of("sparge", "causal", **BASE)
+    layer = layer_of("sparge", "causal", 1.0, **BASE)
     x_BND = inputs(num_positions, batch=4)
+    assert layer.skipped(x_BND) > 0
     for place in range(1, num_positions):
         later_BND = x_BND.clone()
         later_BND[:, place:] = 5 * torch.randn(4, num_positions - place, WIDTH, dtype=torch.float64)

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 class Passed(NamedTuple):
-    """What one layer was given, and what it made of it."""
+    """The input, the mask and the output of one layer in a forward pass."""
 
     x_BND: Tensor
     mask_BN: Tensor | None
