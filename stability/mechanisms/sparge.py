@@ -18,9 +18,9 @@ from stability.mechanisms.sa import SoftmaxAttention
 
 
 class Prediction(NamedTuple):
-    """Predictions about blocks, made before any pair is scored. ``mass_BHNJ``: P̂, the predicted weight of key block j in the
-    row of query i, 0 where it is not predicted. ``alike_q_BHN``, ``alike_k_BHJ``: self-similarity of a query's block
-    and of a key block. ``own_NJ``: whether j is a causal query's own block."""
+    """Predictions about blocks, made before any pair is scored. ``mass_BHNJ``: P̂, the predicted weight of key block j
+    in the row of query i, 0 where it is not predicted. ``alike_q_BHN``, ``alike_k_BHJ``: self-similarity of a query's
+    block and of a key block. ``own_NJ``: whether j is a causal query's own block."""
 
     mass_BHNJ: Tensor
     alike_q_BHN: Tensor
