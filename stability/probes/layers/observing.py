@@ -131,7 +131,8 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
 def _looks_at(what: str, key: str = "what") -> str:
     """Name the parts, plugins among them, whose layers ``what`` measures."""
     registry = Registry("residuals" if what == "streams" else "mechanisms")
-    names = [name for name in registry.names() if issubclass(registry.load(name), OBSERVED[what])]
+    having = {} if what == "streams" else {"trainable": True}  # the others are of no run
+    names = [name for name in registry.names(**having) if issubclass(registry.load(name), OBSERVED[what])]
     return f"{key}={what} looks at {_listed(names)}"
 
 
