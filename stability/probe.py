@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HELP = """
 python -m stability.probe what=spectra|qk|streams ckpt=FOLDER [key=value …]
+python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
 python -m stability.probe what=pdmm [ckpt=FOLDER]
 
@@ -38,12 +39,18 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite), one by one and multiplied through
                       depth: relative range ν before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
 
+  what=training_free  mechanism=[sparge,fasa] stand in for sa in the trained model, with its weights and no training, and leave out more and more: per
+                      budget the NLL beyond sa's, the relative error of each layer's output, and the share of the products that is skipped
+
   phase=terminal | earliest | last | all   which checkpoints of a run (last: of one that diverged before its end)
-  sequences=2                       held-out sequences                      (spectra, pdmm, streams)
+  sequences=2                       held-out sequences                      (spectra, pdmm, streams, training_free)
+  budgets=[0.25,0.5,1]              shares that may be kept: sparge's τ, fasa's keys over positions; 1: all   (training_free)
+  calibration=8                     training sequences that fasa's frequency chunks are chosen by             (training_free)
+  mechanism.sparge.theta=0.1 mechanism.fasa.chunks=4 …   their other settings: conf/mechanism/{sparge,fasa}.yaml   (training_free)
   outlier_log_range=30              ln(1/ν) above which a token is an outlier       (streams)
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
   nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
-  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm)
+  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm, streams, training_free)
   reports_dir=reports               folder of the figure                    (connectivity, pdmm without ckpt)
 
 What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
@@ -97,12 +104,16 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     """Return the number of steps that one phase of this measurement takes, for the progress bar."""
     if spec.what == "streams":
         return spec.sequences + 1
+    if spec.what == "training_free":
+        from stability.probes.layers.training_free import variants_of
+
+        return sum(len(variants_of(run, part, spec.budgets)) for part in spec.mechanism)
     return run.model.layers * (1 if spec.what == "qk" else run.model.loops * spec.sequences)
 
 
 def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     """Collect the study's runs into parquet and print the tables."""
-    from analysis.sections import discrepancy
+    from analysis.sections import discrepancy, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.runs.results import write_graphs
@@ -110,7 +121,11 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     if spec.what == "pdmm":
         write_graphs(spec.what, _graph_frame(spec), study.results)
     loaded = collected(study)
-    own = {"pdmm": discrepancy.study_tables, "streams": stream_tables.study_tables}.get(spec.what)
+    own = {
+        "pdmm": discrepancy.study_tables,
+        "streams": stream_tables.study_tables,
+        "training_free": training_free.study_tables,
+    }.get(spec.what)
     tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
     print_tables(study, tables, f"no run of {study.path.name} has numbers for what={spec.what}")
     return 0
@@ -118,7 +133,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase; nothing where it has none."""
-    from analysis.sections import discrepancy
+    from analysis.sections import discrepancy, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.probes.layers.consensus import ropes_of
@@ -130,6 +145,8 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     mechanism, words = run.mechanism, Registry("objectives").load(run.objective.name).words
     if spec.what == "streams":
         tables = stream_tables.run_tables(rows, run.residual.name, words)
+    elif spec.what == "training_free":
+        tables = training_free.run_tables(rows, read_probe(directory, training_free.LAYERS), mechanism.name, words)
     elif spec.what == "pdmm":
         tables = [*discrepancy.run_tables(rows, mechanism.name), discrepancy.pdmm_table(_graph_frame(spec))]
     else:

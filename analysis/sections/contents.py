@@ -25,6 +25,7 @@ from analysis.sections import (
     search,
     stream_figures,
     structure,
+    training_free_figures,
     troubles,
 )
 from analysis.sections.section import Section
@@ -49,6 +50,7 @@ SECTIONS: tuple[Section, ...] = (
     qk.SECTION,
     discrepancy.SECTION,
     stream_figures.SECTION,
+    training_free_figures.SECTION,
     curves.SECTION,
     gradient_norms.SECTION,
     gradients.SECTION,

@@ -28,7 +28,8 @@ else:
     Frame = pd.DataFrame
     Column = pd.Series
 
-PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm"}  # the `what` that writes a table of another name
+# the `what` that writes a table of another name
+PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": "training_free"}
 THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
 # By the name of every table.
 COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}

@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from stability.config.base import STUDY_NAME, Settings
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import Place
-from stability.config.parts import Part, one_part
+from stability.config.parts import Part, one_part, some_parts
 from stability.config.rates import LearningRates
+from stability.registry import Registry
 
 
 class HessianSpec(Settings):
@@ -145,9 +146,9 @@ class StatusSpec(Settings):
 class ProbeSpec(Settings):
     """The settings of `stability.probe`: what the trained layers do to their signal, and the graphs they do it on."""
 
-    what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
+    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, or the plain graphs' λ_1"
+        "residual streams, what stands in for sa without training, or the plain graphs' λ_1"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
@@ -158,7 +159,20 @@ class ProbeSpec(Settings):
         "divergence",
     )
     sequences: int = Field(
-        default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)"
+        default=2,
+        ge=1,
+        description="held-out sequences that the layers are measured on (spectra, pdmm, streams, training_free)",
+    )
+    mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
+        default=(), description="what stands in for sa: sparge, fasa, with settings of their own (training_free)"
+    )
+    budgets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        default=(0.1, 0.25, 0.5, 0.75, 0.9, 1.0),
+        min_length=1,
+        description="shares that may be kept: sparge's τ, fasa's keys over positions; 1: all (training_free)",
+    )
+    calibration: int = Field(
+        default=8, ge=1, description="training sequences that fasa's frequency chunks are chosen by (training_free)"
     )
     outlier_log_range: float = Field(
         default=30.0,
@@ -197,6 +211,22 @@ class ProbeSpec(Settings):
         min_length=1,
         description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)",
     )
+
+    @model_validator(mode="after")
+    def _stand_ins(self) -> ProbeSpec:
+        """Refuse a mechanism that is missing, is trained itself, or is asked of another probe."""
+        registry = Registry("mechanisms")
+        choices = registry.names(cross=False, trainable=False)
+        if self.what != "training_free" and self.mechanism:
+            raise ValueError(f"mechanism=… belongs to what=training_free, which looks at {' and '.join(choices)}")
+        if self.what == "training_free" and not self.mechanism:
+            raise ValueError(f"what=training_free needs mechanism=[{','.join(choices)}]: what is to stand in for sa")
+        for part in self.mechanism:
+            if registry.load(part.name).trainable:
+                raise ValueError(
+                    f"mechanism={part.name} is trained itself; what=training_free looks at {' and '.join(choices)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _subject(self) -> ProbeSpec:

@@ -7,6 +7,7 @@ from typing import Any
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.mechanisms._training_free import AbstractTrainingFree, Variant
 from stability.models.auxiliary import WithLoss
 from stability.models.precision import at_least_float32
 
@@ -16,7 +17,9 @@ __all__ = [
     "AbstractCrossMechanism",
     "AbstractMechanism",
     "AbstractSoftmaxAttention",
+    "AbstractTrainingFree",
     "MixerShape",
+    "Variant",
     "WithLoss",
     "at_least_float32",
     "build",

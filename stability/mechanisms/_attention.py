@@ -14,8 +14,8 @@ from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
 
 
-class AbstractSoftmaxAttention(AbstractAttention):
-    """Attention with A = softmax(`logits`) over the keys that a position sees; ``qkv`` gives queries, keys and values.
+class AbstractDotProductAttention(AbstractAttention):
+    """Attention that scores pairs by `logits`, q̃·k̃ / √K; ``qkv`` gives queries, keys and values.
 
     ``gamma``: γ of the discrepancy v − γAv where the heads pass that on, one number; None: they pass on Av.
     ``mask_diagonal``: whether no position sees itself. ``log_temperature``: t, where the products q·k have a learned
@@ -127,15 +127,19 @@ class AbstractSoftmaxAttention(AbstractAttention):
         """Return q̃_i·k̃_j / √K of all pairs, seen or not, of queries and keys as `split` gives them."""
         return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
 
+    def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
+        return self.split(self.qkv(x_BND))[2]
+
+
+class AbstractSoftmaxAttention(AbstractDotProductAttention):
+    """Attention with A = softmax(`logits`) over the keys that a position sees, which are the same whatever x is."""
+
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
         visible = self.visible(x_BND.shape[1], x_BND.device)
         if mask_BN is not None:
             visible = visible & mask_BN[:, None, None]
         return self.logits(q_BHNK, k_BHNK).masked_fill(~visible, -math.inf).softmax(-1).masked_fill(~visible, 0.0)
-
-    def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
-        return self.split(self.qkv(x_BND))[2]
 
 
 def require_groups(mechanism: str, kv_heads: int | None, heads: int) -> None:

@@ -51,7 +51,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
-        require_groups("sa", config.kv_heads, heads)
+        require_groups(cls.__module__.rsplit(".", 1)[-1], config.kv_heads, heads)
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)

@@ -115,6 +115,13 @@ PROBE_COLUMNS = {
     "streams": [
         "run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values",
     ],
+    # A row a stand-in for `sa` (``mixer``, and ``label``: its settings), budget and held-out sequence; and layer.
+    "training_free": [
+        "run_id", "phase", "lr", "mixer", "label", "budget", "sequence", "counted", "nll", "sa_nll", "skipped",
+    ],
+    "training_free_layers": [
+        "run_id", "phase", "lr", "layer", "mixer", "label", "budget", "sequence", "error", "skipped",
+    ],
 }  # fmt: skip
 # Of graphs that depend on no run: `stability.probe` writes them among a study's results, which `collect` leaves alone.
 GRAPH_COLUMNS = {
@@ -189,6 +196,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
-    "parent",
+    "parent", "label",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

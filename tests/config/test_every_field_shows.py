@@ -199,7 +199,7 @@ def test_every_field_of_a_run_changes_what_it_leaves(lab, path):
 SETTINGS = [
     (axis, name, key)
     for axis, family, having in (
-        ("mechanism", "mechanisms", {"cross": False}),
+        ("mechanism", "mechanisms", {"cross": False, "trainable": True}),
         ("cross", "mechanisms", {"cross": True}),
         ("residual", "residuals", {}),
     )

@@ -262,7 +262,7 @@ def changes() -> Iterator[dict[str, Any]]:
         "data": "data",
     }
     for key, family in families.items():
-        for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
+        for name in Registry(family).names(**({"cross": False, "trainable": True} if family == "mechanisms" else {})):
             if name in ("elsewhere", "lazy_adam", "stack"):
                 continue
             outer = fitting.get(name, {})

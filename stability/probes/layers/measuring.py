@@ -26,6 +26,7 @@ from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.observing import mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
+from stability.probes.layers.training_free import measured
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, phases, wanted
@@ -35,7 +36,13 @@ from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 
 # by `what`; columns: `PROBE_COLUMNS`
-TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}
+TABLES = {
+    "spectra": ("spectra", "filter"),
+    "qk": ("qk",),
+    "pdmm": ("discrepancy",),
+    "streams": ("streams",),
+    "training_free": ("training_free", "training_free_layers"),
+}
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -45,6 +52,7 @@ def protocol_of(probe: ProbeSpec) -> str:
         "spectra": ("sequences", "probes", "products", "seed"),
         "pdmm": ("sequences",),
         "streams": ("sequences", "outlier_log_range"),
+        "training_free": ("sequences", "mechanism", "budgets", "calibration"),
     }.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
@@ -99,6 +107,13 @@ def _on_held_out(
         examples = (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))
         for found in stream_statistics(model, examples, probe.outlier_log_range):
             rows["streams"] += [{**labels, **row} for row in found]
+            yield
+        return
+    if probe.what == "training_free":
+        examples = held_out(spec, cache_dir, probe.sequences).to(device)
+        for of_models, of_layers in measured(spec, model, corpus_of(spec, cache_dir), examples, probe):
+            rows["training_free"] += [{**labels, **row} for row in of_models]
+            rows["training_free_layers"] += [{**labels, **row} for row in of_layers]
             yield
         return
     for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):

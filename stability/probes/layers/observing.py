@@ -34,10 +34,12 @@ WITHOUT: dict[str, Classes] = {
     "streams": (Identity,),
     "sharpness": (AbstractConsensus, TwoWay),  # what is read both ways is among the layers itself
 }
+STOOD_IN_FOR = "sa"  # the mechanism whose parameters those of what=training_free have
 LACKING = {
     "qk": "no softmax attention, so no W_q and W_k",
     "pdmm": "no softmax attention, so no attended values",
     "streams": "a single residual stream",
+    "training_free": "sparge and fasa stand in for sa alone",
 }
 
 
@@ -52,6 +54,8 @@ class Observable(NamedTuple):
 
 def observable_in(spec: RunSpec, what: str) -> Observable:
     """Return what ``what`` finds in a run's layers, from its spec alone."""
+    if what == "training_free":
+        return Observable(spec.mechanism.name, spec.mechanism.name == STOOD_IN_FOR, ())
     layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
     is_there = any(isinstance(layer, OBSERVED[what]) for layer in layers)
@@ -101,6 +105,8 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     found = list(observables)
     unknown = _listed(name for each in found for name in each.not_observed)
     without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
+    if what == "training_free" and not any(each.is_there for each in found):
+        raise ValueError(f"what=training_free stands in for mechanism=sa, and is asked of {without}")
     named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
         parts = _listed(each.part for each in found)
@@ -125,7 +131,8 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
 def _looks_at(what: str, key: str = "what") -> str:
     """Name the parts, plugins among them, whose layers ``what`` measures."""
     registry = Registry("residuals" if what == "streams" else "mechanisms")
-    names = [name for name in registry.names() if issubclass(registry.load(name), OBSERVED[what])]
+    having = {} if what == "streams" else {"trainable": True}  # the others are of no run
+    names = [name for name in registry.names(**having) if issubclass(registry.load(name), OBSERVED[what])]
     return f"{key}={what} looks at {_listed(names)}"
 
 

@@ -1,0 +1,180 @@
+"""Measure what is lost where a mechanism that is not trained stands in for `sa` in a trained model, and leaves out more
+and more pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import build_model, build_objective
+from stability.config.entries import ProbeSpec
+from stability.config.parts import Part
+from stability.config.run import RunSpec
+from stability.corpora.base import AbstractCorpus
+from stability.mechanisms import AbstractTrainingFree, MixerShape, Variant
+from stability.models.backbone import Backbone
+from stability.objectives import AbstractObjective, Examples
+from stability.registry import Registry
+from stability.training.draws import generator_for
+
+Rows = list[dict[str, Any]]
+
+
+class Passed(NamedTuple):
+    """The input, the mask and the output of one layer in a forward pass."""
+
+    x_BND: Tensor
+    mask_BN: Tensor | None
+    y_BND: Tensor
+
+
+def variants_of(spec: RunSpec, part: Part, budgets: tuple[float, ...]) -> list[Variant]:
+    """Return the settings at which a mechanism stands in for a run's `sa`, whose own settings it takes over.
+
+    Errors: ``ValueError`` of one line where the mechanism is none of those that can.
+    """
+    mechanism = Registry("mechanisms").load(part.name)
+    if not issubclass(mechanism, AbstractTrainingFree):
+        raise ValueError(f"mechanism={part.name} does not stand in for sa: it is for {mechanism.used_for}")
+    config = mechanism.with_settings_of(part.settings, spec.mechanism.settings)
+    shape = MixerShape(spec.model.width, spec.model.heads)
+    return mechanism.variants(config, budgets, shape, spec.model.positions)
+
+
+def measured(
+    spec: RunSpec, model: Backbone, corpus: AbstractCorpus, examples: Examples, probe: ProbeSpec
+) -> Iterator[tuple[Rows, Rows]]:
+    """Yield for each mechanism and budget the rows of `schema.PROBE_COLUMNS`, those of ``training_free`` and of
+    ``training_free_layers``, by the columns from ``mixer`` or ``layer`` on, over held-out ``examples``, a row a
+    sequence (and layer).
+
+    ``nll``, ``sa_nll``: nats per counted position of the model with the stand-in in all layers, and of the trained one
+    on the same ``counted`` positions. ``error``: ‖y − y_sa‖ / ‖y_sa‖ of a layer's output at the valid positions, where
+    the layer is given what it has in the trained model. ``skipped``: the share of the layer's products that is left out
+    there; of the model, the mean over its layers. All in the model's dtype.
+    """
+    objective = build_objective(spec, corpus.format)
+    sequences = examples.split(1)
+    trained = [(_nll(objective, model, each), passed(model, each)) for each in sequences]
+    for part in probe.mechanism:
+        found: list[Tensor] | None = None
+        for variant in variants_of(spec, part, probe.budgets):
+            stand_in = _stand_in(spec, model, Part(name=part.name, settings=variant.config), corpus.format)
+            if found is None:
+                found = _agreements(spec, model, stand_in, corpus, objective, probe.calibration)
+            if found:
+                for layer, agreement in zip(_layers(stand_in), found, strict=True):
+                    layer.calibrate(agreement)
+            yield _rows(part.name, variant, objective, stand_in, sequences, trained)
+
+
+def _rows(
+    name: str,
+    variant: Variant,
+    objective: AbstractObjective,
+    stand_in: Backbone,
+    sequences: list[Examples],
+    trained: list[tuple[tuple[float, float], list[Passed]]],
+) -> tuple[Rows, Rows]:
+    """Return one variant's rows, of the model and of its layers."""
+    of_models: Rows = []
+    of_layers: Rows = []
+    for sequence, (example, ((sa_nll, counted), seen)) in enumerate(zip(sequences, trained, strict=True)):
+        where = {"mixer": name, "label": variant.label, "budget": variant.budget, "sequence": sequence}
+        layers = [block.get_submodule("mixer") for block in stand_in.passed()]
+        rows = [
+            {"layer": number, **where, **_of_layer(layer, each)}
+            for number, (layer, each) in enumerate(zip(layers, seen, strict=True))
+        ]
+        of_layers += rows
+        nll, _ = _nll(objective, stand_in, example)
+        skipped = sum(row["skipped"] for row in rows) / len(rows)
+        of_models.append({**where, "counted": counted, "nll": nll, "sa_nll": sa_nll, "skipped": skipped})
+    return of_models, of_layers
+
+
+@torch.no_grad()
+def _of_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
+    """Return error and share skipped of a layer that is given what the trained one is given."""
+    assert isinstance(layer, AbstractTrainingFree)
+    difference_BND = layer(seen.x_BND, mask_BN=seen.mask_BN) - seen.y_BND
+    valid = slice(None) if seen.mask_BN is None else seen.mask_BN
+    return {
+        "error": float(difference_BND[valid].norm() / seen.y_BND[valid].norm()),
+        "skipped": layer.skipped(seen.x_BND, mask_BN=seen.mask_BN),
+    }
+
+
+@torch.no_grad()
+def _nll(objective: AbstractObjective, model: Backbone, examples: Examples) -> tuple[float, float]:
+    """Return nats per counted position of one sequence, NaN without any, and how many are counted."""
+    total, count, _ = objective.validate(model, examples)
+    return (float(total) / float(count) if count else math.nan), float(count)
+
+
+def _stand_in(spec: RunSpec, model: Backbone, part: Part, data_format: Any) -> Backbone:
+    """Return the model with the mechanism in all layers, and the weights of the trained one."""
+    # no run is made of it, so that nothing is to be refused
+    made = build_model(spec.model_copy(update={"mechanism": part}), data_format)
+    made.load_state_dict(model.state_dict(), strict=True)
+    example = next(model.parameters())
+    return made.to(example.device, example.dtype).eval()
+
+
+def _agreements(
+    spec: RunSpec,
+    model: Backbone,
+    stand_in: Backbone,
+    corpus: AbstractCorpus,
+    objective: AbstractObjective,
+    num_sequences: int,
+) -> list[Tensor]:
+    """Return for each layer the mean over training sequences of what it counts for its calibration, a block that the
+    state passes several times over all passes; [] where nothing is calibrated."""
+    layers = _layers(stand_in)
+    sums: dict[int, list[Tensor]] = {}
+    tokens_BN = corpus.windows("train", num_sequences, objective.tokens_needed(spec.model.positions))
+    device = next(model.parameters()).device
+    passes = len(stand_in.passed()) // len(layers)
+    for example in objective.examples(tokens_BN, generator_for(0, "calibration")).split(1):
+        for number, (layer, seen) in enumerate(zip(layers * passes, passed(model, example.to(device)), strict=True)):
+            agreement = layer.agreement(seen.x_BND, mask_BN=seen.mask_BN)
+            if agreement is None:
+                return []
+            sums.setdefault(number % len(layers), []).append(agreement)
+    return [torch.stack(sums[number]).mean(0) for number in range(len(layers))]
+
+
+def _layers(model: Backbone) -> list[AbstractTrainingFree]:
+    """Return the mechanism of each block, once."""
+    found = [block.get_submodule("mixer") for block in model.blocks]
+    return [mixer for mixer in found if isinstance(mixer, AbstractTrainingFree)]
+
+
+def passed(model: Backbone, examples: Examples) -> list[Passed]:
+    """Return what each layer of the model is given and gives, in the order of `Backbone.passed`."""
+    seen: list[Passed] = []
+    with torch.no_grad(), _watched(model, seen):
+        examples.logits(model)
+    return seen
+
+
+@contextmanager
+def _watched(model: Backbone, seen: list[Passed]) -> Iterator[None]:
+    """Keep what each mixer is given and gives in ``seen`` while open."""
+
+    def keep(mixer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        seen.append(Passed(args[0].detach(), kwargs.get("mask_BN"), output.detach()))
+
+    mixers = [block.get_submodule("mixer") for block in model.blocks]
+    handles = [mixer.register_forward_hook(keep, with_kwargs=True) for mixer in mixers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
