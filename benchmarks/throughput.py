@@ -18,7 +18,7 @@ from torch import nn
 
 from analysis.study.load import load
 from benchmarks._machine import machine
-from benchmarks.residuals import Training, interleaved
+from benchmarks._training import Training, interleaved
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
@@ -50,7 +50,7 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Training(step, num_parameters(net))
+    return Training(step, num_parameters(net), net)
 
 
 def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path:
