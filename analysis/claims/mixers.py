@@ -63,14 +63,14 @@ def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
     for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
-        if lacking := _lacking(other, without, shortfalls, NEEDS_NORM):
+        if lacking := _lacking(other, without, shortfalls, f"{NEEDS_NORM}, larger rates are stable"):
             yield lacking
             continue
         yield _edge_claim(study, f"{NEEDS_NORM}, larger rates are stable", (other, without), BY_NLL, 1.0)
         measure, pair = measures_of(study)[0], Pair(without, other, ("sigmoid with a norm", "sigmoid"))
         yield best_claim(study, f"best NLL {other}", measure, pair, f"{NEEDS_NORM}, the best NLL is lower")
     for gated in (name for name, row in rows.items() if row["mechanism"] == "gated_softmax"):
-        if lacking := _lacking(gated, plain, shortfalls, GATES):
+        if lacking := _lacking(gated, plain, shortfalls, f"{GATES}: {gated}"):
             yield lacking
             continue
         for edge in (BY_NLL, BY_VERDICT):
