@@ -60,6 +60,7 @@ def claims(study: Study, shortfalls: Mapping[str, str]) -> list[Claim]:
 
 
 def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
+    """Yield the claims on one group: each sigmoid attention with a norm beside that without, each gate beside `sa`."""
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
     for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
