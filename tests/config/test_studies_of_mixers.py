@@ -47,3 +47,22 @@ def test_attentionx_2x2_has_a_curve_for_each_cell_and_no_more():
         ("attentionx", ""),
         ("attentionx", "mask_diagonal=true"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("study", "objective", "causal_only"),
+    [("mixers_softmax", "mlm", set()), ("mixers_softmax_ar", "ar", {"fox", "nsa"})],
+)
+def test_mixers_stand_beside_sa_at_the_same_rates_and_seeds(study, objective, causal_only):
+    spec = read_spec("sweep", [f"study={study}"])
+    runs = spec.expand(FINGERPRINT)
+    assert {run.objective.name for run in runs} == {objective}
+    kinds = {}
+    for label, choice in spec.curves():
+        kinds.setdefault(choice["mechanism"].name, set()).add(label)
+    varied = {"sigmoid": {"", "norm=after"}, "gated_softmax": {"", "gate=headwise"}}
+    others = {"sa", "sparse_transformer", "longformer", "bigbird", "sparsek"} | causal_only
+    assert kinds == {name: {""} for name in others} | varied
+    points = {(run.lr_peak, run.seed) for run in runs}
+    assert len({seed for _, seed in points}) == 3 and len({lr for lr, _ in points}) == 7
+    assert len(runs) == len({run_id(run) for run in runs}) == len(points) * sum(map(len, kinds.values())) <= 250
