@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch is imported: the profiler announces itself otherwise
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 Call = Callable[[], object]
@@ -42,9 +43,14 @@ def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
     return times
 
 
-def peak_bytes(call: Call) -> int:
-    """Return the most that was allocated at once during the call."""
+def peak_bytes(call: Call, device: str = "cpu") -> int:
+    """Return the most that was allocated at once during the call, beyond what stood before it."""
     call()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         call()
     events = (event for event in record.profiler.kineto_results.events() if event.name() == "[memory]")

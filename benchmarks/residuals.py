@@ -10,30 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from benchmarks._machine import machine
-from stability.build import build_model, build_objective, build_optimizer
-from stability.config.parse import parse_run
-from stability.models.backbone import num_parameters
+from benchmarks._training import Size, interleaved, training
 
-BYTES = 257
 SCHEMES = ("identity", "hc", "mhc", "mhc_lite")
-
-
-class Size(NamedTuple):
-    """The size of a model and a step: layers, width, heads, positions, sequences a step."""
-
-    layers: int
-    width: int
-    heads: int
-    positions: int
-    batch: int
 
 
 SIZES = {
@@ -43,68 +26,6 @@ SIZES = {
     "gpt_s": Size(6, 512, 8, 1024, 16),
 }
 DEFAULT = ("nano", "width 256", "gpt_s / 4")  # gpt_s itself is for a GPU
-
-
-class Training(NamedTuple):
-    step: Callable[[], None]
-    num_parameters: int
-
-
-def training(residual: str, size: Size, device: str) -> Training:
-    """Return the steps on a fixed batch."""
-    model = {
-        "name": "benchmark",
-        "layers": size.layers,
-        "width": size.width,
-        "heads": size.heads,
-        "positions": size.positions,
-    }
-    parts = {
-        "mechanism": "sa",
-        "objective": "ar",
-        "data": "stdlib",
-        "residual": residual,
-        "optimizer": "adamw",
-        "norm": "layernorm",
-    }
-    numbers = {
-        "schedule": {"name": "constant"},
-        "steps": 1,
-        "batch": size.batch,
-        "clip_norm": 1.0,
-        "lr_peak": 1e-3,
-        "seed": 0,
-        "data_fingerprint": "none",
-    }
-    spec = parse_run({"model": model, **parts, **numbers})
-    net, objective = build_model(spec, BYTES).to(device), build_objective(spec, BYTES)
-    optimizer, generator = build_optimizer(spec, net), torch.Generator().manual_seed(0)
-    tokens = torch.randint(BYTES, (size.batch, objective.tokens_needed(size.positions)), generator=generator)
-    examples = objective.examples(tokens, generator).to(device)
-
-    def step() -> None:
-        total, count = objective.loss(net, examples)
-        optimizer.zero_grad()
-        (total / count).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return Training(step, num_parameters(net))
-
-
-def interleaved(steps: dict[str, Callable[[], None]], repeats: int, device: str) -> dict[str, list[float]]:
-    """Measure the seconds a step, a turn of all schemes at a time; two turns beforehand warm up. On a GPU by the clock;
-    on a CPU those that this process computed, so that a shared machine may be timed on."""
-    now, times = (time.perf_counter if device == "cuda" else time.process_time), {name: [] for name in steps}
-    for turn in range(-2, repeats):
-        for name, step in steps.items():
-            start = now()
-            step()
-            if turn >= 0:
-                times[name].append(now() - start)
-    return times
 
 
 def main() -> None:
@@ -126,7 +47,9 @@ def main() -> None:
     )
     for name in arguments.sizes:
         size = SIZES[name]
-        trainings = {scheme: training(scheme, size, arguments.device) for scheme in SCHEMES}
+        trainings = {
+            scheme: training({"residual": scheme, "objective": "ar"}, size, arguments.device) for scheme in SCHEMES
+        }
         times = interleaved(
             {scheme: each.step for scheme, each in trainings.items()}, arguments.repeats, arguments.device
         )

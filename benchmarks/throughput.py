@@ -3,8 +3,8 @@ runs/studies/NAME``; its report then shows it.
 
 One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches),
 clipping and optimizer, on its own data. The series take turns, so that what else the machine does hits all alike, and
-``results/throughput.json`` keeps the seconds of every turn: a ratio is of the same turn. Validation, checkpoints and
-logging are left out.
+``results/throughput.json`` keeps the seconds of every turn: a ratio is of the same turn; and the most memory that a
+step holds at once beyond parameters and the optimizer's state. Validation, checkpoints and logging are left out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
 import torch
 from torch import nn
 
 from analysis.study.load import load
 from benchmarks._machine import machine
-from benchmarks.residuals import Training, interleaved
+from benchmarks._training import Training, interleaved
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
@@ -42,15 +43,15 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
     parts, count = examples.split(spec.microbatch or spec.batch), objective.count(examples, torch.float32)
 
     def step() -> None:
-        optimizer.zero_grad()
         for part in parts:
             (objective.loss(net, part)[0] / count).backward()
         nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
         optimizer.step()
+        optimizer.zero_grad()
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Training(step, num_parameters(net))
+    return Training(step, num_parameters(net), net)
 
 
 def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path:
@@ -68,6 +69,7 @@ def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path
             "num_params": trainings[run.series].num_parameters,
             "tokens_per_step": specs[run.series].batch * specs[run.series].model.positions,
             "seconds": seconds[run.series],
+            "peak_bytes": peak_bytes(trainings[run.series].step, device),
         }
         for run in runs.itertuples()
     ]

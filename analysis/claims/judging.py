@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analysis.claims import rivals
+from analysis.claims import mixers, rivals
 from analysis.claims.claim import Claim
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.steps import steps_claims, suboptimal_claims
@@ -24,6 +24,7 @@ from analysis.claims.windows import Side, unjudged_window, window_claims
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned
+from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
@@ -64,14 +65,14 @@ def judge(study: Study) -> tuple[Claim, ...]:
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Return the claims on schemes beside the plain one, [] where the study does not have both; a scheme's seeds are
-    judged as a mechanism's are."""
-    if not (compares_residuals(study) or compares_mechanisms(study)):
+    """Return the claims on schemes and mixers beside the plain one, [] where the study does not have both; a scheme's
+    seeds are judged as a mechanism's are."""
+    if not (compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study)):
         return []
     learned = {name: Learned.of(study, each) for name, each in found.items()}
     most = most_learned(list(learned.values()))
     shortfalls = {name: each.shortfall(most) for name, each in learned.items()}
-    return rivals.claims(study, found, shortfalls)
+    return [*rivals.claims(study, found, shortfalls), *mixers.claims(study, shortfalls)]
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:

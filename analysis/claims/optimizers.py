@@ -1,65 +1,18 @@
-"""Say in words how the optimizers of a study compare, computed from `analysis.numbers.optimizers`.
-
-Every run counts, and those that diverged come first. Each optimizer is compared with AdamW (or with the first, where it
-is not there) seed by seed, each at a best rate of its own, by the rules of the claims: one seed, nothing is said; two,
-both must agree; three or more, Student's 95 % interval of the paired differences must exclude 0. Nothing is corrected
-for the number of comparisons, and it is said how many there are.
-"""
+"""Say in words how the optimizers of a study compare, each with AdamW, or with the first where it is not there
+(`analysis.claims.kinds`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import numpy as np
-
-from analysis.numbers.comparison import TIE_DECADES, decide
-from analysis.numbers.optimizers import Bounds, Numbers, groups, numbers_of, others_of, plain_of
+from analysis.claims.kinds import NLL, RATIO, ROOM, SENSITIVITY, best, compared, divergences, rule, step_ratio
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.optimizers import groups, numbers_of, others_of, plain_of
 from analysis.study.load import Study
-from analysis.words import listed, plural
+from analysis.words import listed
 
-MOST_RATES = 4  # named one by one
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number that optimizers are compared by. ``more``, ``less``: what one has whose number is greater, or smaller;
-    ``form``: writes a difference; ``tie``: differences up to it are none."""
-
-    key: str
-    opening: str
-    more: str
-    less: str
-    form: Callable[[float], str]
-    tie: float = 0.0
-
-
-QUANTITIES = (
-    Quantity("nll", "NLL at the best rate", "higher", "lower", lambda value: f"{value:+.3f}"),
-    Quantity(
-        "room",
-        "Decades from the best rate to where the NLL leaves 5 % of the best",
-        "more",
-        "fewer",
-        lambda value: f"{value:+.2f}",
-        TIE_DECADES,
-    ),
-    Quantity("ratio", "α_max over the rate, at the best rate", "larger", "smaller", lambda value: f"×{10**value:.2g}"),
-    Quantity(
-        "sensitivity", "Sensitivity to the learning rate (nats)", "larger", "smaller", lambda value: f"{value:+.3f}"
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A paired difference of an optimizer from the plain one. ``direction``: +1, −1, or 0 where the interval does not
-    tell; ``text``: its median over seeds and its interval."""
-
-    direction: int
-    n: int
-    text: str
+QUANTITIES = (NLL, ROOM, RATIO, SENSITIVITY)
 
 
 def reading(study: Study) -> list[str]:
@@ -74,111 +27,9 @@ def reading(study: Study) -> list[str]:
 
 def _of_group(numbers: Mapping[str, Numbers]) -> list[str]:
     plain, ordered = plain_of(numbers), list(numbers.values())
-    texts = [_divergences(ordered), _best(ordered)]
-    texts += [text for quantity in QUANTITIES if (text := _compared(quantity, ordered, plain))]
-    return [*texts, _rule(ordered, plain), *_costs(ordered, plain)]
-
-
-def _divergences(numbers: list[Numbers]) -> str:
-    """Say how many runs diverged, of which optimizers and at which rates, the most first."""
-    total, lost = sum(each.num_runs for each in numbers), sum(each.num_diverged for each in numbers)
-    if not lost:
-        return f"None of {plural(total, 'run')} diverged."
-    some = sorted((each for each in numbers if each.num_diverged), key=lambda each: -each.num_diverged)
-    told = [f"{each.name} {each.num_diverged} of {each.num_runs} ({_where(each)})" for each in some]
-    none = [each.name for each in numbers if not each.num_diverged]
-    rest = f" None of {listed(none)}." if none else ""
-    return (
-        f"Of {plural(total, 'run')}, {lost} diverged, rates being multiples of the reference: {'; '.join(told)}.{rest}"
-    )
-
-
-def _where(each: Numbers) -> str:
-    """Say at which rates an optimizer's runs diverged, each with its count, or where they are many from which on."""
-    lost = {rate: f"{count}/{of}" for rate, (count, of) in each.diverged.items() if count}
-    if len(lost) > MOST_RATES:
-        return f"at {len(lost)} of {len(each.diverged)} rates, from {min(lost):.3g} to {max(lost):.3g}"
-    return ", ".join(f"{text} at {rate:.3g}" for rate, text in lost.items())
-
-
-def _best(numbers: list[Numbers]) -> str:
-    """Name the lowest NLL, and the optimizers of which every run diverged, or whose best rate lies at an end of what
-    was swept."""
-    known = sorted((each for each in numbers if each.nll.n), key=lambda each: each.nll.median)
-    if not known:
-        return "No optimizer has a finite NLL."
-    text = f"Lowest NLL at the best rate: {known[0].name}, {_with_interval(known[0])}"
-    text += f"; highest: {known[-1].name}, {_with_interval(known[-1])}." if len(known) > 1 else "."
-    lost = [each.name for each in numbers if not each.nll.n]
-    text += f" Without any: {listed(lost)}." if lost else ""
-    ends = [each.name for each in known if each.best in (min(each.diverged), max(each.diverged))]
-    if ends and any(len(each.diverged) > 1 for each in known):
-        text += (
-            f" The best rate is the first or the last that was swept of {listed(ends)}: a better one may lie beyond."
-        )
-    return text
-
-
-def _with_interval(each: Numbers) -> str:
-    return f"{each.nll.median:.3f} ({each.nll.detail()})"
-
-
-def _compared(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
-    """Say of one quantity which optimizers differ from the plain one beyond the interval; "" where nothing is known."""
-    found = {
-        each.name: difference(quantity, each.by_seed[quantity.key], plain.by_seed[quantity.key])
-        for each in numbers
-        if each is not plain
-    }
-    known = {name: each for name, each in found.items() if each.n > 1}
-    if not known:
-        return ""
-    parts = []
-    for direction, word in ((1, quantity.more), (-1, quantity.less)):
-        own = [f"{name} {each.text}" for name, each in known.items() if each.direction == direction]
-        parts += [f"{word} of {listed(own)}"] if own else []
-    alike = [name for name, each in known.items() if not each.direction]
-    parts += [f"not told apart: {listed(alike)}"] if alike else []
-    absent = [name for name, each in found.items() if each.n < 2]
-    parts += [f"too few seeds: {listed(absent)}"] if absent else []
-    return f"{quantity.opening}, against {plain.name}'s seed by seed: {'; '.join(parts)}."
-
-
-def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int, Bounds]) -> Difference:
-    """Return the paired difference over the seeds that both have; where numbers are bounds, by what they leave
-    possible. A seed in which one of the two diverged at every rate has no number: then all seeds must agree."""
-    seeds = sorted(own.keys() & plain.keys())
-    lows = [_less(own[seed][0], plain[seed][1]) for seed in seeds]
-    highs = [_less(own[seed][1], plain[seed][0]) for seed in seeds]
-    if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
-        agreed = 1 if min(lows) > quantity.tie else -1 if max(highs) < -quantity.tie else 0
-        text = f"(one of the two diverged at every rate in {lost} of {len(seeds)} seeds)"
-        return Difference(agreed, len(seeds), text)
-    direction, interval = decide(lows, highs, quantity.tie)
-    middles = [(low + high) / 2 if math.isfinite(low + high) else low for low, high in zip(lows, highs, strict=True)]
-    ends = " to ".join(quantity.form(end) if math.isfinite(end) else "∞" for end in interval)
-    middle = float(np.median(middles)) if middles else math.nan
-    return Difference(direction, len(seeds), f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else "")
-
-
-def _less(first: float, second: float) -> float:
-    """Return first − second; 0 where both are the same infinity."""
-    return 0.0 if first == second else first - second
-
-
-def _rule(numbers: list[Numbers], plain: Numbers) -> str:
-    """Say by which rule differences are told, and how many comparisons there are."""
-    seeds = len(plain.by_seed["nll"])
-    others = len(numbers) - 1
-    how = (
-        "With one seed nothing is said of differences"
-        if seeds < 2
-        else "With two seeds a difference is told where both agree, which is an indication"
-        if seeds == 2
-        else f"A difference is told where the 95 % interval of the {seeds} paired differences excludes 0; in "
-        "parentheses that interval"
-    )
-    return f"{how}. Each is compared with {plain.name} alone, {plural(others, 'comparison')} a quantity, uncorrected."
+    texts = [divergences(ordered, "multiples of the reference"), best(ordered, "optimizer")]
+    texts += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
+    return [*texts, rule(ordered, plain), *_costs(ordered, plain)]
 
 
 def _costs(numbers: list[Numbers], plain: Numbers) -> list[str]:
@@ -194,10 +45,3 @@ def _costs(numbers: list[Numbers], plain: Numbers) -> list[str]:
         ends = listed(f"{each.name} {ratio:.2f}" for each, ratio in (timed[0], timed[-1]))
         parts.append(f"Time of a step over {plain.name}'s, shortest and longest: {ends}, by the runs' own clocks.")
     return parts
-
-
-def step_ratio(each: Numbers, plain: Numbers) -> float:
-    """Return the median over the common seeds of the time of a step over the plain optimizer's; NaN without any."""
-    ratios = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
-    known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    return float(np.median(known)) if known else math.nan

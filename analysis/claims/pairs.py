@@ -89,11 +89,11 @@ def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, 
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """Yield AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of
-    those beside each other."""
+    """Yield each AttentionX (as it is, or with another mask) beside each `sa`, that of the same mask first; and the two
+    of one mechanism beside each other."""
+    masks = group[group["variant"].str.match(r"(mask_diagonal=\w+)?$")]
     for name, plain in RIVALS.items():
-        own = group[(group["mechanism"] == name) & (group["variant"] == "")]["series"]
-        beside = group[(group["mechanism"] == plain) & group["variant"].str.match(r"(mask_diagonal=\w+)?$")]["series"]
+        own, beside = (masks[masks["mechanism"] == each]["series"] for each in (name, plain))
         for other in own:
             ranked = sorted(beside, key=lambda series: not same_mask(study, series, other))
             for series in ranked:
@@ -106,9 +106,10 @@ def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
                     else UNKNOWN
                 )
                 yield Pair(series, other, (name, plain), same is not False, remark)
-        if len(beside) == 2:
-            first, second = sorted(beside, key=lambda series: sees_itself(study, series) is False)
-            yield Pair(first, second, (plain, plain), False, "The mask alone: ")
+        for mechanism, two in ((plain, beside), (name, own)):
+            if len(own) and len(two) == 2:
+                first, second = sorted(two, key=lambda series: sees_itself(study, series) is False)
+                yield Pair(first, second, (mechanism, mechanism), False, "The mask alone: ")
 
 
 def same_mask(study: Study, series: str, other: str) -> bool | None:

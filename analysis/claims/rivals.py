@@ -26,6 +26,7 @@ from analysis.claims.streams import mixing_claims
 from analysis.claims.words import weight
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
+from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.optimizers import compares_optimizers
 from analysis.numbers.windows import SeriesWindows
 from analysis.study.load import FINISHED, Frame, Study
@@ -33,6 +34,10 @@ from analysis.words import listed, plural
 
 # so much more is "on par": the paper gives no margin, and the numbers of its Table 1 are not in the text at hand
 PAR_NATS = 0.01
+MIXERS_OF_THE_PAPERS = (
+    "what the annexes say of sigmoid attention and of gates was seen in language models of a billion parameters "
+    "and more"
+)
 STATEMENTS = {
     ("mhc_lite", "mhc", "NLL"): "mHC-lite's loss is on par with mHC's or lower (4.1, Table 1)",
     (
@@ -50,7 +55,8 @@ STATEMENTS = {
 
 def another_question(study: Study) -> bool:
     """Return whether a study without consensus runs compares something else."""
-    return compares_schemes(study) or ("sc" not in set(study.runs["mechanism"]) and compares_optimizers(study))
+    others = compares_optimizers(study) or compares_mixers(study)
+    return compares_schemes(study) or ("sc" not in set(study.runs["mechanism"]) and others)
 
 
 def compares_schemes(study: Study) -> bool:
@@ -71,6 +77,7 @@ def scale_of_the_papers(study: Study) -> str:
         else []
     )
     papers += ["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []
+    papers += [MIXERS_OF_THE_PAPERS] if compares_mixers(study) else []
     return "; ".join(papers) or "which optimizer is ahead after so few steps says little of other sizes and lengths"
 
 
@@ -95,7 +102,8 @@ def _about(
         yield Claim(f"trained {named}", "not judged", text)
         return
     for measure in compared(study):
-        yield _best(study, f"best {measure.word} {named}", measure, pair)
+        statement = STATEMENTS.get((*pair.names, measure.word), "") if pair.states else ""
+        yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement)
     verdict, text = _window(study, found[pair.other], found[pair.plain])
     yield Claim(
         f"window {named}",
@@ -143,11 +151,11 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
             yield from mixing_claims(study, schemes, dict(found))
 
 
-def _best(study: Study, about: str, measure: Measure, pair: Pair) -> Claim:
+def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement: str) -> Claim:
     """Judge a pair on each seed's best over the rates that both were trained at; a seed whose runs all diverged has an
     infinitely bad one."""
     column, better, word, digits, limit = measure
-    other, plain, statement = pair.other, pair.plain, STATEMENTS.get((*pair.names, word), "") if pair.states else ""
+    other, plain = pair.other, pair.plain
     tables = [_outcomes(study.of(name), column, -better * math.inf) for name in (other, plain)]
     rates, seeds = (
         sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")

@@ -17,6 +17,7 @@ from analysis.sections import (
     gradient_norms,
     gradients,
     lineage,
+    mixers,
     nll_figures,
     optimizers,
     overview,
@@ -36,6 +37,7 @@ SECTIONS: tuple[Section, ...] = (
     search.SECTION,
     lineage.SECTION,
     optimizers.SECTION,
+    mixers.SECTION,
     edge.SECTION,
     ablation_figure.SECTION,
     nll_figures.SECTION,
@@ -59,4 +61,10 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 # What a sweep prints after the tables of the other sections: the end of a printout is what its reader sees.
-PRINTED_LAST: tuple[Section, ...] = (ablation_figure.SECTION, alpha.SECTION, optimizers.SECTION, claims.SECTION)
+PRINTED_LAST: tuple[Section, ...] = (
+    ablation_figure.SECTION,
+    alpha.SECTION,
+    optimizers.SECTION,
+    mixers.SECTION,
+    claims.SECTION,
+)

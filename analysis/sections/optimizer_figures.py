@@ -11,28 +11,25 @@ from matplotlib.lines import Line2D
 
 from analysis.drawing.legends import legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.numbers.optimizers import Numbers, numbers_of, plain_of, reference_of
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.optimizers import numbers_of, plain_of, reference_of
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll_figures import nll_limits
+from analysis.sections.panels import over, panels
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 
 NAME, APART = "optimizers", "optimizers-apart"
 ROW_INCHES = 0.17
 ASIDE = 0.12  # decades over which the curves stand beside each other, so that their intervals do not hide each other
-MOST_TOGETHER, PANELS_PER_ROW = 6, 4  # curves that can be told apart in one panel; panels beside each other
+MOST_TOGETHER = 6  # curves that can be told apart in one panel
 CAPTION = (
     "Above: validation NLL at the end of training against {rate}. Line: median over seeds, broken where half of them "
     "or more diverged; bars: over the seeds that finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ "
     "3). Curves stand a little beside each other. What rises above the axis is cut. Below: what became of the runs at "
     "each rate. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed diverged, "
     "with their count; star: the best rate."
-)
-APART_CAPTION = (
-    "The same, a panel an optimizer, {plain}'s in grey in each. Line: median over seeds; shade: over the seeds that "
-    "finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ 3); star: the best rate; ×: diverged runs "
-    "of all runs there."
 )
 
 
@@ -51,7 +48,7 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     """Draw one group's curves above the ends of their runs; None where no optimizer has more than one rate, or no run a
     finite NLL."""
     numbers = numbers_of(study, group)
-    tables = {name: _over(outcomes(study, name), _unit(study, numbers[name])) for name in group}
+    tables = {name: over(outcomes(study, name), _unit(study, numbers[name])) for name in group}
     finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
     if not any(finite) or max(len(table) for table in tables.values()) < 2:
         return None
@@ -90,50 +87,11 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
 def apart_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     """Draw a panel for each optimizer beside the one that all are compared with; None for so few that one panel shows
     them, or where `optimizer_figure` has nothing to draw."""
-    numbers = numbers_of(study, group)
-    tables = {name: _over(outcomes(study, name), _unit(study, numbers[name])) for name in group}
-    finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
-    if len(group) <= MOST_TOGETHER or not any(finite) or max(len(table) for table in tables.values()) < 2:
+    if len(group) <= MOST_TOGETHER:
         return None
-    plain, styles = plain_of(numbers), looks(study)
-    lines = -(-len(group) // PANELS_PER_ROW)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.15 * lines), layout="constrained")
-    axes = figure.subplots(lines, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
-    nll_limits(axes[0], tables, float(study.runs["unigram_nll"].median()))
-    rates = {rate for table in tables.values() for rate in table.index}
-    beside = median_line(tables[plain.series])
-    for index, (ax, name) in enumerate(zip(axes, group, strict=False)):
-        ax.plot(beside.index, beside.where(np.isfinite(beside)), color="#a9b0b8", linewidth=1.0, zorder=1)
-        _panel(ax, tables[name], numbers[name], _unit(study, numbers[name]), styles[name].color)
-        lr_axis(ax, rates, most=4)
-        ax.set_xticks(ticks := ax.get_xticks(), [f"{tick:.3g}" for tick in ticks], fontsize=7)
-        ax.set_title(numbers[name].name, loc="left", fontsize=8.5)
-        if index % PANELS_PER_ROW == 0:
-            ax.set_ylabel("NLL (nats)", fontsize=8)
-        ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(group))
-    for ax in axes[len(group) :]:
-        ax.remove()
-    figure.supxlabel(_axis(study), fontsize=9)
-    return figure
-
-
-def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> None:
-    """Draw one optimizer's median line with its intervals as a shade, a star at its best rate, and crosses at the top
-    where runs diverged, with their count."""
-    line = median_line(table)
-    spreads = [Spread.of(row) for _, row in table.iterrows()]
-    lows, highs = [spread.low for spread in spreads], [spread.high for spread in spreads]
-    ax.fill_between(table.index, lows, highs, color=color, alpha=0.2, linewidth=0, zorder=2)
-    ax.plot(line.index, line.where(np.isfinite(line)), color=color, marker="o", markersize=2.6, linewidth=1.1, zorder=3)
-    if math.isfinite(each.best_lr):
-        ax.plot(each.best_lr / unit, each.nll.median, "*", color=color, markersize=8, markeredgecolor=INK,
-                markeredgewidth=0.5, zorder=5)  # fmt: skip
-    for rate, row in table.iterrows():
-        if diverged := int(np.isinf(row.to_numpy(dtype=float)).sum()):
-            place = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-            ax.plot(rate, 0.93, "x", color=color, markersize=4, markeredgewidth=1.1, **place)
-            ax.text(rate, 0.85, f"{diverged}/{row.notna().sum()}", color=color, fontsize=5.5, ha="center", va="top",
-                    **place)  # fmt: skip
+    numbers = numbers_of(study, group)
+    units = {name: _unit(study, each) for name, each in numbers.items()}
+    return panels(study, numbers, plain_of(numbers), units, _axis(study))
 
 
 def _unit(study: Study, each: Numbers) -> float:
@@ -143,10 +101,6 @@ def _unit(study: Study, each: Numbers) -> float:
     if multiples.references(study.study):
         return reference_of(study, each.name)
     return each.best_lr if math.isfinite(each.best_lr) else 1.0
-
-
-def _over(table: Frame, unit: float) -> Frame:
-    return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)
 
 
 def _curve(ax: Axes, table: Frame, style: Look, aside: float) -> None:

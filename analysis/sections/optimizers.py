@@ -6,32 +6,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.claims.optimizers import reading, step_ratio
+from analysis.claims.optimizers import reading
 from analysis.drawing.tables import guarded_note, source
 from analysis.drawing.typeset import Cell, Table, boxed, heading
-from analysis.numbers.optimizers import (
-    Bounds,
-    Numbers,
-    compares_optimizers,
-    groups,
-    numbers_of,
-    others_of,
-    plain_of,
-)
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.optimizers import compares_optimizers, groups, numbers_of, others_of, plain_of
+from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
+from analysis.sections.kind_cells import bounds_text, nll_cell, sensitivity_cell, spread_cell, time_cell
 from analysis.sections.optimizer_figures import (
     APART,
-    APART_CAPTION,
     NAME,
     apart_figure,
     optimizer_figure,
     optimizer_figure_caption,
 )
+from analysis.sections.panels import APART_CAPTION
 from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
 from analysis.study import multiples, wording
 from analysis.study.load import Study
 from analysis.study.step_terms import step_terms
-from analysis.words import power
 
 TITLE = "Optimizers, each at rates of its own"
 
@@ -70,33 +63,16 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
     """Return one optimizer's row of it. ``lowest``: the lowest NLL of the table, which is set in bold."""
-    at_best = each.diverged.get(each.best, (0, 0))
-    lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
-    nll = "\n".join([each.nll.detail(), *lost])
     return (
         Cell(each.name),
         Cell(f"{each.num_diverged}/{each.num_runs}"),
         Cell(f"{each.best:.3g}" if math.isfinite(each.best) else "--"),
-        Cell(f"{each.nll.median:.3f}", nll, each.nll.median == lowest) if each.nll.n else Cell("none finite"),
+        nll_cell(each, lowest),
         Cell(bounds_text(each.to_stable)),
         Cell(bounds_text(each.to_near)),
-        _spread_cell(each.ratio),
-        Cell(f"{each.sensitivity.median:.3f}", each.sensitivity.detail()) if each.sensitivity.n else Cell("--"),
+        spread_cell(each.ratio),
+        sensitivity_cell(each),
     )
-
-
-def bounds_text(bounds: Bounds) -> str:
-    """Write decades that are known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
-    least, most = (end + 0.0 for end in bounds)
-    if math.isnan(least):
-        return "none"
-    if math.isinf(most):
-        return f"≥ {least:.2f}"
-    return f"{least:.2f}" if most <= least + 0.005 else f"{least:.2f}–{most:.2f}"
-
-
-def _spread_cell(spread: Spread) -> Cell:
-    return Cell(power(spread.median), spread.detail(power)) if spread.n else Cell("--")
 
 
 def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
@@ -105,10 +81,10 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     rows = tuple(
         (
             Cell(each.name),
-            _spread_cell(each.rms_u),
-            _spread_cell(each.rms_step),
+            spread_cell(each.rms_u),
+            spread_cell(each.rms_step),
             Cell(f"{each.state_bytes:.2f}" if math.isfinite(each.state_bytes) else "--"),
-            _time_cell(each, plain),
+            time_cell(each, plain),
         )
         for each in numbers
     )
@@ -124,16 +100,6 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     return Table(f"Optimizers: what a step is, and costs{of}", caption, header, rows)
 
 
-def _time_cell(each: Numbers, plain: Numbers) -> Cell:
-    ratio = step_ratio(each, plain)
-    if math.isnan(ratio):
-        return Cell("--")
-    own = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
-    known = [value for value in own if math.isfinite(value)]
-    beside = f"{min(known):.2f}–{max(known):.2f}, n={len(known)}" if len(known) > 1 else f"n={len(known)}"
-    return Cell(f"{ratio:.2f}", f"{1e3 * float(sorted(each.step_s.values())[0]):.1f} ms" if each is plain else beside)
-
-
 def figures(study: Study) -> Figures:
     """Draw for each group that has more than one rate a figure of all its optimizers and, where they are many, one of
     each beside the one that all are compared with."""
@@ -143,7 +109,9 @@ def figures(study: Study) -> Figures:
             drawn[numbered(NAME, index)] = sourced(study, together, optimizer_figure_caption(study))
         if (apart := apart_figure(study, group)) is not None:
             plain = plain_of(numbers_of(study, group)).name
-            drawn[numbered(APART, index)] = sourced(study, apart, APART_CAPTION.format(plain=plain))
+            drawn[numbered(APART, index)] = sourced(
+                study, apart, APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
+            )
     return drawn
 
 

@@ -11,7 +11,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.claims.optimizers import QUANTITIES, difference, reading
+from analysis.claims.kinds import difference
+from analysis.claims.optimizers import QUANTITIES, reading
 from analysis.drawing.style import RC
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary, write_figures

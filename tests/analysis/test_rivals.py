@@ -84,9 +84,11 @@ def test_with_consensus_in_the_study_its_own_question_stands_first(tmp_path):
     assert claims.index("window") < claims.index("best NLL attentionx")
 
 
-def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), accuracy=None, attentionx=None, spec=True):
-    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is
-    which."""
+def of_masks(
+    tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), accuracy=None, attentionx=None, spec=True, cells=3
+):
+    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is which;
+    of four ``cells`` attentionx with a masked diagonal at 1.8."""
     settings = [{"variant": variant, "objective": objective} for variant in variants]
     folder = write_study(
         tmp_path,
@@ -98,7 +100,7 @@ def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), acc
     )
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
-    runs = runs[(runs["mechanism"] == "sa") | (runs["variant"] == "")]
+    runs = runs[(runs["mechanism"] == "sa") | (runs["variant"] == "") | (cells == 4)]
     runs["val_nll"] += (
         0.2 * np.abs(np.log10(runs["lr"] / 1e-2))
         + 0.1 * (runs["mechanism"] == "sa")
@@ -144,6 +146,23 @@ def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):
     assert alone.text.startswith("The mask alone: ") and alone.statement == "" and "than sa, each" in alone.text
     assert found["throughput attentionx beside sa mask_diagonal=true"].verdict == "not judged"
     assert "same mask attentionx" not in found
+
+
+def test_each_of_two_masks_of_attentionx_is_judged_against_attention_with_its_own(tmp_path):
+    found = claims_of(of_masks(tmp_path, attentionx=False, cells=4))
+    assert [subject for subject, claim in found.items() if subject.startswith("best") and claim.statement] == [
+        "best NLL attentionx",
+        "best NLL attentionx mask_diagonal=true",
+    ]
+    assert "than sa, each" in found["best NLL attentionx"].text
+    assert "than sa mask_diagonal=true, each" in found["best NLL attentionx mask_diagonal=true"].text
+    for name in ("sa", "attentionx"):
+        alone = next(
+            claim
+            for subject, claim in found.items()
+            if f"than {name}, each" in claim.text and claim.text.startswith("The mask alone: ")
+        )
+        assert f"{name} mask_diagonal=true reaches a lower NLL" in alone.text and alone.statement == ""
 
 
 def test_without_attention_of_its_mask_the_claim_is_not_judged(tmp_path):

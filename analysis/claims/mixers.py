@@ -1,0 +1,162 @@
+"""Judge what the toolkit paper's annexes say of softmax and sigmoid mixers, and say in words how the mechanisms of a
+study compare with `sa`.
+
+B.1.2: sigmoid attention needs a norm after it. D.7: gating tolerates learning rates that are 30 % higher. Both are of
+the largest stable learning rate, which is taken seed by seed: where the NLL leaves 5 % of the best (between two rates
+that is interpolated), and for gates also the largest rate whose run ended stable, which is known to a step of the grid.
+Rules as in `analysis.claims.judging`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.claims.claim import Claim, Verdict
+from analysis.claims.kinds import NLL, RATIO, SENSITIVITY, WINDOW, best, compared, divergences, rule
+from analysis.claims.pairs import Pair
+from analysis.claims.pairs import compared as measures_of
+from analysis.claims.rivals import best_claim
+from analysis.claims.words import weight
+from analysis.numbers.comparison import TIE_DECADES, decide
+from analysis.numbers.mixers import (
+    PLAIN,
+    Edges,
+    common_of,
+    edge_by_nll,
+    edge_by_verdict,
+    groups,
+    numbers_of,
+    plain_of,
+)
+from analysis.study.load import Study
+from analysis.words import listed, lr_text, plural
+
+QUANTITIES = (NLL, WINDOW, RATIO, SENSITIVITY)
+HIGHER_BY_GATES = 1.3  # D.7, which gives neither n nor an interval
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A way to tell the largest stable learning rate. ``said``: what it is of a series, in words."""
+
+    find: Edges
+    said: str
+
+
+BY_NLL = Edge(edge_by_nll, "the rate at which the NLL leaves 5 % of the best")
+BY_VERDICT = Edge(edge_by_verdict, "the largest rate that ended stable")
+NEEDS_NORM = "Sigmoid attention needs a norm after it (annex B.1.2): with one"
+GATES = "Gating tolerates learning rates 30 % higher (annex D.7)"
+
+
+def claims(study: Study, shortfalls: Mapping[str, str]) -> list[Claim]:
+    """Return the claims on every group's series. ``shortfalls``: by series, why it learned too little ("" where it did
+    not)."""
+    return [claim for group in groups(study) for claim in _of_group(study, group, shortfalls)]
+
+
+def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
+    """Yield the claims on one group: each sigmoid attention with a norm beside that without, each gate beside `sa`."""
+    rows = {series: study.of(series).iloc[0] for series in group}
+    plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
+    for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
+        if lacking := _lacking(other, without, shortfalls, f"{NEEDS_NORM}, larger rates are stable"):
+            yield lacking
+            continue
+        yield _edge_claim(study, f"{NEEDS_NORM}, larger rates are stable", (other, without), BY_NLL, 1.0)
+        measure, pair = measures_of(study)[0], Pair(without, other, ("sigmoid with a norm", "sigmoid"))
+        yield best_claim(study, f"best NLL {other}", measure, pair, f"{NEEDS_NORM}, the best NLL is lower")
+    for gated in (name for name, row in rows.items() if row["mechanism"] == "gated_softmax"):
+        if lacking := _lacking(gated, plain, shortfalls, f"{GATES}: {gated}"):
+            yield lacking
+            continue
+        for edge in (BY_NLL, BY_VERDICT):
+            yield _edge_claim(study, f"{GATES}: {edge.said}, {gated}", (gated, plain), edge, HIGHER_BY_GATES)
+
+
+def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a sigmoid attention with a norm and one without, which an ablation of ``norm`` makes."""
+    base = next((name for name, row in sigmoids if not row["variant"]), None)
+    for name, row in sigmoids:
+        setting, _, value = row["variant"].partition("=")
+        if setting == "norm" and base is not None:
+            yield (base, name) if value == "none" else (name, base)
+
+
+def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: str) -> Claim | None:
+    """Return a "not judged" where one of the two learned too little to speak about."""
+    if not (few := [name for name in (plain, other) if shortfalls[name]]):
+        return None
+    text = f"{other} is not compared with {plain}: {listed(few)} learned too little."
+    return Claim(f"trained {other}", "not judged", text, statement)
+
+
+def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
+    """Judge whether the first of a pair is stable up to ``factor`` times the rate of the second or more, seed by seed.
+
+    Seeds in which both diverged everywhere say nothing. A factor of 1 asks for more than `TIE_DECADES`.
+    """
+    other, plain = pair
+    own, base = (edge.find(study, name) for name in pair)
+    seeds = [seed for seed in sorted(own.keys() & base.keys()) if math.isfinite(max(own[seed][0], base[seed][0]))]
+    needed = math.log10(factor)
+    lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
+    highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
+    subject, n = f"edge {other} beside {plain}", len(seeds)
+    numbers = f"{edge.said}: {_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
+    if n < 2:
+        text = f"On how far the learning rate of {other} can be pushed, no claim is made with {plural(n, 'seed')}"
+        return Claim(subject, "no claim", f"{text} ({numbers}).", statement, n)
+    direction, interval, lost = _decided(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
+    known = " to ".join(_times(end + needed) for end in interval)
+    kind = f"range of {n} seeds" if n == 2 or lost else "95 % interval of the mean over paired seeds"
+    numbers += f"; ratio {known}, n={n}, {'range' if n == 2 or lost else '95 % interval'}"
+    numbers += f"; in {plural(lost, 'seed')} one of the two has none at all" if lost else ""
+    least, most = (float(np.median([end + needed for end in ends])) for ends in (lows, highs))
+    effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
+    asked = f"{factor:g} times {plain}'s" if factor != 1.0 else f"{plain}'s"
+    if direction == 0:
+        text = f"Whether the largest stable learning rate of {other} lies above {asked} stays undecided ({numbers})."
+        return Claim(subject, "undecided", text, statement, n, effect, f"{known}, {kind}")
+    verdict: Verdict = "holds" if direction > 0 else "contradicted"
+    said = "above" if direction > 0 else "below"
+    text = f"{weight(n)} that the largest stable learning rate of {other} lies {said} {asked} ({numbers})."
+    return Claim(subject, verdict, text, statement, n, effect, f"{known}, {kind}")
+
+
+def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
+    """Return the direction and interval of a difference known by bounds, and in how many seeds it is infinite, since
+    one of the two has no stable rate: then all seeds must agree."""
+    if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
+        ends = min(lows), max(highs)
+        return (1 if ends[0] > tie else -1 if ends[1] < -tie else 0), ends, lost
+    return *decide(lows, highs, tie), 0
+
+
+def _times(decades: float) -> str:
+    """Return a ratio of learning rates: ×1.32, ×∞, ×0."""
+    return "×∞" if decades == math.inf else f"×{10**decades:.2f}" if math.isfinite(decades) else "×0"
+
+
+def _median(edges: Mapping[int, tuple[float, float]], seeds: list[int]) -> str:
+    """Return the median over seeds of the lower bounds of edges, as a learning rate."""
+    middle = float(np.median([edges[seed][0] for seed in seeds]))
+    return lr_text(float(f"{10**middle:.3g}")) if math.isfinite(middle) else "none"
+
+
+def reading(study: Study) -> list[str]:
+    """Return the sentences on each group of mechanisms; [] where the study compares none."""
+    found = groups(study)
+    texts = []
+    for group in found:
+        numbers = numbers_of(study, group)
+        plain, ordered = plain_of(numbers), list(numbers.values())
+        own = [divergences(ordered), best(ordered, "mechanism")]
+        own += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
+        prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
+        texts += [prefix + text for text in (*own, rule(ordered, plain))]
+    return texts

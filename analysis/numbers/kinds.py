@@ -1,0 +1,176 @@
+"""Give the numbers by which kinds of run are compared that are each taken at a learning rate of their own, optimizers
+or mechanisms: NLL, how far the best rate can be pushed, α_max over the rate in force, sensitivity; and what a step is
+and costs.
+
+Each stands for one series at its own best rate, that of the lowest median NLL over seeds, a divergence counting as ∞.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.numbers.sensitivity import sensitivity
+from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.step_shares import TERMINAL, finite_median, recorded
+from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
+from analysis.study.load import FINISHED, Frame, Study
+
+OWN_STATE = "checkpoint"  # of the optimizer: the only one that all of them have
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of one series, by the ``name`` that it has among those that it is compared with.
+
+    ``best``: the best rate over the reference rate, NaN where every run diverged, as in all that is taken there;
+    ``best_lr``: the same as the study's tables have it. ``nll``, ``ratio`` (α_max over the rate in force, each run's
+    median), ``rms_u`` and ``rms_step`` (that times the rate): over the seeds at that rate. ``to_stable``, ``to_near``:
+    least and most decades from it to the largest rate at which every seed ended stable, and to where the median NLL
+    leaves 5 % of the best; NaN where no rate is stable. ``window``: the stable one of the median over seeds.
+    ``state_bytes``: of the optimizer, a parameter; ``step_s``: by seed the median over runs. ``by_seed``: of each
+    compared quantity, by seed its bounds.
+    """
+
+    series: str
+    name: str
+    best: float
+    best_lr: float
+    window: Window | None
+    nll: Spread
+    to_stable: Bounds
+    to_near: Bounds
+    ratio: Spread
+    sensitivity: Spread
+    rms_u: Spread
+    rms_step: Spread
+    num_params: float
+    state_bytes: float
+    step_s: Mapping[int, float]
+    num_runs: int
+    diverged: Mapping[float, tuple[int, int]]  # by rate over the reference: how many of how many
+    by_seed: Mapping[str, Mapping[int, Bounds]]
+
+    @property
+    def num_diverged(self) -> int:
+        return sum(count for count, _ in self.diverged.values())
+
+
+def numbers_of(study: Study, names: Mapping[str, str], references: Mapping[str, float]) -> dict[str, Numbers]:
+    """Return the numbers of some series. ``names``: by series; ``references``: by name the rate that its rates are told
+    in multiples of, 1 where it has none."""
+    found = windows(study)
+    edges = _edges(study)
+    return {
+        series: _numbers(study, found[series], edges.get(series), name, references.get(name, 1.0))
+        for series, name in names.items()
+    }
+
+
+def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference: float) -> Numbers:
+    """Return one series' numbers. ``edge``: its row of what `lr=edge` found; None: its rates are a grid."""
+    series, runs = found.series, study.of(found.series)
+    median, table = found.median, outcomes(study, found.series)
+    best_lr = math.nan if median is None else median.best_lr
+    on_axis = 1.0 if study.is_in_multiples else reference
+    steps = _steps_at(study, series, best_lr)
+    ratios, sizes = _by_run(steps, steps["alpha_max"] / steps["lr"]), steps.groupby("run_id")["rms_u"].mean()
+    raw = reference if study.is_in_multiples else 1.0  # of a rate as the tables have it: what u was divided by
+    moved = (steps["rms_u"] * steps["lr"] * raw).groupby(steps["run_id"]).mean()
+    mistuned = sensitivity(study, series)
+    at_best = table.loc[best_lr] if best_lr in table.index else table.iloc[0] * math.nan
+    finished = runs[runs["status"].isin(FINISHED)]
+    # a seed without a finite NLL counts where all of its runs diverged, and not where the others are missing
+    known = {seed for seed in table.columns if np.isfinite(table[seed]).any() or np.isposinf(table[seed]).all()}
+    return Numbers(
+        series=series,
+        name=name,
+        best=best_lr / on_axis,
+        best_lr=best_lr,
+        window=median,
+        nll=Spread.of(at_best),
+        to_stable=_to_stable(runs, best_lr) if edge is None else _of_edge(edge),
+        to_near=(math.nan, math.nan) if median is None else room(median),
+        ratio=Spread.of(ratios.to_numpy(), POSITIVE),
+        sensitivity=mistuned.spread,
+        rms_u=Spread.of(sizes, POSITIVE),
+        rms_step=Spread.of(moved, POSITIVE),
+        num_params=float(runs["num_params"].median()),
+        state_bytes=float((finished["optimizer_state_bytes"] / finished["num_params"]).median()),
+        step_s={int(seed): float(part["step_s"].median()) for seed, part in finished.groupby("seed")},
+        num_runs=len(runs),
+        diverged={
+            lr / on_axis: (int((part["status"] == "diverged").sum()), len(part)) for lr, part in runs.groupby("lr")
+        },
+        by_seed={
+            "nll": {int(seed): _exactly(float(np.nanmin(table[seed]))) for seed in table.columns if seed in known},
+            "room": {
+                seed: (0.0, 0.0) if each is None else room(each)
+                for seed, each in found.by_seed.items()
+                if seed in known
+            },
+            "window": {
+                seed: (0.0, 0.0) if each is None else (each.width, each.width_max)
+                for seed, each in found.by_seed.items()
+                if seed in known
+            },
+            "ratio": {
+                int(runs.set_index("run_id")["seed"][run]): _exactly(math.log10(value))
+                for run, value in ratios.items()
+                if value > 0 and math.isfinite(value)
+            },
+            "sensitivity": {seed: _exactly(value) for seed, value in mistuned.by_seed.items()},
+        },
+    )
+
+
+def room(found: Window) -> Bounds:
+    """Return the least and the most decades between a window's best rate and its upper edge."""
+    return math.log10(found.high.lr / found.best_lr), math.log10(found.high.furthest_lr / found.best_lr)
+
+
+def _exactly(value: float) -> Bounds:
+    return value, value
+
+
+def _edges(study: Study) -> dict[str, Any]:
+    """Return by series its row of what `lr=edge` found; {} without one."""
+    if "edges" not in study.searches:
+        return {}
+    series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
+    return {series[row.run_id]: row for row in study.searches["edges"].itertuples() if row.run_id in series}
+
+
+def _of_edge(row: Any) -> Bounds:
+    """Return the decades from the best rate to the edge by verdict, as `lr=edge` bracketed it."""
+    if not (math.isfinite(row.best_lr) and math.isfinite(row.verdict_lr)):
+        return math.nan, math.nan
+    most = math.log10(row.verdict_next_lr / row.best_lr) if math.isfinite(row.verdict_next_lr) else math.inf
+    return math.log10(row.verdict_lr / row.best_lr), most
+
+
+def _to_stable(runs: Frame, best_lr: float) -> Bounds:
+    """Return the decades from the best rate of a grid to its largest rate at which every seed ended stable, and to the
+    next one, at which not all did; ∞ where there is none."""
+    stable = [float(lr) for lr, part in runs.groupby("lr") if set(part["status"]) == {"stable"}]
+    if not stable or not math.isfinite(best_lr):
+        return math.nan, math.nan
+    above = [float(lr) for lr in set(runs["lr"]) if lr > max(stable)]
+    return math.log10(max(stable) / best_lr), math.log10(min(above) / best_lr) if above else math.inf
+
+
+def _steps_at(study: Study, series: str, lr: float) -> Frame:
+    """Return the steps recorded at one rate's terminal checkpoints from the optimizer's own state."""
+    rows = recorded(study, TERMINAL, OWN_STATE)
+    rows = rows[(rows["series"] == series) & (rows["run_lr"] == lr)]
+    return rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))
+
+
+def _by_run(rows: Frame, values: Any) -> Any:
+    """Return the median over each run's finite values, by run."""
+    return values.groupby(rows["run_id"]).apply(finite_median)

@@ -1,0 +1,83 @@
+"""Compare mechanisms with softmax attention (`sa`), each at its own best learning rate (`analysis.numbers.kinds`), and
+find where each stops being stable as the rate rises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from analysis.numbers import kinds
+from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers.windows import outcomes, windows
+from analysis.study.load import FINISHED, SETTING_AXES, Study
+
+PLAIN = "sa"
+ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # what other sections and claims compare with it
+NEVER: Bounds = (-math.inf, -math.inf)  # no rate was low enough
+Edges = Callable[[Study, str], dict[int, Bounds]]
+
+
+def compares_mixers(study: Study) -> bool:
+    return bool(groups(study))
+
+
+def groups(study: Study) -> list[tuple[str, ...]]:
+    """Return the series that differ in their mechanism and its settings alone, group by group, in the study's order:
+    `sa` among them, and a mechanism that no other section compares with it."""
+    if study.is_search:
+        return []
+    lines = study.runs.drop_duplicates("series")
+    alike = [axis for axis in SETTING_AXES if axis not in ("variant", "cross")]
+    found = [group for _, group in lines.groupby(alike, sort=False) if _is_comparison(set(group["mechanism"]))]
+    return [tuple(name for name in study.series if name in set(group["series"])) for group in found]
+
+
+def _is_comparison(mechanisms: set[str]) -> bool:
+    return PLAIN in mechanisms and not mechanisms <= set(ELSEWHERE)
+
+
+def common_of(study: Study, group: tuple[str, ...]) -> str:
+    """Name what the series of a group have in common, beside their mechanism."""
+    row = study.of(group[0]).iloc[0]
+    return str(row["setting"]).removesuffix(str(row["variant"])).strip()
+
+
+def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
+    """Return the numbers of each series of a group, under its mechanism's name with the setting that varies."""
+    rows = {series: study.of(series).iloc[0] for series in group}
+    names = {series: f"{row['mechanism']} {row['variant']}".strip() for series, row in rows.items()}
+    return kinds.numbers_of(study, names, {})
+
+
+def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
+    """Return what the others of a group are compared with, `sa` as the study has it."""
+    return next(each for each in numbers.values() if each.name == PLAIN)
+
+
+def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
+    """Return by seed the least and the most that log10 of the stable window's upper edge can be: the rate at which the
+    NLL leaves 5 % of the seed's best. `NEVER` where it diverged at every rate; a seed that is missing has none."""
+    table, found = outcomes(study, series), {}
+    for seed, each in windows(study)[series].by_seed.items():
+        if each is not None:
+            found[seed] = (math.log10(each.high.lr), math.log10(each.high.furthest_lr))
+        elif np.isposinf(table[seed]).all():
+            found[seed] = NEVER
+    return found
+
+
+def edge_by_verdict(study: Study, series: str) -> dict[int, Bounds]:
+    """Return by seed the least and the most that log10 of the largest rate can be whose run ends stable: the largest
+    that did, and the next one, which did not (∞ where there is none). `NEVER` where none of all its rates did."""
+    runs, found = study.of(series), {}
+    for seed, own in runs.groupby("seed"):
+        known = own[own["status"].isin(FINISHED) | (own["status"] == "diverged")]
+        stable = known.loc[known["status"] == "stable", "lr"]
+        if len(stable):
+            above = known.loc[known["lr"] > stable.max(), "lr"]
+            found[int(seed)] = (math.log10(stable.max()), math.log10(above.min()) if len(above) else math.inf)
+        elif len(known) == len(own):
+            found[int(seed)] = NEVER
+    return found

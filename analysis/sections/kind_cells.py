@@ -1,0 +1,49 @@
+"""Write the numbers of kinds of run that are compared (`analysis.numbers.kinds`) as cells of tables."""
+
+from __future__ import annotations
+
+import math
+
+from analysis.claims.kinds import step_ratio
+from analysis.drawing.typeset import Cell
+from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers.spread import Spread
+from analysis.words import power
+
+
+def nll_cell(each: Numbers, lowest: float) -> Cell:
+    """Return the NLL at the best rate with its interval, and how many of the runs there diverged. ``lowest``: the
+    lowest NLL of the table, which is set in bold."""
+    at_best = each.diverged.get(each.best, (0, 0))
+    lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
+    detail = "\n".join([each.nll.detail(), *lost])
+    return Cell(f"{each.nll.median:.3f}", detail, each.nll.median == lowest) if each.nll.n else Cell("none finite")
+
+
+def sensitivity_cell(each: Numbers) -> Cell:
+    return Cell(f"{each.sensitivity.median:.3f}", each.sensitivity.detail()) if each.sensitivity.n else Cell("--")
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """Write decades that are known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
+    least, most = (end + 0.0 for end in bounds)
+    if math.isnan(least):
+        return "none"
+    if math.isinf(most):
+        return f"≥ {least:.2f}"
+    return f"{least:.2f}" if most <= least + 0.005 else f"{least:.2f}–{most:.2f}"
+
+
+def spread_cell(spread: Spread) -> Cell:
+    return Cell(power(spread.median), spread.detail(power)) if spread.n else Cell("--")
+
+
+def time_cell(each: Numbers, plain: Numbers) -> Cell:
+    """Return the time of a step over the plain one's by the runs' own clocks, the plain one's in milliseconds below."""
+    ratio = step_ratio(each, plain)
+    if math.isnan(ratio):
+        return Cell("--")
+    own = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
+    known = [value for value in own if math.isfinite(value)]
+    beside = f"{min(known):.2f}–{max(known):.2f}, n={len(known)}" if len(known) > 1 else f"n={len(known)}"
+    return Cell(f"{ratio:.2f}", f"{1e3 * float(sorted(each.step_s.values())[0]):.1f} ms" if each is plain else beside)

@@ -1,0 +1,137 @@
+"""Compare the mechanisms of a study with softmax attention: a figure with a panel for each, a table of what a learning
+rate does to each, another of what each costs, and a reading in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.claims.mixers import reading
+from analysis.drawing.tables import guarded_note, source, width_text
+from analysis.drawing.typeset import Cell, Table, boxed, heading
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
+from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
+from analysis.numbers.spread import INTERVAL_RULES
+from analysis.sections.kind_cells import nll_cell, sensitivity_cell, spread_cell, time_cell
+from analysis.sections.panels import APART_CAPTION, panels
+from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
+from analysis.study import wording
+from analysis.study.load import Study
+from analysis.words import lr_text
+
+TITLE, NAME = "Mechanisms beside softmax attention", "mixers"
+
+
+def mixer_tables(study: Study) -> list[Table]:
+    """Return two tables for each group of series that differ in their mechanism alone."""
+    found, all_groups = [], groups(study)
+    for group in all_groups:
+        numbers = numbers_of(study, group)
+        of = f" ({common_of(study, group)})" if len(all_groups) > 1 else ""
+        found += [_windows_table(study, list(numbers.values()), of), _costs_table(study, numbers, of)]
+    return found
+
+
+def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
+    """Return the table of best rates, windows, sensitivity and α_max. ``of``: ends the title with what the mechanisms
+    have in common, where the study has several groups."""
+    lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
+    rows = tuple(
+        (
+            Cell(each.name),
+            Cell(f"{each.num_diverged}/{each.num_runs}"),
+            Cell(lr_text(each.best) if math.isfinite(each.best) else "--"),
+            nll_cell(each, lowest),
+            Cell("none" if each.window is None else width_text(each.window)),
+            sensitivity_cell(each),
+            spread_cell(each.ratio),
+        )
+        for each in numbers
+    )
+    caption = (
+        f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.unit(study)}). NLL: median "
+        f"over seeds. {INTERVAL_RULES['real']}. Window: decades of learning rate around the best one within 5 % of its "
+        "NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged). Sensitivity: "
+        "Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps at the best "
+        "rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the training's own "
+        f"step lowers its batch's loss no more, to second order.{guarded_note(study)} {source(study)}"
+    )
+    header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
+    return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)
+
+
+def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
+    """Return the table of parameters, time and memory: from turns side by side where they were taken, else time by the
+    runs' own clocks, and no memory."""
+    plain = plain_of(numbers)
+    memory = {row["series"]: float(row.get("peak_bytes") or math.nan) for row in study.throughput.get("rows", [])}
+    rows = tuple(
+        (
+            Cell(each.name),
+            Cell(f"{each.num_params:,.0f}", f"{each.num_params / plain.num_params:.2f}"),
+            _side_by_side(study, each, plain) if memory else time_cell(each, plain),
+            _memory_cell(memory.get(series, math.nan), memory.get(plain.series, math.nan)),
+        )
+        for series, each in numbers.items()
+    )
+    measured = f"python -m benchmarks.throughput runs/studies/{study.name}"
+    how = (
+        f"the mechanisms taking turns, median over turns, below it the 95 % interval; {study.throughput['device']}; "
+        f"{study.throughput['machine']}. Memory: the most that such a step holds at once beyond parameters and the "
+        f"optimizer's state, below it over {plain.name}'s"
+        if memory
+        else f"by the runs' own clocks, so that what else the machine did at the time is in it; below it the range "
+        f"over seeds and n. Memory: the runs do not record what a step holds; {measured} measures it, and the time "
+        "side by side"
+    )
+    caption = (
+        f"Parameters: of the whole model, below them over {plain.name}'s. Time of a training step over {plain.name}'s: "
+        f"{how}. At this study's length; python -m benchmarks.mechanisms measures both at longer ones. {source(study)}"
+    )
+    return Table(
+        f"Mechanisms: what each costs{of}", caption, ("mechanism", "parameters", "time of a step", "memory (MB)"), rows
+    )
+
+
+def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
+    """Return the time of a step over the plain one's in turns side by side, the plain one's own in milliseconds."""
+    found = ratio(study, plain.series, each.series)  # of throughput: its inverse is that of time
+    if found is None:
+        return Cell("--")
+    if each is plain:
+        seconds = next(row["seconds"] for row in study.throughput["rows"] if row["series"] == each.series)
+        return Cell("1.00", f"{1e3 * float(np.median(seconds)):.1f} ms")
+    return Cell(f"{found.median:.2f}", f"{found.low:.2f}–{found.high:.2f}" if found.turns >= FEWEST_TURNS else "")
+
+
+def _memory_cell(memory: float, plain: float) -> Cell:
+    return Cell(f"{memory / 2**20:.1f}", f"{memory / plain:.2f}") if math.isfinite(memory) else Cell("--")
+
+
+def figures(study: Study) -> Figures:
+    """Draw for each group that has more than one rate a figure with a panel for each mechanism."""
+    drawn = {}
+    for index, group in enumerate(groups(study)):
+        numbers = numbers_of(study, group)
+        plain = plain_of(numbers)
+        figure = panels(study, numbers, plain, dict.fromkeys(numbers, 1.0), "learning rate")
+        if figure is not None:
+            opening = "Validation NLL at the end of training against learning rate, a panel a mechanism"
+            drawn[numbered(NAME, index)] = sourced(
+                study, figure, APART_CAPTION.format(opening=opening, plain=plain.name)
+            )
+    return drawn
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return [*mixer_tables(study), *reading(study)]
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + typst(mixer_tables(study))
+
+
+SECTION = Section(body, compares_mixers, figures, tables)

@@ -1,0 +1,80 @@
+"""Draw NLL against the learning rate in a panel for each of many kinds of run, beside the one that all are compared
+with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing.style import INK, WIDTH_INCHES, looks, lr_axis
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.spread import Spread
+from analysis.numbers.windows import median_line, outcomes
+from analysis.sections.nll_figures import nll_limits
+from analysis.study.load import Frame, Study
+
+PANELS_PER_ROW = 4
+APART_CAPTION = (
+    "{opening}, {plain}'s in grey in each. Line: median over seeds; shade: over the seeds that "
+    "finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ 3); star: the best rate; ×: diverged runs "
+    "of all runs there."
+)
+
+
+def panels(
+    study: Study, numbers: Mapping[str, Numbers], plain: Numbers, units: Mapping[str, float], axis: str
+) -> Figure | None:
+    """Draw a panel for each series beside the ``plain`` one's median; None where no series has more than one rate, or
+    no run a finite NLL. ``units``: by series what its rates are divided by; ``axis``: names the result."""
+    tables = {name: over(outcomes(study, name), units[name]) for name in numbers}
+    finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
+    if not any(finite) or max(len(table) for table in tables.values()) < 2:
+        return None
+    styles = looks(study)
+    lines = -(-len(numbers) // PANELS_PER_ROW)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + 1.15 * lines), layout="constrained")
+    axes = figure.subplots(lines, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+    nll_limits(axes[0], tables, float(study.runs["unigram_nll"].median()))
+    rates = {rate for table in tables.values() for rate in table.index}
+    beside = median_line(tables[plain.series])
+    for index, (ax, name) in enumerate(zip(axes, numbers, strict=False)):
+        ax.plot(beside.index, beside.where(np.isfinite(beside)), color="#a9b0b8", linewidth=1.0, zorder=1)
+        _panel(ax, tables[name], numbers[name], units[name], styles[name].color)
+        lr_axis(ax, rates, most=4)
+        ax.set_xticks(ticks := ax.get_xticks(), [f"{tick:.3g}" for tick in ticks], fontsize=7)
+        ax.set_title(numbers[name].name, loc="left", fontsize=8.5)
+        if index % PANELS_PER_ROW == 0:
+            ax.set_ylabel("NLL (nats)", fontsize=8)
+        ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(numbers))
+    for ax in axes[len(numbers) :]:
+        ax.remove()
+    figure.supxlabel(axis, fontsize=9)
+    return figure
+
+
+def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> None:
+    """Draw one series' median line with its intervals as a shade, a star at its best rate, and crosses at the top
+    where runs diverged, with their count."""
+    line = median_line(table)
+    spreads = [Spread.of(row) for _, row in table.iterrows()]
+    lows, highs = [spread.low for spread in spreads], [spread.high for spread in spreads]
+    ax.fill_between(table.index, lows, highs, color=color, alpha=0.2, linewidth=0, zorder=2)
+    ax.plot(line.index, line.where(np.isfinite(line)), color=color, marker="o", markersize=2.6, linewidth=1.1, zorder=3)
+    if math.isfinite(each.best_lr):
+        ax.plot(each.best_lr / unit, each.nll.median, "*", color=color, markersize=8, markeredgecolor=INK,
+                markeredgewidth=0.5, zorder=5)  # fmt: skip
+    for rate, row in table.iterrows():
+        if diverged := int(np.isinf(row.to_numpy(dtype=float)).sum()):
+            place = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+            ax.plot(rate, 0.93, "x", color=color, markersize=4, markeredgewidth=1.1, **place)
+            ax.text(rate, 0.85, f"{diverged}/{row.notna().sum()}", color=color, fontsize=5.5, ha="center", va="top",
+                    **place)  # fmt: skip
+
+
+def over(table: Frame, unit: float) -> Frame:
+    """Return a table by learning rate with its rates over a unit, in four digits."""
+    return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)

@@ -1,0 +1,75 @@
+"""Take the project's own training steps on a fixed batch, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from stability.build import build_model, build_objective, build_optimizer
+from stability.config.parse import parse_run
+from stability.models.backbone import num_parameters
+
+BYTES = 257
+
+
+class Size(NamedTuple):
+    """The size of a model and a step: layers, width, heads, positions, sequences a step."""
+
+    layers: int
+    width: int
+    heads: int
+    positions: int
+    batch: int
+
+
+class Training(NamedTuple):
+    step: Callable[[], None]
+    num_parameters: int
+    net: nn.Module
+
+
+def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
+    """Return the steps on a fixed batch of random bytes: forward, backward, gradient clipping, AdamW.
+
+    ``parts``: what differs from a plain model with `sa` and layer norms, e.g. ``{"mechanism": "sw", "objective":
+    "ar"}``. Gradients are given back after each step, so that what a step allocates is nothing but its own.
+    Errors: ``ValueError`` of one line where the settings do not fit the size.
+    """
+    sizes = {"name": "benchmark", **dict(zip(("layers", "width", "heads", "positions"), size, strict=False))}
+    usual = {"mechanism": "sa", "residual": "identity", "optimizer": "adamw", "norm": "layernorm", "data": "stdlib"}
+    numbers = {"steps": 1, "batch": size.batch, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0}
+    spec = parse_run(
+        {"model": sizes, "schedule": {"name": "constant"}, "data_fingerprint": "none", **usual, **numbers, **parts}
+    )
+    net, objective = build_model(spec, BYTES).to(device), build_objective(spec, BYTES)
+    optimizer, generator = build_optimizer(spec, net), torch.Generator().manual_seed(0)
+    tokens = torch.randint(BYTES, (size.batch, objective.tokens_needed(size.positions)), generator=generator)
+    examples = objective.examples(tokens, generator).to(torch.device(device))
+
+    def step() -> None:
+        total, count = objective.loss(net, examples)
+        (total / count).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return Training(step, num_parameters(net), net)
+
+
+def interleaved(steps: Mapping[Any, Callable[[], None]], repeats: int, device: str) -> dict[Any, list[float]]:
+    """Measure the seconds a step, a turn of all of them at a time; two turns beforehand warm up. On a GPU by the clock;
+    on a CPU those that this process computed, so that a shared machine may be timed on."""
+    now, times = (time.perf_counter if device == "cuda" else time.process_time), {name: [] for name in steps}
+    for turn in range(-2, repeats):
+        for name, step in steps.items():
+            start = now()
+            step()
+            if turn >= 0:
+                times[name].append(now() - start)
+    return times

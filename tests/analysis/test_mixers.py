@@ -1,0 +1,239 @@
+"""What the report says of mechanisms beside softmax attention, from studies whose numbers are worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import matplotlib
+import pandas as pd
+import pytest
+
+from analysis.claims import judging
+from analysis.claims.mixers import BY_NLL, reading
+from analysis.drawing.style import RC
+from analysis.numbers.mixers import edge_by_nll, edge_by_verdict, groups, numbers_of
+from analysis.report import build, summary, write_figures
+from analysis.sections.mixers import figures, mixer_tables
+from analysis.study.load import load
+from tests.analysis.synthetic import write_study, write_table
+from tests.analysis.test_report import text_of
+
+LRS = (1e-3, 1e-2, 1e-1)
+# the threshold of a best NLL of 2.0 is 2.1: by interpolation between two rates a decade apart the edge is known
+SA, HIGHER, LOWER = (2.2, 2.0, 2.6), (2.2, 2.0, 2.2), (2.2, 2.0, 4.1)
+LOST = (2.2, 2.0, math.inf)
+KINDS = {
+    "sa": SA,
+    "sigmoid": LOST,
+    "sigmoid norm=after": HIGHER,
+    "gated_softmax": HIGHER,
+    "gated_softmax gate=headwise": LOWER,
+}
+
+
+def write_mixers(folder, kinds=KINDS, *, seeds=3, shift=lambda kind, seed: 0.001 * seed, name="mixers"):
+    """Write a study of several kinds of mechanism, a base and its variants, as an ablation leaves them."""
+    parts = []
+    for place, (kind, valley) in enumerate(kinds.items()):
+        mechanism, _, variant = kind.partition(" ")
+
+        def nll(_mechanism, lr, seed, kind=kind, valley=valley):
+            return valley[LRS.index(lr)] + shift(kind, seed)
+
+        parts.append(
+            write_study(
+                folder / str(place), name=name, mechanisms=[mechanism], lrs=LRS, seeds=seeds, nll=nll,
+                alpha=lambda _mechanism, lr, seed, _state: [lr * (2 + seed)], states=("checkpoint",),
+                settings=({"variant": variant},),
+            )
+        )  # fmt: skip
+    target = folder / "studies" / name
+    (target / "results").mkdir(parents=True)
+    for table in ("runs", "curvature", "curves"):
+        frame = pd.concat([pd.read_parquet(part / "results" / f"{table}.parquet") for part in parts], ignore_index=True)
+        if table == "runs":
+            frame["step_s"] = 0.025 - 0.015 * (frame["mechanism"] == "sa")
+        write_table(target / "results" / f"{table}.parquet", table, frame.to_dict("records"))
+    (target / "study.json").write_text((parts[0] / "study.json").read_text())
+    return target
+
+
+def measured_side_by_side(study, series, turns=8):
+    rows = [
+        {"run_id": "x", "series": name, "num_params": 1, "tokens_per_step": 512,
+         "seconds": [0.01 * (1 + place)] * turns, "peak_bytes": 2**20 * (1 + place)}
+        for place, name in enumerate(series)
+    ]  # fmt: skip
+    record = {"version": 1, "device": "CPU, 1 thread", "machine": "a machine", "rows": rows}
+    (study / "results" / "throughput.json").write_text(json.dumps(record))
+
+
+def edge(valley):
+    """Return log10 of the rate at which a valley's NLL passes 2.1, on the line between its last two rates."""
+    return -2 + (2.1 - valley[1]) / (valley[2] - valley[1])
+
+
+def statements(folder):
+    return {claim.statement: claim for claim in judging.judge(load(folder)) if claim.statement}
+
+
+def test_edges_are_those_worked_out_by_hand(tmp_path):
+    study = load(write_mixers(tmp_path, shift=lambda kind, seed: 0.0))
+    assert edge_by_nll(study, "sa") == {seed: pytest.approx((edge(SA), edge(SA))) for seed in range(3)}
+    assert edge(SA) == pytest.approx(-2 + 1 / 6) and edge(HIGHER) == pytest.approx(-1.5)
+    assert edge_by_nll(study, "sigmoid") == {seed: pytest.approx((-2, -1)) for seed in range(3)}, "next to a divergence"
+    assert edge_by_verdict(study, "sigmoid") == {seed: pytest.approx((-2, -1)) for seed in range(3)}
+    assert edge_by_verdict(study, "sa") == {seed: pytest.approx((-1, math.inf)) for seed in range(3)}
+
+
+def test_a_seed_without_a_stable_rate_has_no_edge_and_a_missing_one_says_nothing(tmp_path):
+    folder = write_mixers(tmp_path, KINDS | {"sigmoid": (math.inf,) * 3})
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs.loc[(runs["mechanism"] == "sigmoid") & (runs["seed"] == 0) & (runs["lr"] == 1e-3), "status"] = "failed"
+    write_table(path, "runs", runs.to_dict("records"))
+    study, never = load(folder), (-math.inf, -math.inf)
+    for edges in (edge_by_nll, edge_by_verdict):
+        assert edges(study, "sigmoid") == {1: never, 2: never}
+
+
+def test_the_claims_of_the_annexes_are_computed(tmp_path):
+    """Edges: sa 10^(−2 + 1/6); the elementwise gate 10^−1.5, 2.15 times that; the headwise one 10^(−2 + 1/21)."""
+    found = statements(write_mixers(tmp_path, shift=lambda kind, seed: 0.0))
+    needs = "Sigmoid attention needs a norm after it (annex B.1.2): with one"
+    by_nll = "Gating tolerates learning rates 30 % higher (annex D.7): the rate at which the NLL leaves 5 % of the best"
+    by_verdict = "Gating tolerates learning rates 30 % higher (annex D.7): the largest rate that ended stable"
+    assert {statement: (claim.verdict, claim.n) for statement, claim in found.items()} == {
+        # a norm's edge is known, 10^−1.5; without it lies between 10^−2 and 10^−1, for it diverged there
+        f"{needs}, larger rates are stable": ("undecided", 3),
+        f"{needs}, the best NLL is lower": ("undecided", 3),
+        f"{by_nll}, gated_softmax": ("holds", 3),
+        f"{by_nll}, gated_softmax gate=headwise": ("contradicted", 3),
+        f"{by_verdict}, gated_softmax": ("undecided", 3),
+        # it learned nothing at 10^−1, where sa ended stable
+        f"{by_verdict}, gated_softmax gate=headwise": ("contradicted", 3),
+    }
+    gate = found[f"{by_nll}, gated_softmax"]
+    assert gate.effect == f"×{10 ** (1 / 3):.2f}" and "95 % interval of the mean over paired seeds" in gate.interval
+    assert (
+        "The results (3 seeds) show that the largest stable learning rate of gated_softmax lies above 1.3 times sa's"
+        in gate.text
+    )
+
+
+def test_a_norm_is_needed_where_the_edge_lies_lower_without_it(tmp_path):
+    kinds = KINDS | {"sigmoid": LOWER}
+    found = statements(write_mixers(tmp_path, kinds, shift=lambda kind, seed: 0.0))
+    claim = next(each for statement, each in found.items() if "larger rates are stable" in statement)
+    assert claim.verdict == "holds" and claim.effect == f"×{10 ** (edge(HIGHER) - edge(LOWER)):.2f}"
+    swapped = write_mixers(tmp_path / "swapped", {"sa": SA, "sigmoid": HIGHER, "sigmoid norm=after": LOWER})
+    assert next(iter(statements(swapped).values())).verdict == "contradicted"
+    base_has_it = write_mixers(tmp_path / "base", {"sa": SA, "sigmoid": HIGHER, "sigmoid norm=none": LOWER})
+    assert next(iter(statements(base_has_it).values())).verdict == "holds", "the base is the one with the norm"
+
+
+def test_without_a_norm_every_run_diverges(tmp_path):
+    found = statements(write_mixers(tmp_path, KINDS | {"sigmoid": (math.inf,) * 3}))
+    (claim,) = (each for statement, each in found.items() if "B.1.2" in statement)
+    assert claim.verdict == "not judged" and "learned too little" in claim.text
+    assert claim.statement.endswith("with one, larger rates are stable")
+    # one seed of three, which leaves a median to be judged by
+    lost = lambda kind, seed: math.inf if (kind, seed) == ("sigmoid", 0) else 0.001 * seed  # noqa: E731
+    kinds = {"sa": SA, "sigmoid": LOWER, "sigmoid norm=after": HIGHER}
+    claim = next(iter(statements(write_mixers(tmp_path / "one", kinds, shift=lost)).values()))
+    assert (claim.verdict, claim.n) == ("holds", 3) and "in 1 seed one of the two has none at all" in claim.text
+    assert claim.interval.endswith("range of 3 seeds") and "×∞" in claim.interval
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(1, "no claim"), (2, "holds")])
+def test_one_seed_makes_no_claim_and_two_make_indications(tmp_path, seeds, verdict):
+    found = statements(write_mixers(tmp_path, seeds=seeds))
+    claim = next(each for statement, each in found.items() if "5 % of the best, gated_softmax" in statement)
+    assert (claim.verdict, claim.n) == (verdict, seeds)
+    assert seeds == 1 or "There are indications (2 seeds)" in claim.text
+
+
+def test_seeds_that_disagree_leave_a_claim_undecided(tmp_path):
+    """At one seed the gate's edge is far above, at the two others at the plain one's."""
+    steep = {0: -0.4, 1: 0.4, 2: 0.4}
+    write = write_mixers(
+        tmp_path,
+        {"sa": SA, "gated_softmax": SA},
+        shift=lambda kind, seed: 0.0,
+    )
+    path = write / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    top = (runs["mechanism"] == "gated_softmax") & (runs["lr"] == 1e-1)
+    runs.loc[top, "val_nll"] += runs.loc[top, "seed"].map(steep)
+    write_table(path, "runs", runs.to_dict("records"))
+    claim = next(each for statement, each in statements(write).items() if "5 % of the best" in statement)
+    assert claim.verdict == "undecided" and "stays undecided" in claim.text
+    assert BY_NLL.find(load(write), "gated_softmax")[0] == pytest.approx((-1.5, -1.5))
+
+
+def test_the_reading_counts_divergences_first_and_compares_each_with_sa(tmp_path):
+    texts = reading(load(write_mixers(tmp_path)))
+    assert texts[0] == (
+        "Of 45 runs, 3 diverged: sigmoid 3 of 9 (3/3 at 0.1). None of sa, gated_softmax, gated_softmax gate=headwise "
+        "and sigmoid norm=after."
+    )
+    whole = " ".join(texts)
+    assert "Stable window (decades), against sa's seed by seed: wider of gated_softmax" in whole
+    assert "4 comparisons a quantity, uncorrected" in whole
+
+
+def test_tables_hold_windows_and_costs(tmp_path):
+    folder = write_mixers(tmp_path)
+    windows, costs = mixer_tables(load(folder))
+    row = {row[0].text: [cell.text for cell in row] for row in windows.rows}
+    assert row["sa"][1:4] == ["0/9", "1e-2", "2.001"] and row["sigmoid"][1] == "3/9"
+    # below, from 10^−2.5 (2.2 to 2.0 over a decade); above, edge(SA)
+    assert float(row["sa"][4]) == pytest.approx(0.5 + 1 / 6, abs=0.01)
+    assert float(row["sa"][6]) == pytest.approx(3.0), "α_max over the rate: 2, 3 and 4"
+    cells = {row[0].text: row for row in costs.rows}
+    assert cells["sa"][1].text == "247,872" and cells["sigmoid"][1].detail == f"{250000 / 247872:.2f}"
+    assert cells["sigmoid"][2].text == "2.50" and cells["sigmoid"][3].text == "--"
+    assert "the runs do not record what a step holds" in costs.caption
+    series = load(folder).series
+    measured_side_by_side(folder, series)
+    _, costs = mixer_tables(load(folder))
+    place = series.index("sigmoid")
+    cell = next(row for row in costs.rows if row[0].text == "sigmoid")
+    assert cell[2].text == f"{1 + place:.2f}" and (cell[3].text, cell[3].detail) == (
+        f"{1 + place:.1f}",
+        f"{1 + place:.2f}",
+    )
+    assert series[0] == "sa" and costs.rows[0][2].detail == "10.0 ms" and "CPU, 1 thread" in costs.caption
+
+
+def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
+    folder = write_mixers(tmp_path)
+    pdf = text_of(build(folder, tmp_path / "reports"))
+    assert pdf.count("Mechanisms beside softmax attention") == 1
+    printed = summary(folder)
+    assert "Mechanisms: what each costs" in printed and "cannot be judged" not in printed, "nothing is said of sc"
+    assert "a billion parameters and more" in " ".join(printed.split())
+    assert "mixers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]
+    with matplotlib.rc_context(RC):
+        (drawn,) = figures(load(folder)).values()
+    assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == [
+        each.name for each in numbers_of(load(folder), groups(load(folder))[0]).values()
+    ]
+
+
+def test_what_other_sections_compare_has_none(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa", "sc", "mix", "sw", "attentionx"])
+    assert groups(load(folder)) == [] and "beside softmax attention" not in summary(folder)
+    alone = write_study(tmp_path / "alone", mechanisms=["sigmoid"])
+    assert groups(load(alone)) == [], "without sa there is nothing to compare with"
+
+
+def test_groups_differ_in_their_mechanism_alone(tmp_path):
+    settings = ({"norm": "layernorm"}, {"norm": "rmsnorm"})
+    folder = write_study(tmp_path, mechanisms=["sa", "fox"], settings=settings)
+    study = load(folder)
+    assert groups(study) == [("sa layernorm", "fox layernorm"), ("sa rmsnorm", "fox rmsnorm")]
+    titles = [table.title for table in mixer_tables(study)]
+    assert titles[0].endswith("(layernorm)") and titles[2].endswith("(rmsnorm)")
+    assert any(text.startswith("rmsnorm: ") for text in reading(study))
