@@ -41,5 +41,5 @@ def _sentences(name: str, terms: Mapping[str, Any]) -> list[str]:
     if terms.get("frozen"):
         found.append(f"α_max of {name} holds {terms['frozen']} where the checkpoint has it.")
     if terms.get("first_step_zero"):
-        found.append(f"The first step of {name} moves nothing: its α_max is not defined.")
+        found.append(f"The first step of {name} only sets up its state: no α_max there is its own.")
     return found

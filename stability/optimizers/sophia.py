@@ -17,9 +17,9 @@ class Sophia(AbstractOptimizer):
     """Sophia with Hutchinson's estimate (Liu et al. 2023, arXiv:2305.14342, Algorithm 3), in the paper's own unit.
 
     m ← β₁m + (1 − β₁)g; before steps 1, k + 1, 2k + 1, … h ← β₂h + (1 − β₂)ĥ; θ ← θ − α(clip(m/max(γh, ε), 1) + λθ),
-    the decay first. ĥ = z ⊙ Hz with z ~ N(0, 1) is that of the whole batch of the step; a run computes it by
-    Hessian-vector products of the loss that the step's gradient is of. A rate of pytorch_optimizer's SophiaH, which
-    clips m/max(h, ε) to ρ, is this one over ρ = γ.
+    the decay first. ĥ = z ⊙ Hz with z ~ N(0, 1) is that of the whole batch of the step (the paper's: of a part); a
+    run computes it by Hessian-vector products of the loss that the step's gradient is of. A rate of pytorch_optimizer's
+    SophiaH, which clips m/max(h, ε) to ρ, is this one over ρ = γ.
     """
 
     lr_reference = 4e-4

@@ -45,7 +45,10 @@ def read(typst):
         ({"name": "prodigy", "is_multiplier": True, "linear_in_lr": False}, MULTIPLIER),
         ({"name": "adafactor", "linear_in_lr": False}, OWN_RATE),
         ({"name": "sophia", "frozen": "its h"}, "α_max of sophia holds its h where the checkpoint has it."),
-        ({"name": "soap", "first_step_zero": True}, "The first step of soap moves nothing: its α_max is not defined."),
+        (
+            {"name": "soap", "first_step_zero": True},
+            "The first step of soap only sets up its state: no α_max there is its own.",
+        ),
     ],
 )
 def test_the_text_every_table_and_every_figure_of_alpha_max_say_it(tmp_path, terms, told):

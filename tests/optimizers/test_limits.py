@@ -1,0 +1,60 @@
+"""What the small tensors of the contract do not reach: rows without a gradient, a share of entries that is tiny, and
+tensors of a large norm; against the same formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stability.optimizers import build, set_lr
+from stability.registry import Registry
+from tests.optimizers.oracles.by_tensor_a import cautious_adamw, lamb
+
+RATES = [1e-2, 3e-2, 2e-2, 1e-2]
+
+
+def stepped(name: str, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
+    """Return a tensor after a step by each gradient, at `RATES`."""
+    value = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = build(name, [("value", value)], lr=1.0)
+    for rate, gradient in zip(RATES, gradients, strict=True):
+        set_lr(optimizer, rate)
+        value.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+    return value.detach().numpy()
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> bool:
+    return np.allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_row_whose_token_no_batch_held_since_rests_and_counts_as_left_out():
+    """Its mean gradient goes on, its gradient is 0: their product is not above 0."""
+    draws = np.random.default_rng(0)
+    start, gradients = draws.standard_normal((6, 4)), [draws.standard_normal((6, 4)) for _ in RATES]
+    for gradient in gradients[2:]:
+        gradient[:3] = 0
+    config = Registry("optimizers").load("cautious_adamw").Config(weight_decay=0.01)
+    assert same(stepped("cautious_adamw", start, gradients), cautious_adamw(config, start, gradients, RATES))
+
+
+def test_a_share_below_a_thousandth_counts_as_one():
+    """One entry of 4,000 steps with its gradient: a thousandth, not 1/4,000 and nothing larger, divides its step."""
+    start = np.linspace(-1, 1, 4000)
+    steady = np.ones(4000)
+    turned = np.append(-0.01 * np.ones(3999), 1.0)
+    gradients = [steady, turned, turned, turned]
+    config = Registry("optimizers").load("cautious_adamw").Config()
+    assert same(stepped("cautious_adamw", start, gradients), cautious_adamw(config, start, gradients, RATES))
+
+
+@pytest.mark.parametrize("size", [1e-3, 100.0])
+def test_lambs_step_is_as_long_as_a_tensor_of_any_norm(size):
+    """φ(z) = z: no norm is clipped, as some libraries clip it at 10."""
+    draws = np.random.default_rng(1)
+    start, gradients = size * draws.standard_normal((8, 4)), [draws.standard_normal((8, 4)) for _ in RATES]
+    config = Registry("optimizers").load("lamb").Config()
+    found = stepped("lamb", start, gradients)
+    assert same(found / size, lamb(config, start, gradients, RATES) / size)
