@@ -31,7 +31,9 @@ Train mechanisms across learning rates, measure the largest stable learning rate
 reports/<name>.pdf. Without arguments: study=quickstart. The same command again trains only what is missing.
 
 Axes: one choice or several, [a,b]; a sweep is their product. Their settings: mechanism.sc.window=4 norm.dyt.alpha=0.7
-  mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends); or your own: plugins=[my.module]
+  mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends), sigmoid, gated_softmax, fox,
+               sparse_transformer, longformer, bigbird, sparsek, nsa; or your own: plugins=[my.module]
+               (sparge, fasa: for checkpoints of sa, by stability.probe what=training_free)
   residual=    identity, hc, mhc, mhc_lite        norm=  layernorm, rmsnorm, dyt, derf
   optimizer=   adamw, sgd, adafactor, adan, ademamix, adopt, cautious_adamw, galore_adamw, lamb, lion, mars_adamw, muon,
                prodigy, radam, schedulefree_adamw, shampoo, soap, sophia, turbo_muon

@@ -21,6 +21,7 @@ from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
 from stability.config.training import Precision
 from stability.sweep import HELP
+from tests.mechanisms.names import CAUSAL, listed
 from tests.reading import compose, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +177,7 @@ def test_the_shim_touches_nothing_else():
         ),
         (
             ["mechanism=sc", "objective=ar"],
-            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, fox, gated_softmax, sa, sigmoid, sw",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}",
         ),
         (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),

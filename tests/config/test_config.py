@@ -18,6 +18,7 @@ from stability.config.parse import parse, parse_run
 from stability.config.rates import LearningRates
 from stability.config.sweep import SweepSpec
 from stability.registry import FAMILIES, Registry
+from tests.mechanisms.names import CAUSAL, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +85,7 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
     [
         (
             {"objective": {"name": "ar"}, "mechanism": {"name": "sc"}},
-            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, fox, gated_softmax, sa, sigmoid, sw",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}",
         ),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),

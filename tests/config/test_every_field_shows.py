@@ -81,6 +81,7 @@ OTHERS: dict[str, Any] = {
     "sigmoid.length": 4,
     "fox.decay_times": [2.0, 8.0],
     "sa.kv_heads": 1,
+    "gated_softmax.kv_heads": 1,
     "cc.graph": "complete",
     "nsa.block": 2,
     "nsa.stride": 1,
@@ -111,7 +112,8 @@ WITH: dict[str, dict[str, Any]] = {
     "mix.order": {"model": {"layers": 4}},
     "fox.rope": {"objective": "ar"},
     "fox.decay_times": {"objective": "ar"},
-    "bigbird.link_seed": {"mechanism": {"block": 2}},  # with fewer blocks all are seen
+    # with fewer blocks all are seen
+    **{f"bigbird.{name}": {"mechanism": {"block": 2}} for name in ("window", "random", "link_seed")},
     "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
     "sparsek.window": {"mechanism": {"k": 3}},
     **{f"nsa.{name}": CAUSAL_NSA for name in CAUSAL_NSA["mechanism"]},

@@ -10,9 +10,10 @@ from stability.config.tokenizer import TokenizerSpec
 from stability.mechanisms import build
 from stability.mechanisms.ca import CrossAttention
 from stability.registry import add_plugin
+from tests.mechanisms.names import TRAINED, listed
 from tests.reading import read_spec
 
-REFUSAL = "cannot be trained: it is for generation from models trained with sa; these can: attentionx, bigbird, longformer, mix, sa, sc, sparse_transformer, sw, two_way"
+REFUSAL = f"cannot be trained: it is for generation from models trained with sa; these can: {listed(*TRAINED)}"
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.registry import Registry
-from tests.mechanisms import checks, faults, sight_faults
+from tests.mechanisms import checks, faults, names, sight_faults
 from tests.mechanisms.plugins.gated import GatedMean
 from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 from tests.mechanisms.small import OWN_DECAY, SMALL
@@ -150,13 +150,22 @@ def test_weights_with_other_settings_reproduce_forward(name, settings, direction
 def test_the_mechanisms_that_probes_observe_are_these():
     """Without the class a mechanism is not observed, and nothing here would fail."""
     classes = {name: REGISTRY.load(name) for name in NAMES}
-    assert [name for name in NAMES if issubclass(classes[name], AbstractSoftmaxAttention)] == [
-        "attentionx",
-        "gated_softmax",
-        "sa",
-        "sw",
-    ]
-    assert [name for name in NAMES if issubclass(classes[name], AbstractConsensus)] == ["sc"]
+    assert tuple(NAMES) == names.ALL
+    for abstract, expected in (
+        (AbstractSoftmaxAttention, names.SOFTMAX),
+        (AbstractAttention, names.ATTENTION),
+        (AbstractConsensus, ("sc",)),
+    ):
+        assert tuple(name for name in NAMES if issubclass(classes[name], abstract)) == expected
+
+
+def test_directions_are_as_listed():
+    able = {
+        direction: tuple(sorted({case.values[0] for case in CASES if case.values[-1] == direction}))
+        for direction in ("bidirectional", "causal")
+    }
+    assert able["causal"] == tuple(name for name in names.ALL if name not in names.BIDIRECTIONAL_ONLY)
+    assert able["bidirectional"] == tuple(name for name in names.ALL if name not in names.CAUSAL_ONLY)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,6 +16,7 @@ from stability.mechanisms.two_way import TwoWay, reversal
 from stability.registry import Registry, add_plugin
 from tests.mechanisms import checks
 from tests.mechanisms.checks import HEADS, NUM_POSITIONS, WIDTH, build_seeded, inputs, padding
+from tests.mechanisms.names import CAUSAL, listed
 from tests.mechanisms.oracles import softmax_attention
 from tests.reading import read_spec
 
@@ -170,11 +171,11 @@ def test_cost_is_that_of_two_and_lengths_are_the_part_s(monkeypatch):
     [
         (
             {"of": "sc"},
-            "mechanism.two_way.of=sc: is no causal mechanism; did you mean 'sw'? (choices: attentionx, fox, gated_softmax, sa, sigmoid, sw)",
+            f"mechanism.two_way.of=sc: is no causal mechanism; did you mean 'sw'? (choices: {listed(*CAUSAL)})",
         ),
         (
             {"of": "mix"},
-            "mechanism.two_way.of=mix: is no causal mechanism; choices: attentionx, fox, gated_softmax, sa, sigmoid, sw",
+            f"mechanism.two_way.of=mix: is no causal mechanism; choices: {listed(*CAUSAL)}",
         ),
         ({"of": "sww"}, "mechanism.two_way.of=sww: is no causal mechanism; did you mean 'sw'?"),
         ({"sww": {}}, "mechanism.two_way.sww: unknown key; did you mean 'sw'?"),

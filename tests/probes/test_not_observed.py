@@ -16,6 +16,7 @@ from stability.probes.layers.observing import observable_in, say_whose_logits_ar
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab
+from tests.mechanisms.names import ATTENTION, SOFTMAX, listed
 from tests.mechanisms.plugins.unseen_sigmoid import SigmoidAttention
 
 SIGMOID, SEEN = "tests.mechanisms.plugins.unseen_sigmoid", "tests.mechanisms.plugins.sigmoid_seen"
@@ -61,14 +62,14 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
         with pytest.raises(ValueError) as caught:
             main(argv)
         reason = "unseen_sigmoid has neither consensus nor softmax-attention layers"
-        looks = "what=spectra looks at attentionx, fox, gated_softmax, sa, sc, sigmoid, sigmoid_seen, sw"  # a plugin is named like one of ours
+        looks = (
+            f"what=spectra looks at {listed(*ATTENTION, 'sc', 'sigmoid_seen')}"  # a plugin is named like one of ours
+        )
         assert str(caught.value) == f"not observed: unseen_sigmoid; {reason}; {looks}"
     else:
         assert main(argv) == 0
         said = capsys.readouterr().out
-        assert said.startswith(
-            f"not observed: unseen_sigmoid; what={what} looks at attentionx, gated_softmax, sa, sw\n"
-        )
+        assert said.startswith(f"not observed: unseen_sigmoid; what={what} looks at {listed(*SOFTMAX)}\n")
         assert "leaves out" not in said
     assert tables_of(runs["sigmoid"]) == []
 
@@ -131,7 +132,7 @@ def test_the_largest_logit_is_left_empty_where_a_layer_is_not_observed_which_is_
     place = study.path if is_study else runs["mix"].checkpoints()[-1]
     assert hessian.main([f"ckpt={place}", *SHARPNESS]) == 0
     said = capsys.readouterr().out
-    looks = "measure=sharpness looks at attentionx, gated_softmax, sa, sw"
+    looks = f"measure=sharpness looks at {listed(*SOFTMAX)}"
     lacking = "so their runs get no attention_logit_max and no attention_entropy"
     assert said.startswith(f"not observed: unseen_sigmoid, {lacking}; {looks}\n")
     seen = {"mix": False, "sigmoid": False, "sa": True} if is_study else {"mix": False}
