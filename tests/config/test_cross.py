@@ -22,7 +22,7 @@ from stability.residuals import build as build_residual
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from tests.mechanisms.names import TRAINED, listed
+from tests.mechanisms.names import ALL, TRAINED, listed
 from tests.reading import read_spec
 
 CONTEXT = {"name": "mlm", "context": 8}
@@ -145,7 +145,7 @@ def test_a_window_that_is_never_read_is_not_refused(lab):
         ("mechanism=cc", "^mechanism=cc is a cross mechanism, it needs a context: cross=cc"),
         (
             "mechanism=none",
-            f"^mechanism=none: no such choice; choices: {listed(*TRAINED)}$",
+            f"^mechanism=none: no such choice; choices: {listed(*ALL)}$",
         ),
         ("cross=cx", "^cross=cx: no such choice; .*choices: auto, ca, cc, none"),
     ],
