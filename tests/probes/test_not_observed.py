@@ -62,9 +62,8 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
         with pytest.raises(ValueError) as caught:
             main(argv)
         reason = "unseen_sigmoid has neither consensus nor softmax-attention layers"
-        looks = (
-            f"what=spectra looks at {listed(*(set(ATTENTION) - set(UNTRAINED)), "sc", "sigmoid_seen")}"  # a plugin is named like one of ours
-        )
+        observed = {*ATTENTION, "sc", "sigmoid_seen"} - {*UNTRAINED}  # a plugin is named like one of ours
+        looks = f"what=spectra looks at {listed(*observed)}"
         assert str(caught.value) == f"not observed: unseen_sigmoid; {reason}; {looks}"
     else:
         assert main(argv) == 0
