@@ -2,7 +2,8 @@
 runs/studies/NAME``; its report then shows it.
 
 One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches),
-clipping and optimizer, on its own data. The series take turns, so that what else the machine does hits all alike, and
+clipping and optimizer, on its own data; where the optimizer asks for an estimate of the Hessian's diagonal before some
+of its steps, that, too. The series take turns, so that what else the machine does hits all alike, and
 ``results/throughput.json`` keeps the seconds of every turn: a ratio is of the same turn; and the most memory that a
 step holds at once beyond parameters and the optimizer's state. Validation, checkpoints and logging are left out.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from analysis.study.load import load
 from benchmarks._machine import machine
@@ -23,7 +25,10 @@ from benchmarks._training import Training, interleaved
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
+from stability.curvature import hutchinson_diagonal
 from stability.models.backbone import num_parameters
+from stability.objectives import Examples
+from stability.optimizers import TakingHessian
 from stability.probes.checkpoints import corpus_of
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
@@ -42,10 +47,19 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
     )
     parts, count = examples.split(spec.microbatch or spec.batch), objective.count(examples, torch.float32)
 
+    generator = torch.Generator().manual_seed(spec.seed)
+
+    def mean_loss(params: Mapping[str, Tensor], part: Examples) -> tuple[Tensor, Tensor]:
+        return objective.training_loss(net, part, params)[:2]
+
     def step() -> None:
         for part in parts:
             (objective.loss(net, part)[0] / count).backward()
         nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
+        if isinstance(optimizer, TakingHessian) and optimizer.hessian_is_due():
+            named = dict(net.named_parameters())
+            found = hutchinson_diagonal(mean_loss, named, generator=generator, batches=parts)
+            optimizer.take_hessian({parameter: found[name] for name, parameter in named.items()})
         optimizer.step()
         optimizer.zero_grad()
         if device == "cuda":

@@ -36,3 +36,15 @@ def test_a_study_is_measured_side_by_side_and_its_report_reads_it(lab):
         throughput_table(loaded).title == "Throughput side by side"
         and "CPU, 1 thread" in throughput_table(loaded).caption
     )
+
+
+def test_the_estimates_that_an_optimizer_asks_for_are_in_its_steps(lab, monkeypatch):
+    taken, estimate = [], throughput.hutchinson_diagonal
+    monkeypatch.setattr(
+        throughput, "hutchinson_diagonal", lambda *given, **more: taken.append(1) or estimate(*given, **more)
+    )
+    spec = lab.spec(optimizer={"name": "sophia", "hessian_every": 2})
+    each = throughput.training(spec, lab.cache, "cpu")
+    for _ in range(4):
+        each.step()
+    assert len(taken) == 2

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from analysis.claims.kinds import NLL, RATIO, ROOM, SENSITIVITY, best, compared, divergences, rule, step_ratio
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import groups, numbers_of, others_of, plain_of
+from analysis.numbers.side_by_side import mean_time
 from analysis.study.load import Study
 from analysis.words import listed
 
@@ -21,27 +22,31 @@ def reading(study: Study) -> list[str]:
     return [
         (f"{others_of(study, group)}: " if len(found) > 1 else "") + text
         for group in found
-        for text in _of_group(numbers_of(study, group))
+        for text in _of_group(study, numbers_of(study, group))
     ]
 
 
-def _of_group(numbers: Mapping[str, Numbers]) -> list[str]:
+def _of_group(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
     plain, ordered = plain_of(numbers), list(numbers.values())
     texts = [divergences(ordered, "multiples of the reference"), best(ordered, "optimizer")]
     texts += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
-    return [*texts, rule(ordered, plain), *_costs(ordered, plain)]
+    return [*texts, rule(ordered, plain), *_costs(study, ordered, plain)]
 
 
-def _costs(numbers: list[Numbers], plain: Numbers) -> list[str]:
+def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
     """Say which optimizers keep the least and the most, and take the shortest and the longest steps."""
     parts = []
     sized = sorted((each for each in numbers if math.isfinite(each.state_bytes)), key=lambda each: each.state_bytes)
     if sized:
         ends = listed(dict.fromkeys(f"{each.name} {each.state_bytes:.2f}" for each in (sized[0], sized[-1])))
         parts.append(f"Bytes of state a parameter, least and most: {ends}.")
-    timed = [(each, ratio) for each in numbers if math.isfinite(ratio := step_ratio(each, plain))]
+    ratios = [
+        mean_time(study, each.series, plain.series) if study.throughput else step_ratio(each, plain) for each in numbers
+    ]
+    timed = [(each, ratio) for each, ratio in zip(numbers, ratios, strict=True) if math.isfinite(ratio)]
     if len(timed) > 1:
         timed.sort(key=lambda pair: pair[1])
         ends = listed(f"{each.name} {ratio:.2f}" for each, ratio in (timed[0], timed[-1]))
-        parts.append(f"Time of a step over {plain.name}'s, shortest and longest: {ends}, by the runs' own clocks.")
+        clock = "mean of turns side by side" if study.throughput else "by the runs' own clocks"
+        parts.append(f"Time of a step over {plain.name}'s, shortest and longest: {ends}, {clock}.")
     return parts

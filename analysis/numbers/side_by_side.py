@@ -36,6 +36,15 @@ def ratio(study: Study, series: str, plain: str) -> Ratio | None:
     return Ratio(float(np.median(turns)), float(low), float(high), len(turns))
 
 
+def mean_time(study: Study, series: str, plain: str) -> float:
+    """Return the mean time of a step of one series over another's, measured side by side: the mean, since some do their
+    work every few steps. NaN where one was not measured."""
+    seconds = {row["series"]: row["seconds"] for row in study.throughput.get("rows", [])}
+    if not {series, plain} <= set(seconds):
+        return math.nan
+    return float(np.mean(seconds[series]) / np.mean(seconds[plain]))
+
+
 def _place(num: int) -> int | None:
     """Return the largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 −
     k)-th of the sorted values, counted from 0, the median lies with at least 95 %."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from analysis.claims.kinds import step_ratio
 from analysis.drawing.typeset import Cell
 from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers.side_by_side import mean_time, ratio
 from analysis.numbers.spread import Spread
+from analysis.study.load import Study
 from analysis.words import power
 
 
@@ -36,6 +40,18 @@ def bounds_text(bounds: Bounds) -> str:
 
 def spread_cell(spread: Spread) -> Cell:
     return Cell(power(spread.median), spread.detail(power)) if spread.n else Cell("--")
+
+
+def mean_time_cell(study: Study, each: Numbers, plain: Numbers) -> Cell:
+    """Return the mean time of a step over the plain one's in turns side by side, and below it the median turn's; the
+    plain one's own in milliseconds."""
+    over, found = mean_time(study, each.series, plain.series), ratio(study, plain.series, each.series)
+    if found is None:
+        return Cell("--")
+    if each is plain:
+        seconds = next(row["seconds"] for row in study.throughput["rows"] if row["series"] == each.series)
+        return Cell("1.00", f"{1e3 * float(np.mean(seconds)):.1f} ms")
+    return Cell(f"{over:.2f}", f"median {found.median:.2f}")
 
 
 def time_cell(each: Numbers, plain: Numbers) -> Cell:

@@ -12,7 +12,7 @@ from analysis.drawing.typeset import Cell, Table, boxed, heading
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import compares_optimizers, groups, numbers_of, others_of, plain_of
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
-from analysis.sections.kind_cells import bounds_text, nll_cell, sensitivity_cell, spread_cell, time_cell
+from analysis.sections.kind_cells import bounds_text, mean_time_cell, nll_cell, sensitivity_cell, spread_cell, time_cell
 from analysis.sections.optimizer_figures import (
     APART,
     NAME,
@@ -84,7 +84,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             spread_cell(each.rms_u),
             spread_cell(each.rms_step),
             Cell(f"{each.state_bytes:.2f}" if math.isfinite(each.state_bytes) else "--"),
-            time_cell(each, plain),
+            mean_time_cell(study, each, plain) if study.throughput else time_cell(each, plain),
         )
         for each in numbers
     )
@@ -92,12 +92,27 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         "At each optimizer's best rate. RMS(u): root mean square of the entries of u = (θ⁺ − θ)/α, which says what a "
         "unit of its rate moves a parameter by: two rates move them alike where RMS(u) α is the same; RMS(αu): that of "
         f"the steps that were taken; both from the steps that α_max was measured of. {INTERVAL_RULES[POSITIVE]}. "
-        "State: bytes of all tensors that the optimizer keeps, a parameter of the model. Time: the median step over "
-        f"{plain.name}'s, median over seeds, below it their range and n; by the runs' own clocks, so that what else "
-        f"the machine did at the time is in it. {source(study)}"
+        "State: bytes of all tensors that the optimizer keeps, a parameter of the model. "
+        f"{_timed(study, plain)} {source(study)}"
     )
     header = ("optimizer", "RMS(u)", "RMS(αu)", "state (bytes)", "time of a step")
     return Table(f"Optimizers: what a step is, and costs{of}", caption, header, rows)
+
+
+def _timed(study: Study, plain: Numbers) -> str:
+    """Say how the time of a step was measured."""
+    if study.throughput:
+        turns = len(study.throughput["rows"][0]["seconds"])
+        return (
+            f"Time: of a training step over {plain.name}'s, the optimizers taking turns; mean over {turns} turns, "
+            "since some do their work every few steps, below it the median turn's. "
+            f"{study.throughput['device']}; {study.throughput['machine']}."
+        )
+    return (
+        f"Time: the median step over {plain.name}'s, median over seeds, below it their range and n; by the runs' own "
+        "clocks, so that what else the machine did at the time is in it; python -m benchmarks.throughput "
+        f"runs/studies/{study.name} measures it side by side."
+    )
 
 
 def figures(study: Study) -> Figures:

@@ -206,6 +206,18 @@ def test_the_table_with_alpha_max_says_whose_is_a_multiplier(scaled):
     assert "multiplies" not in optimizer_tables(scaled)[0].caption
 
 
+def test_time_side_by_side_is_the_mean_over_turns_with_what_is_done_every_few_steps(scaled):
+    seconds = {"adamw": [0.01, 0.01, 0.01, 0.03], "sgd": [0.005, 0.005, 0.005, 0.075]}
+    series = {row.optimizer: row.series for row in scaled.runs.itertuples()}
+    rows = [{"series": series[name], "seconds": seconds[name], "tokens_per_step": 8} for name in seconds]
+    told = replace(scaled, throughput={"device": "CPU", "machine": "one", "rows": rows})
+    steps = optimizer_tables(told)[1]
+    assert [(row[4].text, row[4].detail) for row in steps.rows] == [("1.00", "15.0 ms"), ("1.50", "median 0.50")]
+    assert "mean over 4 turns" in steps.caption and "CPU; one." in steps.caption
+    assert "adamw 1.00 and sgd 1.50, mean of turns side by side." in " ".join(reading(told))
+    assert "python -m benchmarks.throughput runs/studies/scaled" in optimizer_tables(scaled)[1].caption
+
+
 @pytest.mark.parametrize(
     ("bounds", "text"),
     [
