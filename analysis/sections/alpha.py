@@ -14,7 +14,7 @@ from analysis.sections.differences import verification
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Study
 from analysis.study.protocol import base_rates, states_explained, undefined_states
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import step_terms, terms_in_brief
 from analysis.words import plural
 
 CAPTION = (
@@ -26,7 +26,7 @@ CAPTION = (
 
 def figures(study: Study) -> Figures:
     """Draw one figure for each phase and four series."""
-    return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + step_terms(study))
+    return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:

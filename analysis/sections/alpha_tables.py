@@ -29,7 +29,7 @@ from analysis.numbers.step_shares import (
 )
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED, base_rates, stated, stated_in
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import terms_in_brief
 from analysis.words import count_range, listed, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
@@ -93,7 +93,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     body = tuple(_alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
     lost, how, rule = (
         _lost(shown) + _undefined(study, phase, state, series),
-        stated_in(study, shown, state) + base_rates(study) + step_terms(study),
+        stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study),
         counting_rule(study, rows, phase),
     )
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
@@ -201,7 +201,7 @@ def last_table(study: Study) -> Table | None:
         "No terminal checkpoints: each is the last that a run left before it diverged or stopped, at the step "
         "named, and says what the curvature was there. In the tables of terminal checkpoints these runs count as 0 "
         "% stable. Median of the finite α_max (bold: above the training LR) and share of recorded steps with α_max "
-        f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{step_terms(study)} "
+        f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)} "
         f"{source(study)}"
     )
     header = (

@@ -11,11 +11,11 @@ from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION,
 from analysis.sections.step_figures import STEPS_CAPTION, step_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
 from analysis.study.load import Study
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import terms_in_brief
 
 
 def figures(study: Study) -> Figures:
-    phases, terms = drawn_phases(study), step_terms(study)
+    phases, terms = drawn_phases(study), terms_in_brief(study)
     return {
         **by_phase(study, "steps", phases, step_figures, STEPS_CAPTION + terms),
         **by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION + terms),

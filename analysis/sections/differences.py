@@ -11,7 +11,7 @@ from analysis.numbers.step_shares import counted, finite_median, phases_and_stat
 from analysis.sections.steps import diverged_note, of_trained
 from analysis.study.load import Column, Frame, Study
 from analysis.study.protocol import methods
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import terms_in_brief
 from analysis.words import plural, power
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
@@ -117,7 +117,8 @@ def differences_table(study: Study) -> Table | None:
         "max(|a|, |b|), below it the largest; other sign: share of pairs in which one of the two is positive and "
         "the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the "
         "training LR (a run that diverged has no pairs at a terminal checkpoint and is counted under "
-        f"them).{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''}{step_terms(study)} {source(study)}"
+        f"them).{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''}{terms_in_brief(study)} "
+        f"{source(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
 

@@ -24,7 +24,7 @@ from analysis.sections.panels import APART_CAPTION
 from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
 from analysis.study import multiples, wording
 from analysis.study.load import Study
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import terms_in_brief
 
 TITLE = "Optimizers, each at rates of its own"
 
@@ -54,7 +54,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         "where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's median over "
         "its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
         "training's own step lowers its batch's loss no more, to second order. Sensitivity: Wortsman et al. 2024, over "
-        f"the swept rates. Diverged: of all runs.{step_terms(study)}{guarded_note(study)} {source(study)}"
+        f"the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)} {source(study)}"
     )
     header = ("optimizer", "diverged", "best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
     groups_ = (("", 4), ("decades from the best rate", 2), ("", 2))

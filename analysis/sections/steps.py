@@ -21,7 +21,7 @@ from analysis.numbers.step_shares import (
 )
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
-from analysis.study.step_terms import step_terms
+from analysis.study.step_terms import terms_in_brief
 from analysis.words import listed, lr_text, plural, power
 
 
@@ -68,7 +68,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
             else ""
         )
         + (f" Not defined in this state: {listed(undefined)}." if undefined else "")
-        + step_terms(study)
+        + terms_in_brief(study)
         + f" {source(study)}"
     )
     groups = (

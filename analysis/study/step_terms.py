@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.study.load import Study
+from analysis.words import listed
 
+MOST_IN_A_CAPTION = 2
 OPTIMIZER = "optimizer"  # of a protocol: the flags of `stability.optimizers.AbstractOptimizer` that are not the usual
 
 
@@ -18,11 +20,24 @@ def step_terms(study: Study) -> str:
     return "".join(f" {sentence}" for sentence in explained(study.curvature["protocol"]))
 
 
+def terms_in_brief(study: Study) -> str:
+    """Say the same beneath a table or a figure: as it is where that is short, else whose α_max the text explains, so
+    that each of many captions does not repeat it."""
+    known = _terms(study.curvature["protocol"])
+    if sum(len(_sentences(name, terms)) for name, terms in known.items()) <= MOST_IN_A_CAPTION:
+        return step_terms(study)
+    return f" What α_max means of {listed(sorted(known))} is told in the section on it."
+
+
 def explained(protocols: Iterable[str]) -> list[str]:
     """Return these sentences from the protocols of recorded steps, optimizers by name."""
-    known = (json.loads(text).get(OPTIMIZER, {}) for text in set(protocols) if text)
-    found = {terms["name"]: terms for terms in known if terms}
+    found = _terms(protocols)
     return [sentence for name in sorted(found) for sentence in _sentences(name, found[name])]
+
+
+def _terms(protocols: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    known = (json.loads(text).get(OPTIMIZER, {}) for text in set(protocols) if text)
+    return {terms["name"]: terms for terms in known if terms}
 
 
 def _sentences(name: str, terms: Mapping[str, Any]) -> list[str]:

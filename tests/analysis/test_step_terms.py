@@ -80,3 +80,15 @@ def test_the_protocol_itself_is_said_once_for_all_optimizers(tmp_path):
 def test_where_alpha_max_is_a_rate_like_any_other_nothing_is_said(tmp_path):
     study = study_of(tmp_path)
     assert step_terms(study) == "" and explained(["", json.dumps({"batch": 2})]) == []
+
+
+def test_where_many_are_to_be_explained_captions_name_them_and_the_text_explains(tmp_path):
+    study = study_of(tmp_path)
+    terms = [{"name": name, "frozen": "its h"} for name in ("sophia", "galore_adamw", "soap")]
+    texts = [json.dumps(json.loads(study.curvature["protocol"].iloc[0]) | {"optimizer": each}) for each in terms]
+    told = [texts[index % 3] for index in range(len(study.curvature))]
+    many = replace(study, curvature=study.curvature.assign(protocol=told))
+    brief = "What α_max means of galore_adamw, soap and sophia is told in the section on it."
+    assert all(brief in table.caption and "its h" not in table.caption for table in alpha_tables(many))
+    assert all(brief in each.caption for each in alpha.figures(many).values())
+    assert read(alpha.body(many, {})).count("holds its h where the checkpoint has it") == 3
