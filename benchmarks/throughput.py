@@ -53,6 +53,7 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
         return objective.training_loss(net, part, params)[:2]
 
     def step() -> None:
+        """Take a training step on the batch, in its microbatches."""
         for part in parts:
             (objective.loss(net, part)[0] / count).backward()
         nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)

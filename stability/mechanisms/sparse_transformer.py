@@ -39,7 +39,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
     """
 
     class Config(Settings):
-        """Which far positions are seen."""
+        """Settings of which far positions are seen."""
 
         pattern: Literal["strided", "fixed"] = Field(
             default="strided",
