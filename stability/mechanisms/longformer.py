@@ -127,8 +127,8 @@ class LongformerAttention(AbstractAttention):
         return self.dropout if self.training else 0.0
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
-        """Return what each value counts: in the rows of global tokens the softmax by their own maps over all keys, in the
-        others that over band and global tokens."""
+        """Return what each value counts: in the rows of global tokens the softmax by their own maps over all keys, in
+        the others that over band and global tokens."""
         x_BND = without_padding(x_BND, mask_BN)
         key, few = torch.arange(x_BND.shape[1], device=x_BND.device), self.config.global_tokens
         ahead = key - key[:, None]
