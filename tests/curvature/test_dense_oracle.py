@@ -30,7 +30,7 @@ VOCABULARY, POSITIONS, SEQUENCES = 5, 6, 3
 
 def combinations():
     """(mechanism, norm, objective), every one that can be built."""
-    for name in Registry("mechanisms").names(cross=False):
+    for name in Registry("mechanisms").names(cross=False, trainable=True):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
             for objective in objectives(direction):

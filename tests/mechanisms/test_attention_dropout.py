@@ -74,7 +74,7 @@ def test_a_share_of_the_weights_is_dropped_and_the_rest_scaled(name, settings, d
         assert (shares - SHARE).abs().max() < 5 * math.sqrt(SHARE * (1 - SHARE) / kept.shape[axis[0]])
 
 
-@pytest.mark.parametrize("name", Registry("mechanisms").names(cross=False))
+@pytest.mark.parametrize("name", Registry("mechanisms").names(cross=False, trainable=True))
 def test_what_is_no_attention_leaves_its_weights_alone(name):
     directions = Registry("mechanisms").load(name).supported_directions(settings_of("mechanisms", name, {}))
     direction = "bidirectional" if "bidirectional" in directions else "causal"

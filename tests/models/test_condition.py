@@ -17,7 +17,7 @@ V = 11
 REGISTRY = Registry("mechanisms")
 MECHANISMS = [  # score_entropy reads both sides
     name
-    for name in REGISTRY.names(cross=False)
+    for name in REGISTRY.names(cross=False, trainable=True)
     if "bidirectional" in REGISTRY.load(name).supported_directions(REGISTRY.load(name).Config())
 ]
 

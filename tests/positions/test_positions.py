@@ -23,7 +23,7 @@ from tests.mechanisms.oracles import cross_consensus, rotated
 from tests.reading import read_spec
 
 NAMES = Registry("positions").names()
-MECHANISMS = [name for name in Registry("mechanisms").names(cross=False) if name != "mix"]
+MECHANISMS = [name for name in Registry("mechanisms").names(cross=False, trainable=True) if name != "mix"]
 TURNED = {"fox": {"rope": "absolute"}}  # what mechanisms need that turn nothing of themselves
 WIDTH, HEADS, LENGTH = 16, 2, 9
 
