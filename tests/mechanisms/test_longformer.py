@@ -87,7 +87,7 @@ def test_equals_the_public_longformer(global_tokens, padded):
     window, num_positions, width, heads = 4, 24, checks.WIDTH, checks.HEADS
     config = settings_of("mechanisms", "longformer", {"window": window, "global_tokens": global_tokens})
     shape = MixerShape(width, heads, rope=None)
-    layer = apart(Registry("mechanisms").load("longformer").build(config, shape)).double()
+    layer = apart(checks.build_seeded(lambda: Registry("mechanisms").load("longformer").build(config, shape))).double()
     theirs = LongformerSelfAttention(
         LongformerConfig(
             hidden_size=width,
