@@ -148,7 +148,8 @@ def _chosen(value: Any, parts: dict[str, Part]) -> Part:
         settings = {key: item for key, item in value.items() if key != "name"}
         return inner_part("two_way", value["name"], settings, _choices(), ("of", "weights"))
     if value not in _choices():
-        trained = [name for name in _choices() if load(name).trainable]  # what is not is refused with words of its own
+        # what is not trained is refused with words of its own
+        trained = tuple(name for name in _choices() if load(name).trainable)
         raise ValueError(f"mechanism.two_way.of={value}: is no causal mechanism; {near_misses(str(value), trained)}")
     return parts.get(value) or inner_part("two_way", value, {}, _choices(), ("of", "weights"))
 
