@@ -167,6 +167,13 @@ class AbstractMechanism(OwnInit):
         """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
         raise NotImplementedError
 
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
+        """Return how many numbers one layer has to keep of a sequence of ``num_positions`` to go on reading: keys and
+        values, or a recurrent state. None where it cannot go on position by position, since earlier ones see later
+        ones."""
+        return None
+
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         """Return the least difference, a scalar, between a score that is selected by and the value at which the
         selection changes; inf where nothing can change. For mechanisms that are `piecewise_smooth`."""
