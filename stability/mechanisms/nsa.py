@@ -199,11 +199,13 @@ class NativeSparseAttention(AbstractAttention):
         return (block_S == own_N1) | (block_S == own_N1 - 1) | (block_S == 0)
 
     def _selection(self, p_BGRNC: Tensor) -> tuple[Int64[Tensor, "B G N S"], Bool[Tensor, "B G N S"]]:
-        """Return the blocks that are selected by their scores (Eq. 11), at most n − 3, and which of these entries are
-        there."""
+        """Return the blocks that are selected by their scores (Eq. 11), at most n − 3, of equal scores the earlier
+        ones, and which of these entries are there."""
         score_BGNS = self._scores(p_BGRNC)
-        best = score_BGNS.topk(min(self.config.selected, max(score_BGNS.shape[-1], FIXED)) - FIXED, -1)
-        return best.indices, best.values > 0
+        num_free = min(self.config.selected, max(score_BGNS.shape[-1], FIXED)) - FIXED
+        # topk takes any of equal scores, others as the sequence grows: text that recurs would be read by its length
+        best = score_BGNS.sort(dim=-1, descending=True, stable=True)
+        return best.indices[..., :num_free], best.values[..., :num_free] > 0
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         """Return the least difference between the lowest score that is selected and the highest that is not, of valid

@@ -358,6 +358,17 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(settings, message):
     assert str(caught.value) == message
 
 
+def test_of_equal_scores_the_earlier_blocks_are_selected_however_long_the_sequence_is():
+    """Text that recurs has equal scores where no layer before has told positions apart."""
+    layer = module(**SMALL)
+    for length in (16, 17, 40, 90, 200):
+        position_N = torch.arange(length)
+        p_NC = (position_N[1:] <= position_N[:, None]).double()  # a block of two positions ends at 1, 2, …
+        chosen, is_chosen = layer._selection(p_NC.expand(1, HEADS, 1, -1, -1))
+        assert torch.equal(chosen[is_chosen], torch.ones_like(chosen[is_chosen])), "the first block that may be chosen"
+        assert is_chosen[0, 0, :, 0].tolist() == [i // 2 > 2 for i in range(length)]
+
+
 def test_a_block_without_a_score_is_not_selected_though_there_is_room_for_it():
     """Positions 5 and 7 are valid, and no compressed block that holds them is."""
     settings = {"block": 2, "stride": 2, "selected_block": 4, "selected": 4, "window": 3}
