@@ -61,10 +61,13 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
-        if shape.heads < 2:
-            raise ValueError("sparse_transformer has two kinds of heads and needs at least 2; heads=1")
         super().__init__(config, shape)
         self.config, self.num_near = config, num_near(shape.heads)
+
+    @classmethod
+    def check_heads(cls, config: Any, heads: int) -> None:
+        if heads < 2:
+            raise ValueError(f"mechanism.sparse_transformer has two kinds of heads and needs at least 2; heads={heads}")
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:

@@ -247,8 +247,10 @@ def check_softmax_is_as_declared(module: AbstractSoftmaxAttention) -> None:
             assert torch.allclose(a_BHNN, expected_BHNN, rtol=1e-10, atol=1e-14), "weights of other logits or pairs"
             assert torch.allclose(module.values(given_BND), v_BHNK, rtol=1e-12, atol=1e-14), "other values"
         a_BHNN, v_BHNK = module.weights(x_BND), module.values(x_BND)
-        diagonal_BHN = a_BHNN.diagonal(dim1=-2, dim2=-1)
-        assert ((diagonal_BHN == 0) == module.mask_diagonal).all(), f"mask_diagonal={module.mask_diagonal}: not so"
+        diagonal_BHN, visible = a_BHNN.diagonal(dim1=-2, dim2=-1), module.visible(NUM_POSITIONS, x_BND.device)
+        # heads that see different pairs may each leave some positions out of their own sight
+        sees_itself = visible.diagonal(dim1=-2, dim2=-1) if visible.ndim == 3 else not module.mask_diagonal
+        assert ((diagonal_BHN > 0) == sees_itself).all(), f"mask_diagonal={module.mask_diagonal}: not so"
         passed_on_BHNK = torch.einsum("bhij,bhjk->bhik", a_BHNN, v_BHNK)
         if module.gamma is not None:
             passed_on_BHNK = v_BHNK - float(module.gamma) * passed_on_BHNK

@@ -31,6 +31,8 @@ ATTENTION = [
     ("longformer", {"global_tokens": 3, "dilation": 2}, "causal"),
     ("sparsek", {"window": None}, "bidirectional"),
     ("sparsek", {"window": 2}, "causal"),
+    ("sparse_transformer", {"pattern": "strided"}, "causal"),
+    ("sparse_transformer", {"pattern": "fixed", "summary": 2}, "bidirectional"),
 ]
 
 
@@ -42,8 +44,8 @@ def built(name, settings, direction, dropout, width=N, heads=1):
 
 def shows_its_weights(name, settings, direction, dropout):
     """A layer whose scores are all 0, whose value of position j is the unit vector e_j, and which has no output map:
-    what it gives at i is row i of its weights."""
-    layer = built(name, settings, direction, dropout)
+    what it gives at i is row i of its weights (of each of two heads those of its own half of the values)."""
+    layer = built(name, settings, direction, dropout, heads=2 if name == "sparse_transformer" else 1)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.zero_()

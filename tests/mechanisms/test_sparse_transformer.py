@@ -81,7 +81,7 @@ def test_other_settings_keep_the_contract(settings, direction):
     def builder():
         return build("sparse_transformer", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
 
-    for check in (*OF_A_MODULE, checks.check_weights_reproduce_forward):
+    for check in (*OF_A_MODULE, checks.check_weights_reproduce_forward, checks.check_softmax_is_as_declared):
         check(checks.build_seeded(builder))
     for check in OF_A_BUILDER:
         check(builder)
@@ -132,9 +132,14 @@ def test_entropies_are_those_of_each_heads_own_rows(pattern, direction):
     assert found.lowest_head_entropy == pytest.approx(min(entropies))
 
 
-def test_one_head_and_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="two kinds of heads and needs at least 2; heads=1"):
-        build("sparse_transformer", width=8, heads=1)
+def test_one_head_and_settings_that_cannot_be_are_refused(lab):
+    message = "mechanism.sparse_transformer has two kinds of heads and needs at least 2; heads=1"
+    for given in ({"name": "sparse_transformer"}, {"name": "two_way", "of": "sparse_transformer"}):
+        with pytest.raises(ValueError) as caught:
+            lab.spec(mechanism=given, model={"name": "x", "layers": 2, "width": 8, "heads": 1, "positions": 16})
+        assert str(caught.value) == message.replace(
+            "mechanism.", "mechanism.two_way." if "of" in given else "mechanism."
+        )
     with pytest.raises(ValueError, match="summary=5 must be at most stride=4"):
         build("sparse_transformer", width=8, heads=2, pattern="fixed", summary=5)
     with pytest.raises(ValueError, match=r"stride=1: input should be greater than or equal to 2"):
