@@ -49,7 +49,7 @@ class ForgettingAttention(AbstractWrittenOutAttention):
     rows_sum_to_one = True
 
     def __init__(self, config: Config, shape: MixerShape):
-        super().__init__(shape, shape.rope if config.rope == "absolute" else None)
+        super().__init__(config, shape, shape.rope if config.rope == "absolute" else None)
         self.forget = nn.Linear(shape.width, shape.heads)
         nn.init.zeros_(self.forget.bias)
         if config.decay_times is not None:

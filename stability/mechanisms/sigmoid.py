@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -43,16 +44,18 @@ class SigmoidAttention(AbstractWrittenOutAttention):
     rows_sum_to_one = False
 
     def __init__(self, config: Config, shape: MixerShape):
-        super().__init__(shape, shape.rope)
+        super().__init__(config, shape, shape.rope)
         self.length = shape.num_positions if config.length is None else config.length
         self.norm = nn.RMSNorm(shape.width, eps=1e-5) if config.norm == "after" else None
         self.q_norm, self.k_norm = (nn.LayerNorm(shape.head_width) if config.qk_norm else None for _ in range(2))
 
-    def compared(self, q_BNHK: Tensor, k_BNHK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, normed by head where the settings say so."""
-        if self.q_norm is None or self.k_norm is None:
-            return q_BNHK, k_BNHK
-        return self.q_norm(q_BNHK), self.k_norm(k_BNHK)
+    def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as every attention does, queries and keys normed by head before they are
+        rotated, where the settings say so."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BNHK, k_BNHK, v_BNHK = qkv_BND.unflatten(-1, (3, self.heads, -1)).unbind(2)
+            qkv_BND = torch.cat([self.q_norm(q_BNHK), self.k_norm(k_BNHK), v_BNHK], 2).flatten(2)
+        return super().split(qkv_BND)
 
     def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         a_BHNN = (logits_BHNN + self.bias(x_BND, mask_BN)).sigmoid()
