@@ -71,9 +71,10 @@ class SpargeAttention(AbstractTrainingFree):
 
     @classmethod
     def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
-        """Count what the whole of `sa` takes, and the predicted blocks of each query."""
-        blocks = -(-num_positions // config.key_block)
-        return super().cost(config, shape, num_positions) + num_positions * blocks * shape.width
+        """Count what the whole of `sa` takes, the predicted blocks of each query, and all q·k once more, for stage
+        2."""
+        scored = -(-num_positions // config.key_block) + num_positions
+        return super().cost(config, shape, num_positions) + num_positions * scored * shape.width
 
     @classmethod
     def variants(cls, config: Config, budgets: Sequence[float], shape: MixerShape, num_positions: int) -> list[Variant]:

@@ -10,7 +10,6 @@ import torch
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.fasa import FrequencyAwareAttention
-from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.test_sparge import HEADS, WIDTH, K, inputs, layer_of, masks
 
@@ -119,49 +118,6 @@ def test_a_chunk_that_makes_all_the_difference_is_found():
     assert layer.dominant_HC.tolist() == [[False, True, False, False], [False, False, True, False]]
 
 
-@pytest.mark.parametrize("direction", ["bidirectional", "causal"])
-@pytest.mark.parametrize("settings", [{}, {"mask_diagonal": True}, {"temperature": "learned"}])
-@pytest.mark.parametrize("budget", [{}, {"tokens": 17}, {"tokens": 17, "chunks": 2}])
-def test_at_the_full_budget_it_is_sa(direction, settings, budget):
-    trained = layer_of("sa", direction, **settings)
-    layer = fasa(direction, **settings, **budget)
-    layer.load_state_dict(trained.state_dict(), strict=True)
-    for num_positions in (1, 4, 9, 17):
-        x_BND = inputs(num_positions, batch=3)
-        torch.testing.assert_close(layer(x_BND), trained(x_BND), rtol=0, atol=1e-12)
-        assert layer.skipped(x_BND) == 0
-    mask_BN, x_BND = checks.padding(), inputs(checks.NUM_POSITIONS, batch=3)
-    found, expected = layer(x_BND, mask_BN=mask_BN), trained(x_BND, mask_BN=mask_BN)
-    torch.testing.assert_close(found[mask_BN], expected[mask_BN], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_positions", [9, 17, 40])
-def test_a_later_position_changes_nothing_before_it_whatever_is_chosen(num_positions):
-    """Gradients would not show it: the choice has none."""
-    layer = fasa("causal", DOMINANT, sharp=1.0, tokens=3, chunks=2)
-    x_BND = inputs(num_positions, batch=4)
-    for place in range(1, num_positions):
-        later_BND = x_BND.clone()
-        later_BND[:, place:] = 5 * torch.randn(4, num_positions - place, WIDTH, dtype=torch.float64)
-        torch.testing.assert_close(layer(later_BND)[:, :place], layer(x_BND)[:, :place], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("direction", ["bidirectional", "causal"])
-def test_with_keys_left_out_it_keeps_the_contract(direction):
-    def made():
-        return fasa(direction, DOMINANT, sharp=1.0, seed=5, tokens=4, chunks=2)
-
-    assert made().skipped(checks.inputs()) > 0.1
-    for check in (checks.check_shape_and_dtype, checks.check_padding_is_unread, checks.check_wholly_padded_is_finite):
-        check(made())
-    for check in (
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_weights_reproduce_forward,
-    ):
-        check(made())
-
-
 def test_without_a_calibration_it_says_so():
     with pytest.raises(
         ValueError, match=r"^fasa with 2 of 4 frequency chunks does not know which: calibrate it first$"
@@ -179,9 +135,3 @@ def test_what_cannot_be_is_refused_in_a_line():
         build("fasa", width=WIDTH, heads=HEADS, chunks=5)
     with pytest.raises(ValueError, match=r"^fasa selects by the frequencies of RoPE, .*: position=rope$"):
         FrequencyAwareAttention(FrequencyAwareAttention.Config(), MixerShape(WIDTH, HEADS, rope=None))
-
-
-def test_it_cannot_be_trained(lab):
-    with pytest.raises(ValueError, match="^mechanism=fasa cannot be trained: it is for checkpoints that sa") as caught:
-        lab.spec(mechanism={"name": "fasa"})
-    assert len(str(caught.value).splitlines()) == 1

@@ -270,6 +270,16 @@ def test_the_margin_is_that_of_the_scores_of_the_papers_equations():
     assert float(module(**{**SMALL, "selected": 9}).margin(x_BND)) == math.inf
 
 
+def test_what_padding_would_select_is_not_in_the_margin():
+    layer, x_BND = module(seed=1, **SMALL), checks.inputs(num_positions=40)
+    with torch.no_grad():
+        alone, padded_behind = (
+            layer.margin(x_BND[:, :14]),
+            layer.margin(x_BND, mask_BN=(torch.arange(40) < 14).expand(3, -1)),
+        )
+    assert float(padded_behind) == pytest.approx(float(alone), rel=1e-9)
+
+
 @pytest.mark.parametrize("with_padding", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
 def test_taylor_engine_agrees_with_double_backward(settings, with_padding):

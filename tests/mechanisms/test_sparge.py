@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from stability.mechanisms import build
-from stability.mechanisms.sparge import SpargeAttention
-from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated
 
 WIDTH, HEADS = 16, 2
@@ -147,57 +145,12 @@ def test_outputs_and_shares_are_those_of_loops_over_blocks(direction, changes):
     assert max(shares) > 0.05, "nothing is left out: the test shows nothing"
 
 
-@pytest.mark.parametrize("direction", ["bidirectional", "causal"])
-@pytest.mark.parametrize("settings", [{}, {"mask_diagonal": True}, {"temperature": "learned"}])
-def test_at_the_full_budget_it_is_sa(direction, settings):
-    trained = layer_of("sa", direction, 1.0, **settings)  # logits that differ by less than the usual λ
-    layer = layer_of("sparge", direction, tau=1.0, key_block=4, query_block=4, **settings)
-    layer.load_state_dict(trained.state_dict(), strict=True)
-    for num_positions in (1, 4, 9, 17):
-        x_BND = inputs(num_positions, batch=3)
-        torch.testing.assert_close(layer(x_BND), trained(x_BND), rtol=0, atol=1e-12)
-        assert layer.skipped(x_BND) == 0
-    mask_BN = checks.padding()
-    x_BND = inputs(checks.NUM_POSITIONS, batch=3)
-    found, expected = layer(x_BND, mask_BN=mask_BN), trained(x_BND, mask_BN=mask_BN)
-    torch.testing.assert_close(found[mask_BN], expected[mask_BN], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("field", [{"tau": 0.4}, {"theta": 0.9}, {"skip": -0.1}, {"query_block": 2}, {"key_block": 8}])
 def test_every_setting_changes_the_output(field):
     base = {"tau": 0.7, "theta": -1.0, "skip": -1.0, "query_block": 5, "key_block": 4}
     x_BND = inputs(23, batch=4)
     one, other = (layer_of("sparge", "bidirectional", 1.0, **settings)(x_BND) for settings in (base, base | field))
     assert (one - other).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("num_positions", [9, 17, 40])
-def test_a_later_position_changes_nothing_before_it_whatever_is_chosen(num_positions):
-    """Gradients would not show it: the choice has none."""
-    layer = layer_of("sparge", "causal", 1.0, **BASE)
-    x_BND = inputs(num_positions, batch=4)
-    assert layer.skipped(x_BND) > 0
-    for place in range(1, num_positions):
-        later_BND = x_BND.clone()
-        later_BND[:, place:] = 5 * torch.randn(4, num_positions - place, WIDTH, dtype=torch.float64)
-        torch.testing.assert_close(layer(later_BND)[:, :place], layer(x_BND)[:, :place], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("direction", ["bidirectional", "causal"])
-def test_with_blocks_left_out_it_keeps_the_contract(direction):
-    def made():
-        return layer_of("sparge", direction, seed=5, tau=0.6, theta=-0.5, skip=-0.7, query_block=3, key_block=2)
-
-    assert isinstance(made(), SpargeAttention)
-    assert made().skipped(checks.inputs()) > 0.1
-    for check in (checks.check_shape_and_dtype, checks.check_padding_is_unread, checks.check_wholly_padded_is_finite):
-        check(made())
-    for check in (
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_weights_reproduce_forward,
-    ):
-        check(made())
 
 
 @pytest.mark.parametrize(
@@ -213,11 +166,3 @@ def test_settings_that_cannot_be_are_refused_in_a_line(field, message):
     with pytest.raises(ValueError) as caught:
         build("sparge", width=WIDTH, heads=HEADS, **field)
     assert str(caught.value) == message
-
-
-def test_it_cannot_be_trained(lab):
-    with pytest.raises(
-        ValueError, match="^mechanism=sparge cannot be trained: it is for checkpoints that sa"
-    ) as caught:
-        lab.spec(mechanism={"name": "sparge"})
-    assert len(str(caught.value).splitlines()) == 1
