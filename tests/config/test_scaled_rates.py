@@ -40,6 +40,16 @@ def test_listed_values_are_multiples_where_it_is_said():
     assert rates_by_optimizer(plain) == {"adamw": [0.1, 1.0, 2.5], "sgd": [0.1, 1.0, 2.5]}
 
 
+def test_edge_scaled_is_edge_over_multiples_from_0_03_to_30():
+    words = ["lr=edge", "lr.scaled=true", "lr.low=0.03", "lr.high=30", "lr.num=7"]
+    found, written_out = (read_spec("sweep", [*BOTH, *each]) for each in (["lr=edge_scaled"], words))
+    assert found.lr == written_out.lr and found.lr.edge is not None
+    assert {name: (min(rates), max(rates)) for name, rates in rates_by_optimizer(found).items()} == {
+        "adamw": (3e-5, 3e-2),
+        "sgd": (3e-3, 3.0),
+    }
+
+
 def test_a_run_id_holds_the_rate_and_nothing_of_how_it_was_chosen():
     from stability.config.identity import run_id
 
