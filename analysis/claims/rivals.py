@@ -128,8 +128,10 @@ def _unmatched(study: Study) -> Iterator[Claim]:
 
 def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
     """Yield the claims on throughput of AttentionX; on throughput, gradient norm, mixing and depth of mHC-lite."""
-    for pair in (pair for pair in pairs_of(study) if pair.names[0] in RIVALS and pair.states):
-        statement = "AttentionX's computational overhead is negligible (3.2)"
+    judged = [pair for pair in pairs_of(study) if pair.names[0] in RIVALS and pair.states]
+    for pair in judged:
+        of_which = f": {pair.other}" if len(judged) > 1 else ""
+        statement = f"AttentionX's computational overhead is negligible (3.2){of_which}"
         yield residual_claims.throughput_claim(
             study, pair.other, pair.plain, statement=statement, least=1 - residual_claims.NEGLIGIBLE_SLOWDOWN
         )

@@ -156,6 +156,8 @@ def test_each_of_two_masks_of_attentionx_is_judged_against_attention_with_its_ow
     ]
     assert "than sa, each" in found["best NLL attentionx"].text
     assert "than sa mask_diagonal=true, each" in found["best NLL attentionx mask_diagonal=true"].text
+    costs = sorted(claim.statement for subject, claim in found.items() if subject.startswith("throughput attentionx"))
+    assert [cost.partition(": ")[2] for cost in costs] == ["attentionx", "attentionx mask_diagonal=true"]
     for name in ("sa", "attentionx"):
         alone = next(
             claim
