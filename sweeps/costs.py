@@ -138,23 +138,26 @@ def _forget_peak(device: Any) -> None:
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
-    """Return the multiply-adds of all mixing layers per position in one forward pass, cross mechanisms included."""
+    """Return the multiply-adds of all mixing layers per position in one forward pass, cross mechanisms included; a
+    layer counts as often as its residual connection evaluates it."""
     from stability.mechanisms import MixerShape
     from stability.registry import Registry
 
     size, mechanism = run.model, Registry("mechanisms").load(run.mechanism.name)
     shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
     shapes *= size.loops
-    mixing = sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
+    evaluations = Registry("residuals").load(run.residual.name).evaluations(run.residual.settings)
+    mixing = evaluations * sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
     if run.cross is not None:
         cross, objective = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name)
         contexts, num_context = (
             objective.contexts_of(run.objective.settings),
             objective.num_context(run.objective.settings),
         )
-        if contexts:  # once before the blocks, counted as if each were as long as the source
-            num_context, shapes = size.positions, shapes[:1] * len(contexts)
-        mixing += sum(cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes)
+        if contexts:  # once before the blocks, on a plain connection, counted as if each were as long as the source
+            num_context, shapes, evaluations = size.positions, shapes[:1] * len(contexts), 1
+        costs = [cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes]
+        mixing += evaluations * sum(costs)
     return mixing / size.positions
 
 

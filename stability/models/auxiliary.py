@@ -43,6 +43,12 @@ def joined(output: Any, losses: Sequence[Tensor]) -> Any:
     return WithLoss(output, added(losses)) if losses else output
 
 
+def averaged(losses: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of the losses that one part had at each of its evaluations, by itself in a list; [] where it had
+    none."""
+    return [added(losses) / len(losses)] if len(losses) > 1 else [*losses]
+
+
 def added(losses: Sequence[Tensor]) -> Tensor:
     """Return the sum of one or more losses, (B)."""
     loss_B, *others = losses

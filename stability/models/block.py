@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stability.models.auxiliary import joined, parted
+from stability.models.auxiliary import averaged, joined, parted
 from stability.models.condition import UNMODULATED, Modulation
 
 
@@ -85,22 +85,24 @@ class Block(nn.Module):
         condition_BC: Tensor | None = None,
     ) -> Any:
         """Return the state after all branches, with the losses of mixer and feed-forward network where they have any of
-        their own (`WithLoss`). ``inputs``: what mixers may take beside state and mask (``edges``); this
-        block's gets those that its `forward` names. ``condition_BC``: what ``modulation`` reads, given exactly where
-        there is one."""
+        their own (`WithLoss`), of each the mean over its evaluations where the residual scheme takes several.
+        ``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward`
+        names. ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
-        losses: list[Tensor] = []
+        mixer_losses: list[Tensor] = []
+        ffn_losses: list[Tensor] = []
 
         def mixed(x_BND: Tensor) -> Tensor:
             y_BND = self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
-            return of_mixer.gated(self.dropout(parted(y_BND, losses)))
+            return of_mixer.gated(self.dropout(parted(y_BND, mixer_losses)))
 
         def fed_forward(x_BND: Tensor) -> Tensor:
             y_BND = self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))
-            return of_ffn.gated(self.dropout(parted(y_BND, losses)))
+            return of_ffn.gated(self.dropout(parted(y_BND, ffn_losses)))
 
         state = self.mixer_residual(state, mixed)
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
-        return joined(self.ffn_residual(state, fed_forward), losses)
+        state = self.ffn_residual(state, fed_forward)
+        return joined(state, [*averaged(mixer_losses), *averaged(ffn_losses)])

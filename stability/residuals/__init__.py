@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stability.residuals._base import AbstractResidual
+from stability.residuals._base import AbstractResidual, AbstractSingleStream
 from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
 
-__all__ = ["AbstractResidual", "AbstractSinkhornStreams", "AbstractStreams", "build"]
+__all__ = ["AbstractResidual", "AbstractSingleStream", "AbstractSinkhornStreams", "AbstractStreams", "build"]
 
 
 def build(name: str, *, width: int, layer: int = 0, **settings: Any):

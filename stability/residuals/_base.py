@@ -27,6 +27,12 @@ class AbstractResidual(nn.Module):
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__()
 
+    @classmethod
+    def evaluations(cls, config: Any) -> int:
+        """Return how often a connection evaluates its branch in one forward pass; what the branch costs counts so
+        often."""
+        return 1
+
     @property
     def own_decay(self) -> dict[str, bool]:
         """The parameters by name of which the scheme, not the optimizer, says whether weight decay reaches them."""
@@ -42,3 +48,13 @@ class AbstractResidual(nn.Module):
     def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
         """Return what the head reads, (B, N, D)."""
         raise NotImplementedError
+
+
+class AbstractSingleStream(AbstractResidual):
+    """A connection whose state is what runs through a plain transformer, one vector per token, (B, N, D)."""
+
+    def enter(self, x_BND: Tensor) -> Tensor:
+        return x_BND
+
+    def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
+        return final_norm(state)

@@ -35,7 +35,8 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
     Attention logits that grow without bound precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy
     that collapses goes with it (Zhai et al. 2023, arXiv:2303.06296). The logits are computed again from the
     projection's output, in float32 or wider, one sequence at a time: B·H·N² multiply-adds, and H·N² numbers at a time.
-    Layers that ran more than once (`model.loops`) count their last pass. {} where no layer is softmax attention.
+    Layers that ran more than once (`model.loops`, residual connections that evaluate a branch several times) count
+    their last pass. {} where no layer is softmax attention.
     """
     seen: dict[str, Seen] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}

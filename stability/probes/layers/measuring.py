@@ -23,7 +23,7 @@ from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
-from stability.probes.layers.observing import mixers, stem
+from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
 from stability.probes.layers.training_free import measured
@@ -190,7 +190,8 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
     """Return what each block's mixer is given, (B, N, D), by one forward pass, in the order of `Backbone.passed`: a
-    block that the state passes several times (`model.loops`) counts as a layer each time."""
+    block that the state passes several times (`model.loops`) counts as a layer each time. Where residual connections
+    evaluate a mixer several times in a row, what it is given first: the state itself, normed."""
     seen: list[Tensor] = []
 
     def keep(mixer: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -203,7 +204,7 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return firsts(model, seen)
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:

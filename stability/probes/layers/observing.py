@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,8 +15,7 @@ from stability.mechanisms.two_way import TwoWay
 from stability.models.backbone import Backbone
 from stability.probes.layers.streams import residuals
 from stability.registry import Registry
-from stability.residuals import AbstractStreams
-from stability.residuals.identity import Identity
+from stability.residuals import AbstractSingleStream, AbstractStreams
 
 Classes = tuple[type[nn.Module], ...]
 # by `what`, or the word of hessian's `measure`: the classes whose layers it measures, and those of which it is known
@@ -31,7 +30,7 @@ OBSERVED: dict[str, Classes] = {
 WITHOUT: dict[str, Classes] = {
     "qk": (AbstractConsensus,),
     "pdmm": (AbstractConsensus,),
-    "streams": (Identity,),
+    "streams": (AbstractSingleStream,),
     "sharpness": (AbstractConsensus, TwoWay),  # what is read both ways is among the layers itself
 }
 STOOD_IN_FOR = "sa"  # the mechanism whose parameters those of what=training_free have
@@ -89,6 +88,13 @@ def layers_in(model: Backbone, what: str) -> list[nn.Module]:
 def mixers(model: Backbone) -> list[nn.Module]:
     """Return the sequence mechanism of each block."""
     return [block.get_submodule("mixer") for block in model.blocks]
+
+
+def firsts(model: Backbone, seen: list[Any]) -> list[Any]:
+    """Return what was seen of each mixer at the first of its evaluations in a row, in the order of `Backbone.passed`.
+    ``seen``: an entry for each evaluation in one forward pass; residual schemes may take several, of all mixers alike
+    (`AbstractResidual.evaluations`)."""
+    return seen[:: len(seen) // len(model.passed())]
 
 
 def stem(layer: nn.Module) -> str:

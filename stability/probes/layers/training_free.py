@@ -19,6 +19,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.mechanisms import AbstractTrainingFree, MixerShape, Variant
 from stability.models.backbone import Backbone
 from stability.objectives import AbstractObjective, Examples
+from stability.probes.layers.observing import firsts
 from stability.registry import Registry
 from stability.training.draws import generator_for
 
@@ -157,11 +158,12 @@ def _layers(model: Backbone) -> list[AbstractTrainingFree]:
 
 
 def passed(model: Backbone, examples: Examples) -> list[Passed]:
-    """Return what each layer of the model is given and gives, in the order of `Backbone.passed`."""
+    """Return what each layer of the model is given and gives, in the order of `Backbone.passed`; of one that is
+    evaluated several times in a row, the first time."""
     seen: list[Passed] = []
     with torch.no_grad(), _watched(model, seen):
         examples.logits(model)
-    return seen
+    return firsts(model, seen)
 
 
 @contextmanager
