@@ -57,7 +57,9 @@ def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> N
 
 def tell_what_draws(study: StudyFolder) -> None:
     """Print the command that comes next: it puts what was just measured into the study's PDF."""
-    print("next, to draw this into the study's PDF: python -m stability.report name=" + study.path.name)
+    runs_dir = study.path.parents[1]
+    elsewhere = "" if runs_dir.resolve() == Path("runs").resolve() else f" runs_dir={runs_dir}"
+    print(f"next, to draw this into the study's PDF: python -m stability.report name={study.path.name}{elsewhere}")
 
 
 def _drawing_code() -> list[Path]:

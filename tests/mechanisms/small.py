@@ -22,7 +22,7 @@ OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
     ("fox", {}, {"forget.bias": False}),
     ("gated_softmax", {"temperature": "learned"}, {"gate.bias": False, "log_temperature": False}),
-    ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False}),
+    ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False, "gate.bias": False}),
     ("sa", {}, {}),
     ("sa", {"temperature": "learned"}, {"log_temperature": False}),
     (

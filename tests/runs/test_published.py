@@ -85,8 +85,10 @@ def test_what_changes_while_it_is_drawn_is_drawn_next_time(study):
     assert published(study).summary() is None
 
 
-def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_path, capsys):
-    tell_what_draws(StudyFolder.of(tmp_path, "wide"))
-    assert capsys.readouterr().out == (
-        "next, to draw this into the study's PDF: python -m stability.report name=wide\n"
-    )
+def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "next, to draw this into the study's PDF: python -m stability.report name=wide"
+    tell_what_draws(StudyFolder.of("runs", "wide"))
+    assert capsys.readouterr().out == f"{words}\n"
+    tell_what_draws(StudyFolder.of("elsewhere", "wide"))
+    assert capsys.readouterr().out == f"{words} runs_dir=elsewhere\n"
