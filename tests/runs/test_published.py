@@ -91,4 +91,4 @@ def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_p
     tell_what_draws(StudyFolder.of("runs", "wide"))
     assert capsys.readouterr().out == f"{words}\n"
     tell_what_draws(StudyFolder.of("elsewhere", "wide"))
-    assert capsys.readouterr().out == f"{words} runs_dir=elsewhere\n"
+    assert capsys.readouterr().out == f"{words} runs_dir={tmp_path / 'elsewhere'}\n"
