@@ -3,21 +3,19 @@ arXiv:2312.00752)."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._recurrent import AbstractRecurrent, ShortConvolution
+from stability.mechanisms._steps import Pair, drawn_steps, rising
 from stability.models.precision import at_least_float32, in_float32
-
-StepSize = Annotated[float, Field(gt=0)]
 
 
 class Mamba(AbstractRecurrent):
@@ -44,18 +42,12 @@ class Mamba(AbstractRecurrent):
         dt_rank: int | None = Field(
             default=None, ge=1, description="rank of the map that gives the steps Δ; null: width / 16, rounded up"
         )
-        dt_range: tuple[StepSize, StepSize] = Field(
+        dt_range: Annotated[Pair, rising("mamba")] = Field(
             default=(0.001, 0.1), description="from where to where the steps Δ are drawn at first, log-uniformly"
         )
         chunk: int = Field(
             default=16, ge=1, description="positions that are gone through one by one, side by side in all chunks"
         )
-
-        @model_validator(mode="after")
-        def _is_a_range(self) -> Mamba.Config:
-            if self.dt_range[0] > self.dt_range[1]:
-                raise ValueError(f"mechanism.mamba.dt_range={list(self.dt_range)} must begin with the smaller step")
-            return self
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
@@ -165,13 +157,6 @@ def _at_the_beginnings(
     for kept_BFS, added_BFS in list(zip(kept_BMFS.unbind(1), added_BMFS.unbind(1), strict=True))[:-1]:
         states_BFS.append(kept_BFS * states_BFS[-1] + added_BFS)
     return torch.stack(states_BFS, 1)
-
-
-def drawn_steps(num: int, dt_range: tuple[float, float]) -> Float[Tensor, " F"]:
-    """Return softplus⁻¹ of ``num`` steps Δ that are drawn log-uniformly from a range: ln(e^Δ − 1)."""
-    first, last = (math.log(step) for step in dt_range)
-    dt_F = torch.empty(num).uniform_(first, last).exp()
-    return dt_F + (-torch.expm1(-dt_F)).log()
 
 
 def dt_rank(config: Any, width: int) -> int:

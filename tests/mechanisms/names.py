@@ -5,7 +5,7 @@ from __future__ import annotations
 SOFTMAX = ("attentionx", "bigbird", "gated_softmax", "sa", "sparse_transformer", "sw")
 UNTRAINED = ("fasa", "sparge")
 ATTENTION = tuple(sorted((*SOFTMAX, *UNTRAINED, "fox", "longformer", "nsa", "sigmoid", "sparsek")))
-RECURRENT = ("mamba",)
+RECURRENT = ("mamba", "mamba2")
 CAUSAL_ONLY = ("fox", "nsa", *RECURRENT)
 BIDIRECTIONAL_ONLY = ("mix", "sc", "two_way")
 ALL = tuple(sorted((*ATTENTION, *RECURRENT, *BIDIRECTIONAL_ONLY)))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
@@ -21,16 +20,11 @@ from stability.optimizers._groups import kinds
 from tests.mechanisms import checks
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.sight_checks import scattered_padding
+from tests.mechanisms.state_spaces import CountProducts, moved
 
 
 def module(**settings) -> Any:
-    """A block whose every parameter is at a place of its own."""
-    layer = build_seeded(lambda: build("mamba", width=WIDTH, heads=HEADS, direction="causal", **settings)).double()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for value in layer.parameters():
-            value.add_(0.3 * torch.randn(value.shape, dtype=value.dtype, generator=generator))
-    return layer
+    return moved("mamba", **settings)
 
 
 def sigmoid(number: float) -> float:
@@ -174,18 +168,6 @@ def test_the_state_is_what_a_position_has_to_know_of_the_past():
         assert Mamba.state_size(config, MixerShape(16, 2, "causal"), num) == 48 * 5 + 3 * 48
 
 
-class CountProducts(TorchDispatchMode):
-    """Counts the numbers that elementwise multiplications give."""
-
-    num = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten.mul.Tensor, torch.ops.aten.addcmul.default):
-            self.num += given.numel()
-        return given
-
-
 @pytest.mark.parametrize("num_positions", [1, 32, 50])
 def test_cost_is_what_is_multiplied(num_positions):
     layer = module().float()
@@ -243,7 +225,7 @@ def test_read_both_ways_it_sees_both_sides():
     [
         ({"expand": 0}, "mechanism.mamba.expand=0: input should be greater than or equal to 1"),
         ({"dt_range": (0, 1)}, "mechanism.mamba.dt_range.0=0: input should be greater than 0"),
-        ({"dt_range": (0.1, 0.01)}, "mechanism.mamba.dt_range=[0.1, 0.01] must begin with the smaller step"),
+        ({"dt_range": (0.1, 0.01)}, "mechanism.mamba.dt_range=[0.1, 0.01] must begin with the smaller number"),
         ({"dt_rank": 0}, "mechanism.mamba.dt_rank=0: input should be greater than or equal to 1"),
     ],
 )
