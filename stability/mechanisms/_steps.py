@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ Pair = tuple[Positive, Positive]
 def rising(mechanism: str) -> AfterValidator:
     """Return the check of a setting that is a range: a `Pair` that does not end before it begins."""
 
-    def check(given: Pair, info: ValidationInfo) -> Pair:
+    def check(given: Pair, info: Any) -> Pair:
         if given[0] > given[1]:
             raise ValueError(
                 f"mechanism.{mechanism}.{info.field_name}={list(given)} must begin with the smaller number"

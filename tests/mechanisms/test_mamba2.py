@@ -163,7 +163,7 @@ def test_rates_and_steps_begin_as_in_the_released_code_under_every_rule(rule):
     ranges: dict[str, tuple[float, float]]
     for ranges in ({"a_range": (1, 16), "dt_range": (0.001, 0.1)}, {"a_range": (2, 5), "dt_range": (0.02, 0.05)}):
         # the first ones are the defaults
-        own = ranges if ranges["a_range"][0] == 2 else {}
+        own: Any = ranges if ranges["a_range"][0] == 2 else {}
         layer: Any = build_seeded(lambda: build("mamba2", width=512, heads=512, direction="causal", **own))  # noqa: B023
         initialise(nn.ModuleDict({"mixer": layer}), 4, rule=rule)
         (low, high), (first, last) = ranges["a_range"], ranges["dt_range"]
