@@ -19,8 +19,9 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class Mamba(AbstractRecurrent):
-    """Mamba's block: y = W_out (s ⊙ silu(z)) + b, where (u, z) = W_in x + b, u′ = silu(conv(u)), and s is what a
-    selective scan makes of u′. Each of the F = ``expand``·D features of u′ has a state h of S numbers:
+    """A causal mixer whose features remember by decays that depend on what is read: y = W_out (s ⊙ silu(z)) + b, where
+    (u, z) = W_in x + b, u′ = silu(conv(u)), and s is what a selective scan makes of u′. Each of the F = ``expand``·D
+    features of u′ has a state h of S numbers:
 
         h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t B_t u′_t        s_t = C_t·h_t + D u′_t
 
@@ -99,6 +100,7 @@ class Mamba(AbstractRecurrent):
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
+        """Return y; Δ, the state and what is read of it are computed in float32 or wider."""
         u_BNF, z_BNF = self.in_proj(without_padding(x_BND, mask_BN)).chunk(2, -1)
         with in_float32(x_BND.device):
             u_BNF = F.silu(self.conv(at_least_float32(u_BNF), mask_BN=mask_BN))

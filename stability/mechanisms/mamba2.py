@@ -20,9 +20,10 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class Mamba2(AbstractRecurrent):
-    """Mamba-2's block: y = W_out RMSNorm(s ⊙ silu(z)) + b, where (z, u, B, C) = W_in x + b, of which u, B and C go
-    through a short convolution and a silu, and s is what the heads read of their states. The ``expand``·D features of
-    u are divided among the model's heads, P to each; a head's state h is S × P numbers:
+    """A causal mixer whose heads remember by one decay each, which depends on what is read: y = W_out RMSNorm(s ⊙
+    silu(z)) + b, where (z, u, B, C) = W_in x + b, of which u, B and C go through a short convolution and a silu, and s
+    is what the heads read of their states. The ``expand``·D features of u are divided among the model's heads, K to
+    each; a head's state h is S × K numbers:
 
         h_t = e^(Δ_t a) h_{t−1} + B_t (Δ_t u_t)ᵀ        s_t = h_tᵀ C_t + D u_t
 
@@ -105,17 +106,18 @@ class Mamba2(AbstractRecurrent):
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
+        """Return y; Δ, the state, what is read of it and the norm are computed in float32 or wider."""
         x_BND = without_padding(x_BND, mask_BN)
         z_BNF, ubc = self.in_proj(x_BND).split((self.parts[0], sum(self.parts)), -1)
         with in_float32(x_BND.device):
             u_BNF, b_BNS, c_BNS = F.silu(self.conv(at_least_float32(ubc), mask_BN=mask_BN)).split(self.parts, -1)
             dt_BNH = without_padding(F.softplus(self.dt_proj(at_least_float32(x_BND))), mask_BN)
             dt_BHN1 = dt_BNH.transpose(1, 2)[..., None]
-            u_BHNP = u_BNF.unflatten(-1, (len(self.D), -1)).transpose(1, 2)
+            u_BHNK = u_BNF.unflatten(-1, (len(self.D), -1)).transpose(1, 2)
             log_decay_BHN1 = dt_BHN1 * -self.A_log.exp()[:, None, None]
-            s_BHNP = decayed(c_BNS[:, None], b_BNS[:, None], dt_BHN1 * u_BHNP, log_decay_BHN1, chunk=self.chunk)
-            s_BHNP = s_BHNP + self.D[:, None, None] * u_BHNP
-            s_BNF = self.norm(s_BHNP.transpose(1, 2).flatten(2) * F.silu(at_least_float32(z_BNF)))
+            s_BHNK = decayed(c_BNS[:, None], b_BNS[:, None], dt_BHN1 * u_BHNK, log_decay_BHN1, chunk=self.chunk)
+            s_BHNK = s_BHNK + self.D[:, None, None] * u_BHNK
+            s_BNF = self.norm(s_BHNK.transpose(1, 2).flatten(2) * F.silu(at_least_float32(z_BNF)))
         return self.out(s_BNF)
 
 
