@@ -1,0 +1,169 @@
+"""`mamba`: a selective state space with a decay of its own for each number of the state (Gu and Dao 2023,
+arXiv:2312.00752)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import MixerShape, without_padding
+from stability.mechanisms._recurrent import AbstractRecurrent, ShortConvolution
+from stability.mechanisms._steps import Pair, drawn_steps, rising
+from stability.models.precision import at_least_float32, in_float32
+
+
+class Mamba(AbstractRecurrent):
+    """A causal mixer whose features remember by decays that depend on what is read: y = W_out (s ⊙ silu(z)) + b, where
+    (u, z) = W_in x + b, u′ = silu(conv(u)), and s is what a selective scan makes of u′. Each of the F = ``expand``·D
+    features of u′ has a state h of S numbers:
+
+        h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t B_t u′_t        s_t = C_t·h_t + D u′_t
+
+    with Δ_t = softplus(W_Δ r_t + b_Δ), one number a feature, (r_t, B_t, C_t) = W_x u′_t, the same for all features, and
+    A = −e^(A_log), (F, S), of no position (section 3.2, algorithm 2). As in the released code B̄ = ΔB (Euler's), where
+    the paper's equation (4) has the zero-order hold. At padding Δ = 0: nothing decays, and nothing is taken in.
+
+    At first A = −1, …, −S for each feature, D = 1, and Δ where W_Δ r = 0 is drawn log-uniformly from ``dt_range``
+    (section 3.6). The biases b are left out by `model.mixer_bias`; the released block has none of them, and they begin
+    at 0. Heads and rotation count for nothing.
+    """
+
+    class Config(Settings):
+        """Settings of the state's size, of the steps Δ, and of how the scan is computed."""
+
+        expand: int = Field(default=2, ge=1, description="features of the recurrence, in widths of the model")
+        state: int = Field(default=16, ge=1, description="numbers of the state for each of those features")
+        conv: int = Field(default=4, ge=1, description="positions that the short convolution reads, its own included")
+        dt_rank: int | None = Field(
+            default=None, ge=1, description="rank of the map that gives the steps Δ; null: width / 16, rounded up"
+        )
+        dt_range: Annotated[Pair, rising("mamba")] = Field(
+            default=(0.001, 0.1), description="from where to where the steps Δ are drawn at first, log-uniformly"
+        )
+        chunk: int = Field(
+            default=16, ge=1, description="positions that are gone through one by one, side by side in all chunks"
+        )
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        inner, rank = config.expand * shape.width, dt_rank(config, shape.width)
+        self.chunk, self.parts = config.chunk, (rank, config.state, config.state)
+        self.in_proj = nn.Linear(shape.width, 2 * inner)
+        self.conv = ShortConvolution(inner, config.conv, bias=True)
+        self.x_proj = nn.Linear(inner, sum(self.parts), bias=False)
+        self.dt_proj = nn.Linear(rank, inner)
+        # with an axis of length 1, so that optimizers of matrices leave it alone: it is a table of rates, not a map
+        self.A_log = nn.Parameter(torch.arange(1.0, config.state + 1).log().repeat(1, inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.out = nn.Linear(inner, shape.width)
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(drawn_steps(inner, config.dt_range))
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"dt_proj.bias"})
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """A_log, D and b_Δ are kept from weight decay, as in the released code: it would draw all rates to A = −1 and
+        all steps to ln 2."""
+        return {"A_log": False, "D": False, "dt_proj.bias": False}
+
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``in_proj`` holds the matrices of u and z, ``x_proj`` those of r, B and C."""
+        inner = self.out.in_features
+        return {"in_proj": (inner, inner), "x_proj": self.parts, "dt_proj": (inner,)}
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count the maps, the convolution, three products for each feature, and six for each number of the state: two
+        exponents, what decays from a position and from before the chunk, what is added and what is read; the first
+        decay is left out. The last chunk counts as a whole one."""
+        inner, rank = config.expand * shape.width, dt_rank(config, shape.width)
+        of_feature = 3 * shape.width + config.conv + 2 * rank + 2 * config.state + 3
+        chunk = min(config.chunk, num_positions)
+        scanned = -(-num_positions // chunk) * chunk
+        return float(inner * (num_positions * of_feature + (6 * scanned - 1) * config.state))
+
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return the numbers of h, and of what the convolution still has to read."""
+        return config.expand * shape.width * (config.state + config.conv - 1)
+
+    def forward(
+        self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Return y; Δ, the state and what is read of it are computed in float32 or wider."""
+        u_BNF, z_BNF = self.in_proj(without_padding(x_BND, mask_BN)).chunk(2, -1)
+        with in_float32(x_BND.device):
+            u_BNF = F.silu(self.conv(at_least_float32(u_BNF), mask_BN=mask_BN))
+            r_BNR, b_BNS, c_BNS = self.x_proj(u_BNF).split(self.parts, -1)
+            dt_BNF = without_padding(F.softplus(self.dt_proj(r_BNR)), mask_BN)
+            s_BNF = selective_scan(u_BNF, dt_BNF, -self.A_log.exp(), b_BNS, c_BNS, chunk=self.chunk)
+            s_BNF = s_BNF + self.D * u_BNF
+        return self.out(s_BNF * F.silu(z_BNF))
+
+
+def selective_scan(
+    u_BNF: Float[Tensor, "B N F"],
+    dt_BNF: Float[Tensor, "B N F"],
+    a_1FS: Float[Tensor, "1 F S"],
+    b_BNS: Float[Tensor, "B N S"],
+    c_BNS: Float[Tensor, "B N S"],
+    *,
+    chunk: int,
+) -> Float[Tensor, "B N F"]:
+    """Return s_t = C_t·h_t of h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t u_t B_tᵀ, h (F, S), from h = 0 on; A < 0, Δ ≥ 0.
+
+    The positions are cut into chunks of ``chunk``. All chunks are gone through side by side, each from a state of zero;
+    then the states at their beginnings, from chunk to chunk, decay into them by e^(A Σ Δ), which is never above 1: that
+    is ``chunk`` + N / ``chunk`` steps one after the other. The result does not depend on ``chunk``. Time and memory are
+    linear in N.
+    """
+    num = u_BNF.shape[1]
+    chunk = min(chunk, num)
+    taken_CBMF, dt_CBMF, b_CBMS, c_CBMS = (_side_by_side(x, chunk) for x in (dt_BNF * u_BNF, dt_BNF, b_BNS, c_BNS))
+    until_CBMF = dt_CBMF.cumsum(0)
+    states_BMFS: list[Tensor] = []
+    for taken_BMF, dt_BMF, b_BMS in zip(taken_CBMF.unbind(), dt_CBMF.unbind(), b_CBMS.unbind(), strict=True):
+        added_BMFS = taken_BMF[..., None] * b_BMS[..., None, :]
+        kept = (dt_BMF[..., None] * a_1FS).exp() * states_BMFS[-1] if states_BMFS else 0.0
+        states_BMFS.append(kept + added_BMFS)
+    before_BMFS = _at_the_beginnings((until_CBMF[-1][..., None] * a_1FS).exp(), states_BMFS[-1])
+    read_BMF = []
+    for state_BMFS, until_BMF, c_BMS in zip(states_BMFS, until_CBMF.unbind(), c_CBMS.unbind(), strict=True):
+        state_BMFS = state_BMFS + (until_BMF[..., None] * a_1FS).exp() * before_BMFS
+        read_BMF.append((state_BMFS @ c_BMS[..., None])[..., 0])
+    return torch.stack(read_BMF, 2).flatten(1, 2)[:, :num]
+
+
+def _side_by_side(x_BNF: Tensor, chunk: int) -> Float[Tensor, "C B M F"]:
+    """Return the first positions of all chunks, then the second ones, …; zeros fill up the last chunk, after whose end
+    nothing is read."""
+    return F.pad(x_BNF, (0, 0, 0, -x_BNF.shape[1] % chunk)).unflatten(1, (-1, chunk)).permute(2, 0, 1, 3)
+
+
+def _at_the_beginnings(
+    kept_BMFS: Float[Tensor, "B M F S"], added_BMFS: Float[Tensor, "B M F S"]
+) -> Float[Tensor, "B M F S"]:
+    """Return the state at the beginning of each chunk, of which ``kept`` is left at its end beside what is ``added``;
+    zero at the first's."""
+    states_BFS = [torch.zeros_like(added_BMFS[:, 0])]
+    for kept_BFS, added_BFS in list(zip(kept_BMFS.unbind(1), added_BMFS.unbind(1), strict=True))[:-1]:
+        states_BFS.append(kept_BFS * states_BFS[-1] + added_BFS)
+    return torch.stack(states_BFS, 1)
+
+
+def dt_rank(config: Any, width: int) -> int:
+    """Return the rank of the map that gives the steps."""
+    return config.dt_rank or -(-width // 16)
+
+
+EXPORT = Mamba

@@ -1,0 +1,124 @@
+"""`mamba2`: a selective state space whose state decays by one number a head, so that it is computed in matrix products
+(Dao and Gu 2024, arXiv:2405.21060)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import MixerShape, without_padding
+from stability.mechanisms._decayed import decayed
+from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution
+from stability.mechanisms._steps import Pair, drawn_steps, rising
+from stability.models.precision import at_least_float32, in_float32
+
+
+class Mamba2(AbstractRecurrent):
+    """A causal mixer whose heads remember by one decay each, which depends on what is read: y = W_out RMSNorm(s ⊙
+    silu(z)) + b, where (z, u, B, C) = W_in x + b, of which u, B and C go through a short convolution and a silu, and s
+    is what the heads read of their states. The ``expand``·D features of u are divided among the model's heads, K to
+    each; a head's state h is S × K numbers:
+
+        h_t = e^(Δ_t a) h_{t−1} + B_t (Δ_t u_t)ᵀ        s_t = h_tᵀ C_t + D u_t
+
+    with Δ_t = softplus(w_Δ·x_t + b_Δ) and a = −e^(A_log), D, one number each a head; B_t and C_t, S numbers, are the
+    same for all heads (sections 2 and 7, equation (2); one group). The norm is over all features, after the gate, with
+    ε = 10⁻⁵. At padding Δ = 0: nothing decays, and nothing is taken in.
+
+    The state-space duality computes ``chunk`` positions at once as attention with the weights C_i·B_j e^(a Σ Δ), and
+    what lies before them by the state at their beginning (section 6).
+
+    At first −a is drawn uniformly from ``a_range``, Δ where w_Δ·x = 0 log-uniformly from ``dt_range``, and D = 1, as in
+    the released code, whose heads are 64 features wide; there w_Δ is a part of W_in. The biases b are left out by
+    `model.mixer_bias`; the released block has none of them, and they begin at 0.
+    """
+
+    class Config(Settings):
+        """Settings of the state's size, of where rates and steps begin, and of how the state is computed."""
+
+        expand: int = Field(default=2, ge=1, description="features of the recurrence, in widths of the model")
+        state: int = Field(default=64, ge=1, description="numbers of the state for each of those features")
+        conv: int = Field(default=4, ge=1, description="positions that the short convolution reads, its own included")
+        a_range: Annotated[Pair, rising("mamba2")] = Field(
+            default=(1.0, 16.0), description="from where to where the rates −A of the heads are drawn at first"
+        )
+        dt_range: Annotated[Pair, rising("mamba2")] = Field(
+            default=(0.001, 0.1), description="from where to where the steps Δ are drawn at first, log-uniformly"
+        )
+        chunk: int = Field(default=64, ge=1, description="positions that are computed at once")
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        inner = config.expand * shape.width
+        self.chunk, self.parts = config.chunk, (inner, config.state, config.state)
+        self.in_proj = nn.Linear(shape.width, inner + sum(self.parts))
+        self.conv = ShortConvolution(sum(self.parts), config.conv, bias=True)
+        self.dt_proj = nn.Linear(shape.width, shape.heads)
+        self.A_log = nn.Parameter(torch.empty(shape.heads).uniform_(*config.a_range).log())
+        self.D = nn.Parameter(torch.ones(shape.heads))
+        self.norm = HeadNorm(inner)
+        self.out = nn.Linear(inner, shape.width)
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(drawn_steps(shape.heads, config.dt_range))
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"dt_proj.bias"})
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """A_log, D and b_Δ are kept from weight decay, as in the released code: it would draw all rates to 1 and all
+        steps to ln 2."""
+        return {"A_log": False, "D": False, "dt_proj.bias": False}
+
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``in_proj`` holds the matrices of z, u, B and C."""
+        return {"in_proj": (self.out.in_features, *self.parts), "dt_proj": (self.dt_proj.out_features,)}
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count the maps, the convolution, C_i·B_j of the pairs of a chunk, their decay and what they weigh, and for
+        each position what is written to the state and what is read of it; the last chunk counts as a whole one."""
+        inner, state, heads = config.expand * shape.width, config.state, shape.heads
+        of_maps = shape.width * (3 * inner + 2 * state + heads) + (inner + 2 * state) * config.conv
+        of_features = 3 * inner + heads  # Δu, Du, the gate; Δa
+        of_norm = 3 * inner
+        chunk = min(config.chunk, num_positions)
+        num_chunks = -(-num_positions // chunk)
+        of_pairs = chunk * (state + heads + inner)
+        of_states = 2 * state * (heads + inner)
+        scanned = num_chunks * chunk * (of_pairs + of_states) + (num_chunks - 1) * state * inner
+        return float(num_positions * (of_maps + of_features + of_norm) + scanned)
+
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return the numbers of all heads' h, and of what the convolution still has to read."""
+        inner = config.expand * shape.width
+        return inner * config.state + (config.conv - 1) * (inner + 2 * config.state)
+
+    def forward(
+        self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Return y; Δ, the state, what is read of it and the norm are computed in float32 or wider."""
+        x_BND = without_padding(x_BND, mask_BN)
+        z_BNF, ubc = self.in_proj(x_BND).split((self.parts[0], sum(self.parts)), -1)
+        with in_float32(x_BND.device):
+            u_BNF, b_BNS, c_BNS = F.silu(self.conv(at_least_float32(ubc), mask_BN=mask_BN)).split(self.parts, -1)
+            dt_BNH = without_padding(F.softplus(self.dt_proj(at_least_float32(x_BND))), mask_BN)
+            dt_BHN1 = dt_BNH.transpose(1, 2)[..., None]
+            u_BHNK = u_BNF.unflatten(-1, (len(self.D), -1)).transpose(1, 2)
+            log_decay_BHN1 = dt_BHN1 * -self.A_log.exp()[:, None, None]
+            s_BHNK = decayed(c_BNS[:, None], b_BNS[:, None], dt_BHN1 * u_BHNK, log_decay_BHN1, chunk=self.chunk)
+            s_BHNK = s_BHNK + self.D[:, None, None] * u_BHNK
+            s_BNF = self.norm(s_BHNK.transpose(1, 2).flatten(2) * F.silu(at_least_float32(z_BNF)))
+        return self.out(s_BNF)
+
+
+EXPORT = Mamba2
