@@ -1,0 +1,72 @@
+"""Compute linear attention with decay, S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t, chunk by chunk in matrix
+products (Yang et al. 2024, arXiv:2312.06635, section 4)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from stability.models.precision import at_least_float32, in_float32
+
+
+def decayed(
+    q_BHNK: Float[Tensor, "... N K"],
+    k_BHNK: Float[Tensor, "... N K"],
+    v_BHNV: Float[Tensor, "B H N V"],
+    log_decay: Float[Tensor, "... N width"],
+    *,
+    chunk: int,
+) -> Float[Tensor, "B H N V"]:
+    """Return y_t = Σ_{j ≤ t} (q_t ⊙ e^(L_t − L_j))·k_j v_j, where L_t = Σ_{l ≤ t} ln a_l: what each position reads of
+    the state that its past has written, in float32 or wider.
+
+    ``log_decay``: ln a ≤ 0, (B, H, N, K) with a decay of its own for each feature of the keys or (B, H, N, 1) with one
+    for all of them, which is cheaper; B and H of all but v may be 1. ln a = 0 and k = 0 (or v = 0) at padding leave the
+    state as it is. ``chunk``: how many positions are computed at once; the result does not depend on it. Only
+    differences of L are raised to powers, all of them ≤ 0, so that nothing overflows however much is forgotten.
+
+    Source: within a chunk the sum is written out; what lies before it is the state at its beginning, which goes from
+    chunk to chunk. Time and memory are linear in N.
+    """
+    with in_float32(v_BHNV.device):
+        num = v_BHNV.shape[2]
+        chunk = min(chunk, num)
+        parts = (q_BHNK, k_BHNK, v_BHNV, log_decay)
+        q_BHMCK, k_BHMCK, v_BHMCV, log_decay = (_in_chunks(at_least_float32(part), chunk) for part in parts)
+        until = log_decay.cumsum(-2)  # from the chunk's beginning, each position's own decay included
+        whole = until[..., -1:, :]
+        y_BHMCV = _scores(q_BHMCK, k_BHMCK, until) @ v_BHMCV
+        written_BHMKV = (k_BHMCK * (whole - until).exp()).mT @ v_BHMCV
+        before_BHMKV = _at_the_beginnings(whole.exp().mT, written_BHMKV)
+        y_BHMCV = y_BHMCV + (q_BHMCK * until.exp()) @ before_BHMKV
+        return y_BHMCV.flatten(2, 3)[:, :, :num]
+
+
+def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """Return x (B, H, N, …) as (B, H, M, C, …), with zeros after the end: nothing is written there, and nothing
+    forgotten."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
+
+
+def _scores(q_BHMCK: Tensor, k_BHMCK: Tensor, until: Tensor) -> Float[Tensor, "B H M C C"]:
+    """Return Σ_K q_i k_j e^(L_i − L_j) of the pairs j ≤ i of each chunk, 0 of the others."""
+    num = until.shape[-2]
+    later_CC = torch.ones(num, num, dtype=torch.bool, device=until.device).triu(1)
+    if until.shape[-1] == 1:
+        between = (until - until.mT).masked_fill(later_CC, -torch.inf)
+        return (q_BHMCK @ k_BHMCK.mT) * between.exp()
+    between = (until[..., :, None, :] - until[..., None, :, :]).masked_fill(later_CC[..., None], -torch.inf)
+    return (q_BHMCK[..., :, None, :] * between.exp() * k_BHMCK[..., None, :, :]).sum(-1)
+
+
+def _at_the_beginnings(kept: Tensor, written_BHMKV: Float[Tensor, "B H M K V"]) -> Float[Tensor, "B H M K V"]:
+    """Return the state at each chunk's beginning, zero at the first's: S ← a S + w from chunk to chunk. ``kept``: a
+    (…, M, K, 1) or (…, M, 1, 1), the whole chunk's decay."""
+    state_BHKV = torch.zeros_like(written_BHMKV[:, :, 0])
+    states = [state_BHKV]
+    for kept_of_one, written_BHKV in list(zip(kept.unbind(2), written_BHMKV.unbind(2), strict=True))[:-1]:
+        state_BHKV = kept_of_one * state_BHKV + written_BHKV
+        states.append(state_BHKV)
+    return torch.stack(states, 2)
