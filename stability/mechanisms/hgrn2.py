@@ -34,12 +34,12 @@ class LowerBounds(SharedByLayers):
         return {"logit_LK": False}
 
     def forward(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return ln lb and 1 − lb of a layer after the first, (K,) each, in float32 or wider."""
+        """Return ln lb and ln(1 − lb) of a layer after the first, (K,) each, in float32 or wider."""
         with in_float32(self.logit_LK.device):
             logit_LK = at_least_float32(self.logit_LK)
             above_LK = torch.cat([logit_LK[:1], logit_LK[layer + 1 :]])
             whole_K = logit_LK.logsumexp(0)
-            return logit_LK[1 : layer + 1].logsumexp(0) - whole_K, (above_LK.logsumexp(0) - whole_K).exp()
+            return logit_LK[1 : layer + 1].logsumexp(0) - whole_K, above_LK.logsumexp(0) - whole_K
 
 
 class ExpandedRecurrence(AbstractRecurrent):
@@ -116,22 +116,25 @@ class ExpandedRecurrence(AbstractRecurrent):
         return self.out(self.norm(o_BHNV.transpose(1, 2).flatten(2)))
 
     def gates(self, x_BND: Tensor) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
-        """Return ln f and 1 − f, in float32 or wider, both of full precision however near 0 or 1 f is."""
+        """Return ln f and 1 − f, in float32 or wider; neither is made from the other, so that tiny ones are kept."""
         with in_float32(x_BND.device):
             score_BND = self.forget(at_least_float32(x_BND))
             log_f_BND, taken_BND = F.logsigmoid(score_BND), torch.sigmoid(-score_BND)
             if self.layer > 0:
-                log_bound, rest = self.bound()
-                # lb + (1 − lb) σ(s) = σ(s) (1 + lb e^(−s)) = σ(s) / σ(s − ln lb)
-                log_f_BND = log_f_BND - F.logsigmoid(score_BND - log_bound)
-                taken_BND = taken_BND * rest
+                log_bound_K, log_rest_K = self.log_bounds(score_BND)
+                # not logaddexp, whose second derivative is NaN where the two are 89 apart
+                both_2BND = torch.stack([log_bound_K.expand_as(log_f_BND), log_rest_K + log_f_BND])
+                log_f_BND = both_2BND.logsumexp(0)
+                taken_BND = taken_BND * log_rest_K.exp()
             return of_heads(log_f_BND, self.heads), of_heads(taken_BND, self.heads)
 
-    def bound(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return ln lb and 1 − lb of this layer, which is not the first."""
+    def log_bounds(self, like: Tensor) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
+        """Return ln lb and ln(1 − lb) of this layer, which is not the first. ``like``: (…, K), whose dtype and device
+        fixed bounds take."""
         if self.bounds is not None:
             return self.bounds(self.layer)
-        return math.log(self.layer / self.num_layers), 1 - self.layer / self.num_layers
+        share = self.layer / self.num_layers
+        return like.new_full(like.shape[-1:], math.log(share)), like.new_full(like.shape[-1:], math.log1p(-share))
 
 
 EXPORT = ExpandedRecurrence

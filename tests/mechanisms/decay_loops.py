@@ -31,14 +31,16 @@ def scaled(x_K: Tensor, weight_K: Tensor, *, centred: bool) -> Tensor:
     return weight_K * (x_K - mean) / math.sqrt(square + 1e-5)
 
 
-def carried(q_NK: Tensor, k_NK: Tensor, v_NV: Tensor, kept: Callable[[int], Tensor], valid_N: list[bool]) -> Tensor:
+def carried(
+    q_NK: Tensor, k_NK: Tensor, v_NV: Tensor, kept: Callable[[int], list[float]], valid_N: list[bool]
+) -> Tensor:
     """S ← Diag(a) S + k vᵀ and o = Sᵀ q of one head, where ``kept`` gives a (K,) at a position; at what is not valid
     there is nothing, and zeros come out."""
     state_KV = torch.zeros(k_NK.shape[1], v_NV.shape[1], dtype=torch.float64)
     read_NV = torch.zeros_like(v_NV)
     for n, is_valid in enumerate(valid_N):
         if is_valid:
-            for feature, share in enumerate(kept(n).tolist()):
+            for feature, share in enumerate(kept(n)):
                 state_KV[feature] = share * state_KV[feature] + k_NK[n, feature] * v_NV[n]
             read_NV[n] = q_NK[n] @ state_KV
     return read_NV

@@ -42,7 +42,7 @@ def by_loops(layer, x_ND, valid_N, *, rope):
     for head, gamma in enumerate((31 / 32, 63 / 64)):
         keys, own = slice(8 * head, 8 * head + 8), slice(width // 2 * head, width // 2 * (head + 1))
         q_NK, k_NK = (rotated(u[:, keys]) if rope else u[:, keys] for u in (q, k))
-        o_NV = carried(q_NK / math.sqrt(8), k_NK, v[:, own], lambda n: torch.full((8,), gamma), valid_N)  # noqa: B023
+        o_NV = carried(q_NK / math.sqrt(8), k_NK, v[:, own], lambda n: [gamma] * 8, valid_N)  # noqa: B023
         for n in range(len(x_ND)):
             read[n, own] = swish(g[n, own]) * scaled(o_NV[n], layer.norm.weight, centred=True)
     return read @ layer.out.weight.T + layer.out.bias
