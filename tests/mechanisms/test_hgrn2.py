@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability.build import build_model
-from stability.config.parts import settings_of
+from stability.config.parts import part, settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.hgrn2 import ExpandedRecurrence
+from stability.structure.networks import Stack
+from stability.training import checkpoint
 from tests.mechanisms import checks
 from tests.mechanisms.checks import build_seeded, inputs
 from tests.mechanisms.decay_loops import before_norm, carried, mapped, scaled, sigmoid, swish
@@ -215,9 +219,25 @@ def test_patterns_and_both_directions_hold_it_once_too(lab, mechanism, objective
     assert len(model.state_dict()) == len({value.data_ptr() for value in model.state_dict().values()})
 
 
-def test_a_run_trains_the_bounds_and_its_checkpoint_holds_them(lab):
-    from stability.training import checkpoint
+def test_a_stack_of_the_tokenizer_holds_it_once_too():
+    names = {"mechanism": {"name": "two_way", "of": "hgrn2"}, "norm": {"name": "layernorm"}, "ffn": {"name": "mlp"}}
+    parts: Any = {key: part(f"{key}s", value) for key, value in names.items()}
+    spec: Any = SimpleNamespace(ffn_multiple=2, **parts)
+    size: Any = SimpleNamespace(layers=3, width=16, heads=2)
+    assert [name for name, _ in Stack(spec, size).named_parameters() if "bounds" in name] == [
+        "blocks.1.mixer.mixers.0.bounds.logit_LK"
+    ]
 
+
+@pytest.mark.parametrize("name", ["gla", "hgrn2"])
+def test_a_model_without_biases_keeps_those_of_the_gates(lab, name):
+    size = {"name": "x", "layers": 2, "width": 16, "heads": 2, "positions": 16, "mixer_bias": "none"}
+    for block in build_model(spec_of(lab, {"name": name}, model=size), 8).blocks:
+        biases = [key for key, _ in block.mixer.named_parameters() if key.endswith("bias")]
+        assert biases == ["forget.bias"]
+
+
+def test_a_run_trains_the_bounds_and_its_checkpoint_holds_them(lab):
     directory = lab.train(spec_of(lab, steps=4, lr_peak=0.1))
     (folder,) = directory.checkpoints()[-1:]
     bounds = {name: value for name, value in checkpoint.load(folder)[1].state_dict().items() if "bounds" in name}
