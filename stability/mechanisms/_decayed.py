@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from stability.mechanisms._base import MixerShape
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -70,3 +71,29 @@ def _at_the_beginnings(kept: Tensor, written_BHMKV: Float[Tensor, "B H M K V"]) 
         state_BHKV = kept_of_one * state_BHKV + written_BHKV
         states.append(state_BHKV)
     return torch.stack(states, 2)
+
+
+def products(heads: int, keys: int, values: int, num_positions: int, chunk: int) -> float:
+    """Return the multiply-adds of `decayed` for one sequence, of keys and values so wide in each head: within a chunk
+    the scores and their product with the values, between chunks the state that is written and read; of whole chunks,
+    as is computed."""
+    chunk = min(chunk, num_positions)
+    computed = -(-num_positions // chunk) * chunk
+    return float(computed * heads * (chunk * (keys + values) + 2 * keys * values))
+
+
+def of_heads(x_BND: Tensor, heads: int) -> Float[Tensor, "B H N K"]:
+    """Return features that stand head by head as (B, H, N, K)."""
+    return x_BND.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def share_of_head(share: float, shape: MixerShape) -> int:
+    """Return how many features a head has of what is ``share`` times as wide as the model: a whole number, 1 or
+    more."""
+    return max(1, round(share * shape.head_width))
+
+
+def nothing_at_padding(x_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """Return what each position adds to a sum over the past, values or log-decays, with zeros where the mask is
+    False."""
+    return x_BHNK if mask_BN is None else x_BHNK.masked_fill(~mask_BN[:, None, :, None], 0.0)

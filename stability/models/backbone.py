@@ -14,6 +14,7 @@ from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 from stability.models.init import OwnInit
 from stability.models.precision import at_least_float32
+from stability.models.shared import hold_once
 
 Readout = Callable[[Tensor, Tensor, Tensor | None], Any]
 Pool = Callable[[Tensor, Tensor | None], Tensor]
@@ -88,6 +89,7 @@ class Backbone(OwnInit):
         self.embedding, self.pool, self.tied_to = embedding, pool, head.tied_to
         self.dropout = nn.Dropout(dropout)
         self.blocks, self.loops = nn.ModuleList(blocks), loops
+        hold_once(self.blocks)
         self.final_norm = final_norm
         tied = head.tied_to is not None
         self.head = TiedHead(num_outputs, head.bias) if tied else nn.Linear(width, num_outputs, head.bias)

@@ -10,6 +10,7 @@ from stability.config.tokenizer import StackSize, TokenizerRunSpec
 from stability.mechanisms import MixerShape, without_padding
 from stability.models.block import Block, Context, CrossBranch
 from stability.models.init import initialise
+from stability.models.shared import hold_once
 from stability.registry import Registry
 
 NUM_CONVOLUTIONS = 2
@@ -41,6 +42,7 @@ class Stack(nn.Module):
     def __init__(self, spec: TokenizerRunSpec, size: StackSize, cross: Part | None = None):
         super().__init__()
         self.blocks = nn.ModuleList(_block(spec, size, layer, cross) for layer in range(size.layers))
+        hold_once(self.blocks)
         self.final_norm = _norm(spec.norm, size.width)
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor, context: Context | None = None) -> Tensor:

@@ -196,7 +196,7 @@ def _double_backward(loss: Callable, params: dict[str, Tensor], direction: dict[
 
 
 def _central_difference(
-    loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor], step: float = 1e-5
+    loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor], step: float = 1e-6
 ) -> dict[str, Tensor]:
     ahead, behind = (
         grad(loss)({name: value + sign * step * direction[name] for name, value in params.items()}) for sign in (1, -1)

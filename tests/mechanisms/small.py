@@ -8,10 +8,13 @@ from typing import Any
 # Settings so small that 9 positions are more than a window, block or chunk, and 40 more than several of them.
 SMALL: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 2},
+    "gla": {"chunk": 4},
+    "hgrn2": {"chunk": 4},
     "longformer": {"window": 1, "global_tokens": 2},
     "mamba": {"chunk": 4, "state": 3},
     "mamba2": {"chunk": 4, "state": 3},
     "nsa": {"block": 2, "stride": 1, "selected_block": 2, "selected": 4, "window": 3},
+    "retnet": {"chunk": 4},
     "sc": {"window": 1},
     "sparge": {"query_block": 4, "key_block": 2},
     "sparse_transformer": {"stride": 3},
@@ -23,7 +26,8 @@ SMALL: dict[str, dict[str, Any]] = {
 OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
     ("fox", {}, {"forget.bias": False}),
-    ("gated_softmax", {"temperature": "learned"}, {"gate.bias": False, "log_temperature": False}),
+    ("gla", {}, {"forget.bias": False}),
+    ("hgrn2", {}, {"forget.bias": False}),
     ("mamba", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
     ("mamba2", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
     ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False, "gate.bias": False}),

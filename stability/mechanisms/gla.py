@@ -1,0 +1,77 @@
+"""`gla`: gated linear attention (Yang et al. 2024, arXiv:2312.06635)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms._decayed import of_heads, share_of_head
+from stability.mechanisms._gated_decay import AbstractGatedDecay
+from stability.models.precision import at_least_float32, in_float32
+
+
+class GatedLinearAttention(AbstractGatedDecay):
+    """Linear attention whose state forgets by what it reads: per head S_t = Diag(α_t) S_{t−1} + k_t v_tᵀ and
+    o_t = S_tᵀ q_t / √K (eq. 3 with β = 1), y = W_o (swish(W_r x + b_r) ⊙ RMSNorm(o)) + b_o (section 4.4).
+
+    α_t = σ(W₂ W₁ x_t + b)^(1/τ) has an entry for each feature of the keys, by a map of rank 16, τ = 16: b is 0 at
+    first, where the state keeps 0.96 at each position. Queries and keys are half as wide as the model, so that there
+    are 4 D² parameters beside the gates'. Nothing is rotated, whatever the run's positions are. The norm is of each
+    head's features, with one weight for each feature of a head, as in the authors' released code. At padding α = 1 and
+    v = 0.
+    """
+
+    class Config(Settings):
+        """Settings of the widths, of the decay, and of the way the sum is computed."""
+
+        expand_k: float = Field(
+            default=0.5, gt=0, le=16, description="width of queries and keys, in widths of the model"
+        )
+        expand_v: float = Field(default=1.0, gt=0, le=16, description="width of the values, in widths of the model")
+        gate_rank: int = Field(default=16, ge=1, description="rank of the map from x to the decays")
+        gate_divisor: float = Field(
+            default=16.0, gt=0, description="τ of α = σ(·)^(1/τ): the larger, the longer the state keeps what it has"
+        )
+        chunk: int = Field(default=8, ge=1, description="positions computed at once; 1: the recurrence")
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(config, shape, centred=False)
+        self.divisor = config.gate_divisor
+        self.forget_down = nn.Linear(shape.width, config.gate_rank, bias=False)
+        self.forget = nn.Linear(config.gate_rank, self.widths[1])
+        nn.init.zeros_(self.forget.bias)
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"forget.bias"})
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The gates' biases are kept from weight decay, which would draw memory to that of σ = ½."""
+        return {"forget.bias": False}
+
+    @classmethod
+    def head_widths(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
+        return share_of_head(config.expand_k, shape), share_of_head(config.expand_v, shape)
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count the map to the decays beside the rest."""
+        of_keys = shape.heads * share_of_head(config.expand_k, shape)
+        gates = num_positions * config.gate_rank * (shape.width + of_keys)
+        return super().cost(config, shape, num_positions) + gates
+
+    def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
+        """Return ln α, in float32 or wider."""
+        with in_float32(x_BND.device):
+            score_BND = self.forget(self.forget_down(at_least_float32(x_BND)))
+            return of_heads(F.logsigmoid(score_BND) / self.divisor, self.heads)
+
+
+EXPORT = GatedLinearAttention
