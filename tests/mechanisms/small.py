@@ -8,6 +8,9 @@ from typing import Any
 # Settings so small that 9 positions are more than a window, block or chunk, and 40 more than several of them.
 SMALL: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 2},
+    "deltanet": {"chunk": 4},
+    "gated_deltanet": {"chunk": 4},
+    "kda": {"chunk": 4},
     "longformer": {"window": 1, "global_tokens": 2},
     "nsa": {"block": 2, "stride": 1, "selected_block": 2, "selected": 4, "window": 3},
     "sc": {"window": 1},
@@ -21,7 +24,9 @@ SMALL: dict[str, dict[str, Any]] = {
 OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
     ("fox", {}, {"forget.bias": False}),
+    ("gated_deltanet", {}, {"A_log": False, "dt_bias": False}),
     ("gated_softmax", {"temperature": "learned"}, {"gate.bias": False, "log_temperature": False}),
+    ("kda", {}, {"A_log": False, "dt_bias": False, "gate_up.bias": False}),
     ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False}),
     ("sa", {}, {}),
     ("sa", {"temperature": "learned"}, {"log_temperature": False}),
