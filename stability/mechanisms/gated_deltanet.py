@@ -40,7 +40,7 @@ class GatedDeltaNet(AbstractDeltaNet):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """What sets how fast the state decays is kept from weight decay."""
+        """The parameters that set how fast the state decays are kept from weight decay."""
         return {"A_log": False, "dt_bias": False}
 
     @classmethod

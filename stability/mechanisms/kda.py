@@ -45,7 +45,7 @@ class KimiDeltaAttention(AbstractDeltaNet):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """What sets how fast the state decays is kept from weight decay, and the gate's bias."""
+        """The parameters that set how fast the state decays, and the gate's bias, are kept from weight decay."""
         return {"A_log": False, "dt_bias": False, "gate_up.bias": False}
 
     @classmethod

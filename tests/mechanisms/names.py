@@ -5,10 +5,10 @@ from __future__ import annotations
 SOFTMAX = ("attentionx", "bigbird", "gated_softmax", "sa", "sparse_transformer", "sw")
 UNTRAINED = ("fasa", "sparge")
 ATTENTION = tuple(sorted((*SOFTMAX, *UNTRAINED, "fox", "longformer", "nsa", "sigmoid", "sparsek")))
-DELTA = ("deltanet", "gated_deltanet", "kda")
-CAUSAL_ONLY = (*DELTA, "fox", "nsa")
+RECURRENT = ("deltanet", "gated_deltanet", "kda")
+CAUSAL_ONLY = ("fox", "nsa", *RECURRENT)
 BIDIRECTIONAL_ONLY = ("mix", "sc", "two_way")
-ALL = tuple(sorted((*ATTENTION, *DELTA, *BIDIRECTIONAL_ONLY)))
+ALL = tuple(sorted((*ATTENTION, *RECURRENT, *BIDIRECTIONAL_ONLY)))
 TRAINED = tuple(name for name in ALL if name not in UNTRAINED)
 CAUSAL = tuple(name for name in TRAINED if name not in BIDIRECTIONAL_ONLY)
 

@@ -19,11 +19,14 @@ from stability.positions import AbstractPosition
 from stability.registry import Registry
 from tests.changes import other_values, settings_of_family
 from tests.identity.golden_ids import BASE
+from tests.mechanisms.names import RECURRENT
 from tests.mechanisms.oracles import cross_consensus, rotated
 from tests.reading import read_spec
 
 NAMES = Registry("positions").names()
-MECHANISMS = [name for name in Registry("mechanisms").names(cross=False, trainable=True) if name != "mix"]
+MECHANISMS = [
+    name for name in Registry("mechanisms").names(cross=False, trainable=True) if name not in ("mix", *RECURRENT)
+]
 TURNED = {"fox": {"rope": "absolute"}}  # what mechanisms need that turn nothing of themselves
 WIDTH, HEADS, LENGTH = 16, 2, 9
 
