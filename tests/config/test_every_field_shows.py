@@ -92,7 +92,7 @@ OTHERS: dict[str, Any] = {
     "sparsek.k": 3,
     "sparsek.window": 0,
     "mhc_lite.permutations": 3,
-    "retnet.chunk": 4,  # other chunks round otherwise
+    **{f"{name}.chunk": 4 for name in ("deltanet", "gated_deltanet", "kda", "retnet")},  # other chunks round otherwise
 }
 # of blocks so small that 16 positions have several
 CAUSAL_NSA: dict[str, Any] = {

@@ -48,7 +48,12 @@ def combinations():
 MODELS = list(combinations())
 # The draw that moves a model's parameters, where it is not the first: of these, the first is one of the few at which two
 # displacements agree by chance better than either is right, or at which AdamW's step is a bend of the loss long.
-DRAWS = {("fox", "rmsnorm", "ar"): 2}
+DRAWS = {
+    ("deltanet", "rmsnorm", "ar"): 2,
+    ("fox", "rmsnorm", "ar"): 2,
+    ("gated_deltanet", "rmsnorm", "ar"): 2,
+    ("kda", "rmsnorm", "ar"): 5,
+}
 every_model = pytest.mark.parametrize("model", MODELS, ids=["-".join(model) for model in MODELS])
 every_scale = pytest.mark.parametrize("scale", SCALES, ids=["weights", "weights_times_4"])
 both_norms = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])

@@ -8,8 +8,11 @@ from typing import Any
 # Settings so small that 9 positions are more than a window, block or chunk, and 40 more than several of them.
 SMALL: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 2},
+    "deltanet": {"chunk": 4},
+    "gated_deltanet": {"chunk": 4},
     "gla": {"chunk": 4},
     "hgrn2": {"chunk": 4},
+    "kda": {"chunk": 4},
     "longformer": {"window": 1, "global_tokens": 2},
     "mamba": {"chunk": 4, "state": 3},
     "mamba2": {"chunk": 4, "state": 3},
@@ -26,8 +29,11 @@ SMALL: dict[str, dict[str, Any]] = {
 OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
     ("fox", {}, {"forget.bias": False}),
+    ("gated_deltanet", {}, {"A_log": False, "dt_bias": False}),
+    ("gated_softmax", {"temperature": "learned"}, {"gate.bias": False, "log_temperature": False}),
     ("gla", {}, {"forget.bias": False}),
     ("hgrn2", {}, {"forget.bias": False}),
+    ("kda", {}, {"A_log": False, "dt_bias": False, "gate_up.bias": False}),
     ("mamba", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
     ("mamba2", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
     ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False, "gate.bias": False}),

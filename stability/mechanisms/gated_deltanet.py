@@ -1,0 +1,57 @@
+"""`gated_deltanet`: the delta rule with a forget gate for each head (Yang et al. 2025, arXiv:2412.06464)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms._delta_net import (
+    AbstractDeltaNet,
+    DeltaSettings,
+    log_of_decay,
+    started_rates,
+    started_steps,
+)
+from stability.models.precision import at_least_float32
+
+
+class GatedDeltaNet(AbstractDeltaNet):
+    """The delta rule over a state that decays, S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (Yang et al. 2025,
+    Eq. 10), with one a_t for each head: a_t = exp(−e^A_log · softplus(w_a·x_t + dt_bias)), as in Mamba2. The output is
+    y = W_o (silu(W_g x) ⊙ norm(S_tᵀ q_t)) + b_o (section 3.4).
+
+    e^A_log begins U(0.01, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], as in the released layers
+    (fla/layers/gated_deltanet.py; 0.01 for 0 as in transformers' qwen3_next, where ln 0 is −∞).
+    """
+
+    class Config(DeltaSettings):
+        """Settings of the convolution, of the state and of how it is computed; the paper's expand_v is 2."""
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(config, shape)
+        self.decay = nn.Linear(shape.width, shape.heads, bias=False)
+        self.A_log = started_rates(shape.heads, 0.01)
+        self.dt_bias = started_steps(shape.heads)
+        self.gate = nn.Linear(shape.width, self.rows[2], bias=False)
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The parameters that set how fast the state decays are kept from weight decay."""
+        return {"A_log": False, "dt_bias": False}
+
+    @classmethod
+    def gate_weights(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
+        return shape.width * shape.heads, shape.width * shape.width * config.expand_v
+
+    def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B N H 1"]:
+        return log_of_decay(self.A_log, self.decay(x_BND) + at_least_float32(self.dt_bias))[..., None]
+
+    def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
+        return y_BNHV * F.silu(at_least_float32(self.gate(x_BND))).unflatten(2, (self.heads, -1))
+
+
+EXPORT = GatedDeltaNet

@@ -1,0 +1,65 @@
+"""`kda`: Kimi Delta Attention, the delta rule with a forget gate for each feature of the keys (Kimi Team 2025,
+arXiv:2510.26692)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms._delta_net import (
+    AbstractDeltaNet,
+    DeltaSettings,
+    log_of_decay,
+    started_rates,
+    started_steps,
+)
+from stability.models.precision import at_least_float32
+
+
+class KimiDeltaAttention(AbstractDeltaNet):
+    """The delta rule over a state of which each feature of the keys decays by itself,
+    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ (Kimi Team 2025, Eq. 1): the state decays first, then the
+    key's content is replaced. a_t = exp(−e^A_log · softplus(W_a↑ W_a↓ x_t + dt_bias)), with one A_log for each head;
+    the output is y = W_o (σ(W_g↑ W_g↓ x + b_g) ⊙ norm(S_tᵀ q_t)) + b_o (section 4, neural parameterization). Both pairs
+    of maps have the head width between them.
+
+    e^A_log begins U(1, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], as released (fla/layers/kda.py,
+    fla/models/kda/modeling_kda.py).
+    """
+
+    class Config(DeltaSettings):
+        """Settings of the convolution, of the state and of how it is computed."""
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(config, shape)
+        rank = shape.head_width
+        self.decay_down = nn.Linear(shape.width, rank, bias=False)
+        self.decay_up = nn.Linear(rank, shape.width, bias=False)
+        self.A_log = started_rates(shape.heads, 1.0)
+        self.dt_bias = started_steps(shape.width)
+        self.gate_down = nn.Linear(shape.width, rank, bias=False)
+        self.gate_up = nn.Linear(rank, self.rows[2])
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The parameters that set how fast the state decays, and the gate's bias, are kept from weight decay."""
+        return {"A_log": False, "dt_bias": False, "gate_up.bias": False}
+
+    @classmethod
+    def gate_weights(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
+        rank, values = shape.head_width, shape.width * config.expand_v
+        return rank * 2 * shape.width, rank * (shape.width + values)
+
+    def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B N H K"]:
+        steps_BND = self.decay_up(self.decay_down(x_BND)) + at_least_float32(self.dt_bias)
+        return log_of_decay(self.A_log[:, None], steps_BND.unflatten(2, (self.heads, -1)))
+
+    def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
+        gate_BND = at_least_float32(self.gate_up(self.gate_down(x_BND))).sigmoid()
+        return y_BNHV * gate_BND.unflatten(2, (self.heads, -1))
+
+
+EXPORT = KimiDeltaAttention

@@ -1,0 +1,220 @@
+"""The delta rule chunk by chunk against one position after another, and what its three mechanisms have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from stability.config.parts import settings_of
+from stability.curvature import directional
+from stability.mechanisms import build
+from stability.mechanisms._delta_rule import delta_rule
+from stability.registry import Registry
+from tests.mechanisms import checks
+from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.mechanisms.delta_loops import HEADS, NAMES, SHAPE, WIDTH, module
+
+every_name = pytest.mark.parametrize("name", NAMES)
+DECAYS = [None, 1, 4]  # no decay, one for all features, one for each
+
+
+def drawn(num: int, decays: int | None, *, log_decay: float = 3.0) -> Any:
+    """Return q, k, v, β (up to 2) and ln a (down to −log_decay) of random numbers."""
+    generator = torch.Generator().manual_seed(num)
+
+    def normal(width: int):
+        return torch.randn(2, 3, num, width, dtype=torch.float64, generator=generator)
+
+    q, k, v = F.normalize(normal(4), dim=-1), F.normalize(normal(4), dim=-1), normal(5)
+    beta = 2 * torch.rand(2, 3, num, dtype=torch.float64, generator=generator)
+    g = None if decays is None else -log_decay * torch.rand(2, 3, num, decays, dtype=torch.float64, generator=generator)
+    return q, k, v, beta, g
+
+
+def one_by_one(q, k, v, beta, g):
+    state, outputs = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=v.dtype), []
+    for t in range(k.shape[2]):
+        if g is not None:
+            state = state * g[:, :, t].exp()[..., None]
+        held = (k[:, :, t, :, None] * state).sum(-2)
+        state = state + k[:, :, t, :, None] * (beta[:, :, t, None] * (v[:, :, t] - held))[..., None, :]
+        outputs.append((q[:, :, t, :, None] * state).sum(-2))
+    return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.parametrize("num", [1, 5, 8, 23])
+def test_chunks_of_any_size_give_what_one_position_after_another_gives(num, decays):
+    given = drawn(num, decays)
+    expected = one_by_one(*given)
+    for chunk in (1, 2, 4, 8, 64):
+        torch.testing.assert_close(delta_rule(*given, chunk=chunk), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("least", [-96.0, -3000.0])
+@pytest.mark.parametrize("decays", [1, 4])
+def test_whatever_is_forgotten_in_a_chunk_float32_stays_finite_and_exact(decays, least):
+    """Sums of ln a reach ``least`` over a chunk of 32, some features forgetting all at once and others nothing: e^−G
+    would be infinite, and G_i − G_j of float32 sums off by up to 1e-4."""
+    q, k, v, beta, g = drawn(64, decays, log_decay=-least / 8)
+    g = torch.where(torch.arange(64)[:, None] % 4 == torch.arange(decays), g, 0.01 * g / least)
+    assert g.unflatten(2, (2, 32)).sum(3).min() < 0.7 * least
+    single = [x.float().requires_grad_() for x in (q, k, v, beta, g)]
+    double = [x.detach().double().requires_grad_() for x in single]
+    found, expected = delta_rule(*single, chunk=32), one_by_one(*double)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-6)
+    weight = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad((found * weight.float()).sum(), single)
+    for one, two in zip(gradients, torch.autograd.grad((expected * weight).sum(), double), strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=0, atol=1e-5 * float(two.abs().max()))
+
+
+def test_without_forgetting_and_with_features_that_forget_alike_the_three_forms_agree():
+    q, k, v, beta, g = drawn(13, 1)
+    none = delta_rule(q, k, v, beta, chunk=4)
+    for width in (1, 4):
+        torch.testing.assert_close(delta_rule(q, k, v, beta, torch.zeros(2, 3, 13, width).double(), chunk=4), none)
+    one = delta_rule(q, k, v, beta, g, chunk=4)
+    torch.testing.assert_close(delta_rule(q, k, v, beta, g.expand(-1, -1, -1, 4), chunk=4), one)
+    assert not torch.allclose(one, none)
+
+
+def test_a_write_with_full_strength_replaces_what_a_key_held_and_one_of_two_turns_it():
+    k = F.normalize(torch.randn(1, 1, 1, 4, dtype=torch.float64), dim=-1).expand(-1, -1, 2, -1)
+    v = torch.randn(1, 1, 2, 5, dtype=torch.float64)
+    read = delta_rule(k, k, v, torch.ones(1, 1, 2).double(), chunk=2)
+    torch.testing.assert_close(read, v)
+    beta = torch.tensor([[[1.0, 2.0]]]).double()
+    turned = delta_rule(k, k, torch.cat((v[:, :, :1], 0 * v[:, :, :1]), 2), beta, chunk=2)
+    torch.testing.assert_close(turned[:, :, 1], -v[:, :, 0])
+
+
+@every_name
+def test_the_chunk_changes_no_output(name):
+    expected = module(name, chunk=1)(inputs(num_positions=23))
+    for chunk in (2, 8, 64):
+        found = module(name, chunk=chunk)(inputs(num_positions=23))
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@every_name
+def test_padding_anywhere_is_as_if_it_were_not_there_but_for_the_convolution(name):
+    """A convolution reads zeros at padding; one over a single position reads no other one."""
+    layer, x_BND = module(name, chunk=4, conv=1), inputs(num_positions=7)
+    alone = layer(x_BND)
+    for places in (range(7), range(5, 12), [0, 1, 5, 6, 7, 9, 10], [2, 3, 4, 8, 9, 10, 11]):
+        padded, mask_BN = torch.full((3, 12, 16), 9.0, dtype=torch.float64), torch.zeros(3, 12, dtype=torch.bool)
+        padded[:, list(places)], mask_BN[:, list(places)] = x_BND, True
+        found = layer(padded, mask_BN=mask_BN)[:, list(places)]
+        torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-12)
+
+
+@every_name
+def test_taylor_and_double_backward_agree_along_a_direction(name):
+    layer, x_BND, mask_BN = module(name, chunk=4), inputs(num_positions=11), padding(11)
+    params = {key: value.detach() for key, value in layer.named_parameters()}
+    generator = torch.Generator().manual_seed(3)
+    direction = {key: torch.randn(p.shape, generator=generator, dtype=p.dtype) for key, p in params.items()}
+
+    def loss(values):
+        return functional_call(layer, values, (x_BND,), {"mask_BN": mask_BN})[mask_BN].tanh().square().sum()
+
+    one, two = (directional(loss, params, direction, method=method) for method in ("taylor", "double_backward"))
+    assert one.slope == pytest.approx(two.slope, rel=1e-9) and one.curvature == pytest.approx(two.curvature, rel=1e-9)
+
+
+@every_name
+@pytest.mark.parametrize("settings", [{"expand_v": 2, "conv": 1}, {"negative_eigenvalues": True, "chunk": 2}])
+def test_keeps_the_contract_with_other_settings(name, settings):
+    def made():
+        return build(name, width=checks.WIDTH, heads=checks.HEADS, direction="causal", **settings)
+
+    for check in (checks.check_padding_is_unread, checks.check_wholly_padded_is_finite, checks.check_future_is_unseen):
+        check(build_seeded(made))
+    for check in (checks.check_save_load, checks.check_own_init_stays, checks.check_biases_may_go):
+        check(made)
+
+
+@every_name
+def test_read_in_both_directions_it_sees_both_sides_and_no_padding(name):
+    settings: dict[str, Any] = {"of": name, name: {"chunk": 4}}
+
+    def made():
+        return build("two_way", width=checks.WIDTH, heads=checks.HEADS, **settings)
+
+    for check in (checks.check_both_sides_are_seen, checks.check_padding_is_unread, checks.check_degenerate_inputs):
+        check(build_seeded(made))
+
+
+@every_name
+def test_in_bfloat16_decays_strengths_and_the_state_are_in_float32(name):
+    layer, x_BND = module(name).float(), inputs(torch.float32, num_positions=40)
+    expected = layer.written_and_read(x_BND, None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, y_BND = layer.written_and_read(x_BND, None), layer(x_BND)
+        read = delta_rule(*expected, chunk=8)
+    assert all(x is None or x.dtype == torch.float32 for x in found)
+    assert torch.equal(found[3], expected[3]) and (name == "deltanet" or torch.equal(found[4], expected[4]))
+    assert torch.equal(read, delta_rule(*expected, chunk=8)), "products of the rule are not rounded"
+    error = (y_BND - layer(x_BND)).square().mean().sqrt() / layer(x_BND).square().mean().sqrt()
+    assert y_BND.isfinite().all() and error < 0.05
+
+
+@every_name
+@pytest.mark.parametrize("settings", [{}, {"expand_v": 2, "chunk": 8, "conv": 2}])
+def test_cost_is_what_is_counted_and_grows_linearly(name, settings):
+    """The counter sees matrix products; triangular systems, convolutions and their sizes are written down here."""
+    kind, config = Registry("mechanisms").load(name), settings_of("mechanisms", name, settings)
+    layer, num = module(name, **settings).float(), 64
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.zeros(1, num, WIDTH))
+    chunk, wide, features = config.chunk, config.expand_v * WIDTH, WIDTH * (2 + config.expand_v)
+    systems = num / chunk * chunk * (chunk - 1) / 2 * (WIDTH + wide)
+    diagonal = 0 if name == "deltanet" else 2 * num * WIDTH  # of each position's own q·k and k·k, by elements
+    expected = counter.get_total_flops() / 2 + systems + diagonal + num * config.conv * features
+    # the first chunk has no state before it, and the last leaves none
+    unread = WIDTH // HEADS * WIDTH * wide // HEADS
+    assert kind.cost(config, SHAPE, num) - expected == pytest.approx(unread)
+    assert kind.cost(config, SHAPE, 2**20) == pytest.approx(2**14 * kind.cost(config, SHAPE, num), rel=1e-12)
+
+
+@every_name
+def test_the_state_is_keys_times_values_and_what_the_convolution_still_holds(name):
+    kind = Registry("mechanisms").load(name)
+    for settings, expected in (({}, 2 * 8 * 8 + 3 * 48), ({"expand_v": 3, "conv": 2}, 2 * 8 * 24 + 80)):
+        config = settings_of("mechanisms", name, settings)
+        assert [kind.state_size(config, SHAPE, num) for num in (1, 4096)] == [expected, expected]
+
+
+@every_name
+def test_maps_that_hold_several_matrices_say_so(name):
+    layer = module(name, expand_v=2)
+    assert layer.own_splits == {"qkv": (16, 16, 32)} and layer.qkv.weight.shape == (64, 16)
+
+
+@every_name
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chunk": 24}, "chunk=24: input should be 1, 2, 4, 8, 16, 32, 64, 128 or 256"),
+        ({"conv": 0}, "conv=0: input should be greater than or equal to 1"),
+        ({"expand_v": 1.5}, "expand_v=1.5: "),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line(name, settings, message):
+    with pytest.raises(ValueError) as caught:
+        build(name, width=16, heads=2, direction="causal", **settings)
+    assert str(caught.value).startswith(f"mechanism.{name}.{message}") and "\n" not in str(caught.value)
+
+
+@every_name
+def test_long_sequences_take_heads_of_odd_width(name):
+    layer = build_seeded(lambda: build(name, width=9, heads=3, direction="causal"))
+    y_BND = layer(torch.randn(1, 300, 9, generator=torch.Generator().manual_seed(1)))
+    assert y_BND.shape == (1, 300, 9) and y_BND.isfinite().all() and math.isfinite(float(y_BND.square().sum()))

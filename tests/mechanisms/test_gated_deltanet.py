@@ -1,0 +1,105 @@
+"""Gated DeltaNet against its recurrence written out, the released slow reference, and the public layer of Qwen3-Next."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stability.mechanisms import build
+from stability.mechanisms._delta_rule import delta_rule
+from stability.models.init import initialise
+from tests.mechanisms.checks import build_seeded, inputs
+from tests.mechanisms.delta_loops import HEADS, WIDTH, assert_is_by_loops, module
+from tests.mechanisms.fla_naive import fla_naive
+
+
+@pytest.mark.parametrize("settings", [{}, {"chunk": 32}, {"expand_v": 2, "conv": 2}])
+def test_it_is_the_recurrence_written_out(settings):
+    assert_is_by_loops("gated_deltanet", **settings)
+
+
+def test_strengths_up_to_two_are_of_the_setting():
+    assert_is_by_loops("gated_deltanet", most=2.0, negative_eigenvalues=True)
+
+
+def test_its_state_map_is_that_of_the_released_reference():
+    layer = module("gated_deltanet", chunk=8).float()
+    q, k, v, beta, g = layer.written_and_read(inputs(torch.float32, num_positions=40), None)
+    naive = fla_naive("gated_delta_rule").naive_recurrent_gated_delta_rule
+    across = [x.transpose(1, 2) for x in (q, k, v, beta, g.squeeze(-1))]
+    expected = naive(*across, scale=1.0)[0].transpose(1, 2)
+    found = delta_rule(q, k, v, beta, g, chunk=8)
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def public_layer(layer, expand_v: int):
+    """Return transformers' layer with this one's parameters: its fused maps hold each head's q, k, v, gate (b, a) one
+    after the other."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    width, wide = WIDTH // HEADS, expand_v * WIDTH // HEADS
+    config = modeling.Qwen3NextConfig(
+        hidden_size=WIDTH,
+        linear_num_value_heads=HEADS,
+        linear_num_key_heads=HEADS,
+        linear_key_head_dim=width,
+        linear_value_head_dim=wide,
+        linear_conv_kernel_dim=4,
+        rms_norm_eps=1e-5,
+        num_hidden_layers=1,
+    )
+    public = modeling.Qwen3NextGatedDeltaNet(config, 0)
+    q, k, v = (part.unflatten(0, (HEADS, -1)) for part in layer.qkv.weight.split(layer.rows))
+    fused = torch.cat((q, k, v, layer.gate.weight.unflatten(0, (HEADS, -1))), 1)
+    with torch.no_grad():
+        public.in_proj_qkvz.weight.copy_(fused.flatten(0, 1))
+        public.in_proj_ba.weight.copy_(torch.stack((layer.beta.weight, layer.decay.weight), 1).flatten(0, 1))
+        public.conv1d.weight.copy_(layer.conv.weight)
+        public.A_log.copy_(layer.A_log)
+        public.dt_bias.copy_(layer.dt_bias)
+        public.norm.weight.copy_(layer.norm.weight)
+        public.out_proj.weight.copy_(layer.out.weight)
+    return public
+
+
+@pytest.mark.parametrize("expand_v", [1, 2])
+def test_the_whole_layer_is_that_of_qwen3_next(expand_v):
+    layer = module("gated_deltanet", expand_v=expand_v).float()
+    x_BND = inputs(torch.float32, num_positions=70)
+    with torch.no_grad():
+        expected = public_layer(layer, expand_v)(x_BND) + layer.out.bias
+        found = layer(x_BND)
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("rule", ["ours", "torch", "nanogpt", "sedd"])
+def test_decays_begin_as_released_under_every_rule(rule):
+    layer: Any = build_seeded(lambda: build("gated_deltanet", width=512, heads=256, direction="causal"))
+    initialise(nn.ModuleDict({"mixer": layer}), 4, rule=rule)
+    rates, steps = layer.A_log.exp(), F.softplus(layer.dt_bias)
+    assert 0.01 <= rates.min() < 1 and 15 < rates.max() <= 16
+    assert 0.00099 < steps.min() < 0.0012 and 0.085 < steps.max() < 0.101
+    assert float(steps.log().mean()) == pytest.approx(math.log(0.01), abs=0.3)
+
+
+def test_where_all_is_forgotten_each_position_reads_its_own_value():
+    layer = module("gated_deltanet", conv=1)
+    with torch.no_grad():
+        layer.A_log.fill_(9.0)
+        layer.dt_bias.fill_(9.0)
+        x_BND = inputs()
+        q, k, v, beta, g = layer.written_and_read(x_BND, None)
+        expected = (q * k).sum(-1, keepdim=True) * beta[..., None] * v
+    torch.testing.assert_close(delta_rule(q, k, v, beta, g, chunk=8), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_with_values_as_wide_as_keys_it_has_five_matrices_and_the_decays_parameters():
+    sizes = {key: value.numel() for key, value in module("gated_deltanet").named_parameters()}
+    assert sizes["qkv.weight"] + sizes["gate.weight"] + sizes["out.weight"] == 5 * 16 * 16
+    assert sizes["decay.weight"] == 2 * 16 and sizes["A_log"] == sizes["dt_bias"] == 2
+    wider = module("gated_deltanet", expand_v=2)
+    assert wider.gate.weight.shape == (32, 16) and wider.out.weight.shape == (16, 32)
