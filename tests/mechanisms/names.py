@@ -5,9 +5,9 @@ from __future__ import annotations
 SOFTMAX = ("attentionx", "bigbird", "gated_softmax", "sa", "sparse_transformer", "sw")
 UNTRAINED = ("fasa", "sparge")
 ATTENTION = tuple(sorted((*SOFTMAX, *UNTRAINED, "fox", "longformer", "nsa", "sigmoid", "sparsek")))
-CAUSAL_ONLY = ("fox", "nsa")
+CAUSAL_ONLY = ("fox", "nsa", "titans")
 BIDIRECTIONAL_ONLY = ("mix", "sc", "two_way")
-ALL = tuple(sorted((*ATTENTION, *BIDIRECTIONAL_ONLY)))
+ALL = tuple(sorted((*ATTENTION, *BIDIRECTIONAL_ONLY, "titans")))
 TRAINED = tuple(name for name in ALL if name not in UNTRAINED)
 CAUSAL = tuple(name for name in TRAINED if name not in BIDIRECTIONAL_ONLY)
 
