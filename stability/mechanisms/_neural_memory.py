@@ -159,7 +159,7 @@ def mlp_memory(
     first_HFK: Tensor,
     gates: Gates,
     chunk: int,
-    activation: str = "silu",
+    activation: str = "tanh",
 ) -> Float[Tensor, "B H N V"]:
     """Return what a network of two layers recalls, M_t(q_t) with M(x) = W₂ φ(W₁ x) / √F, where ∇_t is the gradient of
     ‖M(k_t) − v_t‖² at the M before the first position of t's chunk. W₁ begins at ``first_HFK``, W₂ at zero.

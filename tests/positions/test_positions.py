@@ -24,7 +24,10 @@ from tests.reading import read_spec
 
 NAMES = Registry("positions").names()
 MECHANISMS = [name for name in Registry("mechanisms").names(cross=False, trainable=True) if name != "mix"]
-TURNED = {"fox": {"rope": "absolute"}}  # what mechanisms need that turn nothing of themselves
+TURNED = {
+    "fox": {"rope": "absolute"},
+    "titans": {"form": "gated_attention"},
+}  # what mechanisms need that turn nothing of themselves
 WIDTH, HEADS, LENGTH = 16, 2, 9
 
 
