@@ -91,6 +91,9 @@ OTHERS: dict[str, Any] = {
     "sc.graph": "cycle",
     "sparsek.k": 3,
     "sparsek.window": 0,
+    "titans.memory": "mlp",
+    "titans.chunk": 3,
+    "titans.window": 2,
     "mhc_lite.permutations": 3,
     **{f"{name}.chunk": 4 for name in ("deltanet", "gated_deltanet", "kda", "retnet")},  # other chunks round otherwise
 }
@@ -120,6 +123,9 @@ WITH: dict[str, dict[str, Any]] = {
     "sparsek.window": {"mechanism": {"k": 3}},
     **{f"nsa.{name}": CAUSAL_NSA for name in CAUSAL_NSA["mechanism"]},
     **{f"nsa.{name}": CAUSAL_NSA for name in ("compression", "kv_heads")},
+    **{f"titans.{name}": {"objective": "ar"} for name in ("form", "memory", "momentum", "forgetting", "chunk", "conv")},
+    **{f"titans.{name}": {"objective": "ar", "mechanism": {"memory": "mlp"}} for name in ("hidden", "activation")},
+    "titans.window": {"objective": "ar", "mechanism": {"form": "gated_attention"}},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

@@ -23,6 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "sparse_transformer": {"stride": 3},
     "sparsek": {"k": 2, "window": 1},
     "sw": {"window": 1},
+    "titans": {"memory": "mlp", "chunk": 8, "form": "gated_attention", "window": 2},
 }
 
 # What a mechanism with those settings says itself of weight decay: whether it reaches the parameter.
@@ -39,6 +40,7 @@ OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False, "gate.bias": False}),
     ("sa", {}, {}),
     ("sa", {"temperature": "learned"}, {"log_temperature": False}),
+    ("titans", {}, {"rate.bias": False, "momentum.bias": False, "forget.bias": False}),
     (
         "two_way",
         {"of": "sa", "sa": {"temperature": "learned"}},

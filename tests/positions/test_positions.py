@@ -24,10 +24,12 @@ from tests.mechanisms.oracles import cross_consensus, rotated
 from tests.reading import read_spec
 
 NAMES = Registry("positions").names()
+# what mechanisms need that turn nothing of themselves
+TURNED: dict[str, dict[str, str]] = {"fox": {"rope": "absolute"}, "titans": {"form": "gated_attention"}}
+TURN_NOTHING = ("mix", *(name for name in RECURRENT if name not in ("retnet", *TURNED)))
 MECHANISMS = [
-    name for name in Registry("mechanisms").names(cross=False, trainable=True) if name not in ("mix", *RECURRENT)
+    name for name in Registry("mechanisms").names(cross=False, trainable=True) if name not in TURN_NOTHING
 ]
-TURNED = {"fox": {"rope": "absolute"}}  # what mechanisms need that turn nothing of themselves
 WIDTH, HEADS, LENGTH = 16, 2, 9
 
 

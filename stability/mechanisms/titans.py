@@ -1,0 +1,250 @@
+"""`titans`: a memory that learns while it reads, alone or as the gate of sliding-window attention (Behrouz et al. 2025,
+arXiv:2501.00663)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import MixerShape, without_padding
+from stability.mechanisms._grouped import over_window, window_block
+from stability.mechanisms._neural_memory import Gates, linear_block, linear_memory, mlp_memory
+from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, of_length_one
+from stability.models.precision import at_least_float32, in_float32
+
+MLP_CHUNK = 16
+FORGOTTEN_AT_FIRST = 0.01  # α of each position before anything is learned
+
+
+class Titans(AbstractRecurrent):
+    """A memory M of each head that is trained at every position to recall v_t where it is asked for k_t, by one step of
+    gradient descent on ℓ = ‖M(k_t) − v_t‖² with momentum and weight decay (section 3.1, Eqs. 12–15):
+
+        S_t = η_t S_{t−1} − θ_t ∇ℓ(M_{t′}; k_t, v_t),  M_t = (1 − α_t) M_{t−1} + S_t,  y_t = M_t(q_t).
+
+    M is a matrix, or W₂ φ(W₁ x)/√F. q, k, v = silu(conv(W x)), q and k of length 1 (section 4.4). t′ is the last
+    position before t's chunk (section 3.2): with ``chunk=1`` it is t − 1, and the gradient that of the memory as it is.
+
+    α = σ(w_α·x + b_α) begins near 0.01, η = η̄ σ(w_η·x + b_η) at η̄/2, and θ = θ̄ σ(w_θ·x + b_θ) at θ̄/2. The paper leaves
+    the ranges open; here η̄ is the setting ``momentum``, and 2θ̄ = (1 − η̄)/(1 + η̄)/chunk. Keys are of length 1: without
+    momentum a chunk's steps multiply a linear memory's error by 1 − Σ 2θ kkᵀ, which never makes it larger, and with it
+    none of 96,000 random periodic sequences of keys, η and θ made it grow. (A step of (1 − η_t) does not bound it: what
+    is written at a low η is carried on at the next, higher one.) In a network 1/√F and a bounded φ do what the keys'
+    length does for the matrix; with silu, values of 30 and more can explode.
+
+    The matrix begins at 0, as it knows nothing. So does W₂; W₁ begins at a parameter drawn from N(0, 1), since all
+    gradients would stay 0 where both are.
+
+    - memory_only (LMM, section 4.4): W_o norm(y).
+    - gated_attention (MAG, section 4.2, Eqs. 26–28): W_o (norm(a) ⊙ σ(norm(y))) with causal attention a to
+      i − w ≤ j ≤ i, which has projections of its own and is rotated as `sw` is; the paper's persistent tokens are left
+      out. Beside it, ``memory=none`` is W_o norm(a): the difference is what the memory is worth.
+
+    At padding θ = 0, α = 0, η = 1, and S is not added to M, which it would go on moving. Both stay as they are, so that
+    nothing of a padded position is read later. Chunks are counted in positions, padded ones too.
+    """
+
+    class Config(Settings):
+        """Form of the layer, kind of memory, and which parts of its update there are."""
+
+        form: Literal["memory_only", "gated_attention"] = Field(
+            default="memory_only", description="memory_only (LMM) | gated_attention: sliding window, gated (MAG)"
+        )
+        memory: Literal["none", "linear", "mlp"] = Field(
+            default="linear", description="none (gated_attention alone) | linear: a matrix | mlp: two layers"
+        )
+        momentum: float = Field(
+            default=0.5, ge=0, lt=1, description="η̄: the most of earlier surprise that is carried on; 0: none"
+        )
+        forgetting: bool = Field(default=True, description="whether the memory decays; false: α = 0")
+        chunk: int | None = Field(
+            default=None,
+            ge=1,
+            description="positions whose gradients are taken at one memory; 1: each at the last; null: 1, of mlp 16",
+        )
+        hidden: int = Field(default=2, ge=1, description="features between mlp's layers, in units of a head's width")
+        activation: Literal["tanh", "silu"] = Field(default="tanh", description="φ between mlp's layers")
+        conv: int = Field(default=4, ge=1, description="positions that the short convolution reads, its own included")
+        window: int = Field(default=16, ge=1, description="gated_attention: positions seen before, besides oneself")
+
+        @model_validator(mode="after")
+        def _is_something(self) -> Titans.Config:
+            """Refuse a layer of a memory alone that has none."""
+            if self.form == "memory_only" and self.memory == "none":
+                raise ValueError(
+                    "mechanism.titans.memory=none leaves nothing of form=memory_only; use form=gated_attention"
+                )
+            return self
+
+        @property
+        def chunk_length(self) -> int:
+            """How many positions a chunk has, where none is given, too."""
+            return self.chunk or (MLP_CHUNK if self.memory == "mlp" else 1)
+
+        @property
+        def states(self) -> int:
+            """How many matrices are kept of each one of the memory: M, and S where there is momentum."""
+            return 2 if self.momentum else 1
+
+        @property
+        def largest_rate(self) -> float:
+            """θ̄."""
+            return (1 - self.momentum) / (1 + self.momentum) / (2 * self.chunk_length)
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        self.config, self.heads, self.dropout, self.rope = config, shape.heads, shape.dropout, None
+        width, head_width = shape.width, shape.head_width
+        if config.memory != "none":
+            self.qkv = nn.Linear(width, 3 * width)
+            self.conv = ShortConvolution(3 * width, config.conv)
+            self.rate = nn.Linear(width, shape.heads)
+            nn.init.zeros_(self.rate.bias)
+            if config.momentum:
+                self.momentum = nn.Linear(width, shape.heads)
+                nn.init.zeros_(self.momentum.bias)
+            if config.forgetting:
+                self.forget = nn.Linear(width, shape.heads)
+                nn.init.constant_(self.forget.bias, math.log(FORGOTTEN_AT_FIRST / (1 - FORGOTTEN_AT_FIRST)))
+            if config.memory == "mlp":
+                self.first_HFK = nn.Parameter(torch.randn(shape.heads, hidden_width(config, shape), head_width))
+            self.norm = HeadNorm(head_width)
+        if config.form == "gated_attention":
+            if shape.rope is not None:
+                shape.require_pairs()
+            self.rope = shape.rope
+            self.attention = nn.Linear(width, 3 * width)
+            self.attention_norm = HeadNorm(head_width)
+        self.out = nn.Linear(width, width)
+
+    @property
+    def gate_maps(self) -> tuple[str, ...]:
+        """The maps of the gates that there are."""
+        return tuple(name for name in ("rate", "momentum", "forget") if hasattr(self, name))
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset(f"{name}.bias" for name in self.gate_maps)
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The gates' biases and the network that a memory begins as are kept from weight decay, which would draw them
+        to α = ½, and to a memory that has no gradient."""
+        biases = {f"{name}.bias": False for name in self.gate_maps}
+        return biases | ({"first_HFK": False} if self.config.memory == "mlp" else {})
+
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``qkv`` and ``attention`` hold three matrices each."""
+        width = self.out.in_features
+        return {name: (width,) * 3 for name in ("qkv", "attention") if hasattr(self, name)}
+
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count M, S and, where a chunk has several positions, M at its start; the last inputs of the convolution; keys
+        and values of the window."""
+        size = 0
+        if config.memory != "none":
+            memory = shape.heads * shape.head_width * shape.head_width
+            if config.memory == "mlp":
+                memory = 2 * shape.heads * shape.head_width * hidden_width(config, shape)
+            size += memory * (config.states + (config.chunk_length > 1)) + (config.conv - 1) * 3 * shape.width
+        if config.form == "gated_attention":
+            size += 2 * shape.width * min(config.window, num_positions)
+        return size
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count projections, convolution, the products of the memory's blocks and the band of the window."""
+        width, count = shape.width, num_positions * shape.width**2
+        if config.form == "gated_attention":
+            block = window_block(config.window, num_positions)
+            pairs = -(-num_positions // block) * block * (block + config.window)
+            count += 3 * num_positions * width**2 + 2 * pairs * width
+        if config.memory != "none":
+            num_gates = config.states + config.forgetting
+            count += num_positions * width * (3 * width + 3 * config.conv + num_gates * shape.heads)
+            count += shape.heads * memory_cost(config, shape, num_positions)
+        return float(count)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Recall, or attend and gate by what is recalled: (B, N, D) → (B, N, D)."""
+        x_BND = without_padding(x_BND, mask_BN)
+        if self.config.form == "memory_only":
+            return self._joined(self.norm(self.recalled(x_BND, mask_BN=mask_BN)))
+        y_BHNK = self.attention_norm(self._attended(x_BND, mask_BN))
+        if self.config.memory != "none":
+            with in_float32(x_BND.device):
+                y_BHNK = y_BHNK * self.norm(self.recalled(x_BND, mask_BN=mask_BN)).sigmoid()
+        return self._joined(y_BHNK)
+
+    def recalled(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N K"]:
+        """Return M_t(q_t) of each head, in float32 or wider."""
+        read_BNE = F.silu(at_least_float32(self.conv(self.qkv(x_BND), mask_BN=mask_BN)))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in read_BNE.chunk(3, -1))
+        gates, chunk = self.gates(x_BND, mask_BN), self.config.chunk_length
+        with in_float32(x_BND.device):
+            q, k = of_length_one(q), of_length_one(k)
+            if self.config.memory == "linear":
+                return linear_memory(q, k, v, gates, chunk)
+            return mlp_memory(q, k, v, self.first_HFK, gates, chunk, self.config.activation)
+
+    def gates(self, x_BND: Tensor, mask_BN: Tensor | None) -> Gates:
+        """Return α, η and θ of each head, in float32 or wider, such that padding changes nothing."""
+        with in_float32(x_BND.device):
+            x_BND = at_least_float32(x_BND)
+            rate_BNH = self.config.largest_rate * self.rate(x_BND).sigmoid()
+            kept_BNH, carried_BNH = torch.zeros_like(rate_BNH), None
+            if self.config.forgetting:
+                kept_BNH = F.logsigmoid(-self.forget(x_BND))
+            if self.config.momentum:
+                carried_BNH = math.log(self.config.momentum) + F.logsigmoid(self.momentum(x_BND))
+        gates = Gates(kept_BNH, carried_BNH, rate_BNH, torch.ones_like(rate_BNH))
+        if mask_BN is not None:
+            gates = gates.map(lambda part: part.masked_fill(~mask_BN[..., None], 0.0))
+        return gates.map(lambda part: part.transpose(1, 2))
+
+    def _attended(self, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N K"]:
+        parts = self.attention(x_BND).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        if self.rope is not None:
+            q, k = self.rope(q), self.rope(k)
+        dropped = self.dropout if self.training else 0.0
+        return over_window(q[:, :, None], k, v, self.config.window, mask_BN, dropped)[:, :, 0]
+
+    def _joined(self, y_BHNK: Tensor) -> Float[Tensor, "B N D"]:
+        return self.out(y_BHNK.transpose(1, 2).flatten(2))
+
+
+def hidden_width(config: Any, shape: MixerShape) -> int:
+    """Return F, the features between the layers of a memory of two."""
+    return config.hidden * shape.head_width
+
+
+def memory_cost(config: Any, shape: MixerShape, num_positions: int) -> int:
+    """Return the multiply-adds of one head's memory: of each block the unrolled gates, what keys and queries ask of the
+    state and of each other, and what is written."""
+    chunk, states, width = config.chunk_length, config.states, shape.head_width
+    length = linear_block(num_positions, chunk) if config.memory == "linear" else chunk
+    unrolling = length**3 + length**2 if config.momentum else 0
+    if config.memory == "linear":
+        reading = length**2 * (2 * width if length > chunk else width) + 2 * length * states * width**2
+        solving = length**3 + length**2 * width if length > chunk else 0  # the inverse, and its product
+        writing = length**2 * width + length * states * width**2 + states**2 * width**2
+        of_block = unrolling + reading + solving + writing
+    else:
+        hidden = hidden_width(config, shape)
+        layers = width * hidden * (3 * length + 2 * length * states + 2 * length * states + 2 * states**2)
+        pairs = length**2 * (width + hidden) + length**2 * (hidden + width)
+        of_block = unrolling + layers + pairs
+    return -(-num_positions // length) * of_block
+
+
+EXPORT = Titans
