@@ -58,7 +58,7 @@ class Copying(AbstractDataSource):
     def prepare(cls, config: CopyConfig, scratch: Path | None = None) -> QuestionCorpus:
         where = "selective copying" if config.selective else "copying"
         origin = f"{where}, drawn ({config.copied} of {config.vocab_size - 2} tokens, {config.length} a sequence)"
-        return corpus_of(config, lambda draws, num: sequences(config, draws, num), origin)
+        return corpus_of(config, lambda draws, num, _: sequences(config, draws, num), origin)
 
     @classmethod
     def cache_key(cls, config: CopyConfig) -> str:

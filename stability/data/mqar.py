@@ -3,6 +3,7 @@ value."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,6 +26,12 @@ class MqarConfig(AbstractDrawn):
     """The settings of data=mqar: what a sequence holds, and how far a key is asked for behind its pair."""
 
     pairs: int = Field(default=8, ge=1, le=2**14, description="pairs of a key and a value in a sequence")
+    fewest_pairs: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**14,
+        description="fewest pairs of a training sequence, every number from it to pairs as often; null: pairs in all",
+    )
     queries: int | None = Field(
         default=None, ge=1, le=2**19, description="keys asked for in a sequence; null: each key once"
     )
@@ -42,11 +49,6 @@ class MqarConfig(AbstractDrawn):
     def num_queries(self) -> int:
         return self.pairs if self.queries is None else self.queries
 
-    @property
-    def places(self) -> int:
-        """Return how many queries fit behind the pairs: each has two positions."""
-        return (self.length - 2 * self.pairs) // 2
-
     @model_validator(mode="after")
     def _fits(self) -> MqarConfig:
         keys = self.vocab_size // 2 - 1
@@ -55,7 +57,9 @@ class MqarConfig(AbstractDrawn):
                 f"data.pairs={self.pairs}: a vocabulary of {self.vocab_size} has {keys} keys, and each stands in one "
                 f"pair only; give data.vocab_size={2 * (self.pairs + 1)} or more"
             )
-        if self.num_queries > self.places:
+        if self.fewest_pairs is not None and self.fewest_pairs > self.pairs:
+            raise ValueError(f"data.fewest_pairs={self.fewest_pairs} must be at most data.pairs={self.pairs}")
+        if 2 * (self.pairs + self.num_queries) > self.length:
             needed = 2 * (self.pairs + self.num_queries)
             raise ValueError(
                 f"data.length={self.length}: {self.pairs} pairs and {self.num_queries} queries need {needed} tokens, "
@@ -72,7 +76,8 @@ class MultiQueryRecall(AbstractDataSource):
     key. Place j (from 1) is taken with a probability proportional to j^(a−1), without replacement: most queries come
     soon after the pairs, some late. Answers are not shown. Token 0 is neither key nor value, keys are those below half
     of the vocabulary, values those above; elsewhere stands any token of them all. With more queries than pairs every
-    key is asked as often as any other, or once more.
+    key is asked as often as any other, or once more. Training sequences may have fewer pairs, which are learned first:
+    the authors, too, train on several numbers of pairs at once (Arora et al. 2024, arXiv:2402.18668).
     """
 
     corpus: ClassVar[type[AbstractCorpus]] = QuestionCorpus
@@ -80,11 +85,12 @@ class MultiQueryRecall(AbstractDataSource):
 
     @classmethod
     def prepare(cls, config: MqarConfig, scratch: Path | None = None) -> QuestionCorpus:
+        fewer = "" if config.fewest_pairs is None else f", of training sequences {config.fewest_pairs} or more"
         origin = (
-            f"associative recall, drawn ({config.pairs} pairs, {config.num_queries} queries, {config.vocab_size} "
-            f"tokens, {config.length} a sequence)"
+            f"associative recall, drawn ({config.pairs} pairs{fewer}, {config.num_queries} queries, "
+            f"{config.vocab_size} tokens, {config.length} a sequence)"
         )
-        return corpus_of(config, lambda draws, num: sequences(config, draws, num), origin)
+        return corpus_of(config, partial(_drawn, config), origin)
 
     @classmethod
     def cache_key(cls, config: MqarConfig) -> str:
@@ -95,12 +101,24 @@ class MultiQueryRecall(AbstractDataSource):
         return f"{config.vocab_size} keys and values"
 
 
-def sequences(config: MqarConfig, draws: Draws, num: int) -> Side:
-    """Draw ``num`` sequences with their answers."""
-    half, pairs, queries = config.vocab_size // 2, config.pairs, config.num_queries
+def _drawn(config: MqarConfig, draws: Draws, num: int, is_training: bool) -> Side:
+    """Draw ``num`` sequences of one side: of held-out ones each has all its pairs."""
+    if not is_training or config.fewest_pairs is None:
+        return sequences(config, draws, num, config.pairs)
+    counts = range(config.fewest_pairs, config.pairs + 1)
+    shares = np.bincount(np.arange(num) % len(counts), minlength=len(counts)).tolist()
+    # batches are drawn at random, so that sequences may stand in the order of their pairs
+    sides = [sequences(config, draws, share, pairs) for share, pairs in zip(shares, counts, strict=True) if share]
+    return Side(*(np.concatenate(arrays) for arrays in zip(*sides, strict=True)))
+
+
+def sequences(config: MqarConfig, draws: Draws, num: int, pairs: int) -> Side:
+    """Draw ``num`` sequences of so many pairs, with their answers."""
+    half, places = config.vocab_size // 2, (config.length - 2 * pairs) // 2
+    queries = pairs if config.queries is None else config.queries
     keys_MP = 1 + some_of(draws, num, half - 1, pairs)
     values_MP = half + some_of(draws, num, config.vocab_size - half, pairs)
-    weights = np.arange(1, config.places + 1) ** (config.power - 1)
+    weights = np.arange(1, places + 1) ** (config.power - 1)
     places_MQ = weighted_some_of(draws, num, weights, queries)
     # keys are in random order, so that these first ones are any of them, in rounds
     asked_Q = np.arange(queries) % pairs

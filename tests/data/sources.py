@@ -155,7 +155,7 @@ def of_hf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
 
 def of_mqar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
     base = {"vocab_size": 12, "length": 16, "pairs": 3, "num": 60, "held_out": 20}
-    return drawn(base, {"vocab_size": 14, "pairs": 2, "queries": 5, "power": 1.0, "filler": "blank"})
+    return drawn(base, {"vocab_size": 14, "pairs": 2, "fewest_pairs": 1, "queries": 5, "power": 1.0, "filler": "blank"})
 
 
 def of_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:

@@ -53,6 +53,22 @@ def test_a_dictionary_answers_every_query(settings):
             assert max(counts.values()) - (min(counts.values()) if len(counts) == pairs else 0) <= 1
 
 
+@pytest.mark.parametrize("queries", [None, 20])
+def test_training_sequences_may_have_fewer_pairs_and_held_out_ones_have_all(queries):
+    corpus = prepared("mqar", fewest_pairs=3, queries=queries, num=600, filler="blank")
+    found = {split: collections.Counter() for split in SPLITS}
+    for split in SPLITS:
+        for tokens, answers in rows(corpus, split):
+            pairs = tokens.index(0) // 2 if 0 in tokens[:16:2] else 8
+            while tokens[2 * pairs - 1] < 32:  # behind the pairs stands a key, and no value after it
+                pairs -= 1
+            asked = [place for place, answer in enumerate(answers) if answer >= 0]
+            assert len(asked) == (queries or pairs)
+            assert recalled(tokens, pairs, asked) == {place: answers[place] for place in asked}
+            found[split][pairs] += 1
+    assert found["val"] == {8: 100} and found["train"] == dict.fromkeys(range(3, 9), 100)
+
+
 def test_keys_and_values_are_of_their_halves_without_repetition():
     for tokens, _ in rows(prepared("mqar", vocab_size=20), "train"):
         keys, values = tokens[:16:2], tokens[1:16:2]
@@ -148,6 +164,7 @@ REFUSED = [
     ("mqar", {"pairs": 32}, "data.pairs=32: a vocabulary of 64 has 31 keys, .* give data.vocab_size=66 or more"),
     ("mqar", {"queries": 25}, "data.length=64: 8 pairs and 25 queries need 66 tokens, two each"),
     ("mqar", {"pairs": 17}, "data.length=64: 17 pairs and 17 queries need 68 tokens, two each"),
+    ("mqar", {"fewest_pairs": 9}, "data.fewest_pairs=9 must be at most data.pairs=8"),
     ("mqar", {"power": 0.0}, "data.power=0.0: .*greater than 0"),
     ("copy", {"copied": 33}, "data.length=64: 33 tokens and their copies need 66 positions"),
     ("copy", {"vocab_size": 3}, "data.vocab_size=3: .*greater than or equal to 4"),

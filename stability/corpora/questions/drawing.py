@@ -26,18 +26,18 @@ class AbstractDrawn(Settings):
     seed: int = Field(default=0, ge=0, lt=2**20, description="seed that the sequences are drawn from")
 
 
-def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int], Side], origin: str) -> QuestionCorpus:
+def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], origin: str) -> QuestionCorpus:
     """Return the corpus of a source. Held-out sequences are drawn first, and each is there once; training sequences are
     those of further draws that are not among them.
 
-    ``draw``: returns as many sequences with their answers as it is told. Errors: ``ValueError`` where the settings
-    allow too few sequences for both sides.
+    ``draw``: returns as many sequences with their answers as it is told, and is told whether they are to train on.
+    Errors: ``ValueError`` where the settings allow too few sequences for both sides.
     """
     draws = Draws(config.seed)
-    val, held = _without(draw(draws, config.held_out), set())
+    val, held = _without(draw(draws, config.held_out, False), set())
     parts, missing = [], config.num
     for _ in range(ROUNDS):
-        drawn = draw(draws, config.num)
+        drawn = draw(draws, config.num, True)
         known = np.array([row.tobytes() in held for row in drawn.tokens_MN])
         parts.append(Side(*(array[~known][:missing] for array in drawn)))
         missing -= len(parts[-1].tokens_MN)
