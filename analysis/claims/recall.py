@@ -48,6 +48,7 @@ def claims(study: Study) -> list[Claim]:
 
 
 def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
+    """Yield the claim on every pair of series that differ in their mechanism, or its memory, alone."""
     measure = Measure(share.column, 1, share.name, ".3f", limit=1.0)
     alike = [axis for axis in SETTING_AXES if axis != "variant"]
     for _, group in study.runs.drop_duplicates("series").groupby(alike, sort=False, dropna=False):

@@ -95,6 +95,7 @@ def window_table(study: Study) -> Table | None:
 
 
 def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: SeriesWindows) -> tuple[Cell, ...]:
+    """Return a series' row: the rates that keep its share, and how wide its stable window is, with its best rate."""
     by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
     if kept.median is None:
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), *(Cell("--"),) * 3, by_nll)

@@ -51,6 +51,7 @@ class MqarConfig(AbstractDrawn):
 
     @model_validator(mode="after")
     def _fits(self) -> MqarConfig:
+        """Refuse more pairs than there are keys, and more of both than a sequence has room for."""
         keys = self.vocab_size // 2 - 1
         if self.pairs > keys:
             raise ValueError(
