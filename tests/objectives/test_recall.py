@@ -40,6 +40,17 @@ def recall(**settings):
     return Recall(settings_of("objectives", "recall", settings), VOCABULARY)
 
 
+class Saying(torch.nn.Module):
+    """A model that says the same logits whatever it reads."""
+
+    def __init__(self, logits_BNV):
+        super().__init__()
+        self.logits_BNV = logits_BNV
+
+    def forward(self, inputs_BN):
+        return self.logits_BNV
+
+
 def batch(num=5, positions=9):
     tokens, answers = torch.randint(VOCABULARY, (2, num, positions), generator=generator(1))
     return QuestionBatch(tokens, torch.where(torch.rand(answers.shape, generator=generator(2)) < 0.4, answers, -1))
@@ -60,7 +71,7 @@ def test_loss_and_accuracy_are_those_of_a_loop_over_the_answers():
     given, objective = batch(), recall()
     logits = torch.randn(5, 9, VOCABULARY, generator=generator(3), dtype=torch.float64)
     examples = objective.examples(given, generator())
-    total, count, others = objective.validate(lambda inputs: logits, examples)
+    total, count, others = objective.validate(Saying(logits), examples)
     nats, right, asked = 0.0, 0, 0
     for row, answers in enumerate(given.answers_BN.tolist()):
         for place, answer in enumerate(answers):
@@ -79,14 +90,15 @@ def test_only_answers_have_a_gradient_and_what_is_elsewhere_can_be_right_for_not
     examples = objective.examples(given, generator())
     logits = torch.randn(5, 9, VOCABULARY, generator=generator(3), requires_grad=True)
     objective.loss_sum(logits, examples)[0].backward()
+    assert logits.grad is not None
     moved_BN = logits.grad.ne(0).any(-1)
     assert torch.equal(moved_BN, given.answers_BN >= 0)
     # where nothing is asked every target is guessed, and nothing is gained
     sure = torch.zeros(5, 9, VOCABULARY)
     sure[given.answers_BN < 0] = 50 * torch.eye(VOCABULARY)[0]
     sure[..., 1] -= 1
-    found = objective.validate(lambda inputs: sure, examples)
-    others = objective.validate(lambda inputs: sure * (given.answers_BN >= 0)[..., None], examples)
+    found = objective.validate(Saying(sure), examples)
+    others = objective.validate(Saying(sure * (given.answers_BN >= 0)[..., None]), examples)
     assert torch.equal(found[0], others[0]) and torch.equal(found[2]["val_accuracy"], others[2]["val_accuracy"])
 
 
@@ -105,11 +117,11 @@ def test_what_frequencies_reach_is_the_cross_entropy_of_the_answers(lab):
 
 
 def test_a_run_learns_to_recall_and_its_accuracy_is_in_metrics_and_tables(lab):
-    evaluation = {"every_steps": 150, "sequences": 60}
-    spec = recall_spec(lab, steps=300, batch=32, lr_peak=1e-2, evaluation=evaluation)
+    evaluation = {"every_steps": 125, "sequences": 60}
+    spec = recall_spec(lab, steps=250, batch=16, lr_peak=1e-2, evaluation=evaluation)
     directory = lab.train(spec)
     rows = [row for row in read_jsonl(directory.metrics_file) if row.get("val_accuracy") is not None]
-    assert [row["step"] for row in rows] == [0, 150, 300]
+    assert [row["step"] for row in rows] == [0, 125, 250]
     result = directory.status()["result"]
     assert result["val_accuracy"] == rows[-1]["val_accuracy"] > 0.9 > 0.4 > rows[0]["val_accuracy"]
     assert result["val_nll"] < 0.3 * result["unigram_nll"] and "val_accuracy" in RUNS_COLUMNS
@@ -138,9 +150,10 @@ def test_alpha_max_is_of_the_same_loss_and_that_of_differences(lab):
         pass
     table = pd.read_parquet(directory.curvature_file("terminal"))
     assert len(table) == 4 and set(table["method"]) == {"taylor"}
-    assert table["rel_error"].dropna().max() < 1e-2
+    assert (table["rel_error"].dropna().to_numpy() < 1e-2).all()
     # before three steps of training the loss is still about that of a guess among all the values
-    assert table["loss_before"].between(0.5 * math.log(6), 2 * math.log(VOCABULARY)).all()
+    losses = table["loss_before"].to_numpy()
+    assert losses.min() > 0.5 * math.log(6) and losses.max() < 2 * math.log(VOCABULARY)
 
 
 def test_a_loss_in_chunks_is_the_whole_one_in_whichever_microbatches(lab):
@@ -151,7 +164,7 @@ def test_a_loss_in_chunks_is_the_whole_one_in_whichever_microbatches(lab):
         objective = recall(loss_chunk=chunk)
         examples = objective.examples(corpus.batch("train", 12, 16, generator()), generator())
         parts = [objective.loss(model, part) for part in examples.split(rows)]
-        loss = (sum(total for total, _ in parts) / sum(count for _, count in parts)).item()
+        loss = float(sum(total for total, _ in parts) / sum(count for _, count in parts))
         whole = loss if whole is None else whole
         assert loss == pytest.approx(whole, rel=1e-12)
 
