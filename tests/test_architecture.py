@@ -231,6 +231,9 @@ def test_every_choice_of_every_group_composes_and_parses():
                 "ar": ["mechanism=sa"],
                 "classify": ["data=images"],
                 "images": ["objective=classify"],
+                "recall": ["data=mqar", "mechanism=sa"],
+                "mqar": ["objective=recall", "mechanism=sa"],
+                "copy": ["objective=recall", "mechanism=sa"],
                 "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
                 "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
             }.get(choice.stem, [])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analysis.claims import mixers, rivals
+from analysis.claims import mixers, recall, rivals
 from analysis.claims.claim import Claim
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.steps import steps_claims, suboptimal_claims
@@ -60,7 +60,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
             replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement)
             for claim in _judge_setting(study, sides)
         ]
-    claims += _rival_claims(study, found)
+    claims += [*_rival_claims(study, found), *recall.claims(study)]
     return (*claims, *_coverage(study), _scale(study))
 
 

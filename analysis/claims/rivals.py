@@ -28,6 +28,7 @@ from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.optimizers import compares_optimizers
+from analysis.numbers.shares import compares_recall
 from analysis.numbers.windows import SeriesWindows
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
@@ -37,6 +38,10 @@ PAR_NATS = 0.01
 MIXERS_OF_THE_PAPERS = (
     "what the annexes say of sigmoid attention and of gates was seen in language models of a billion parameters "
     "and more"
+)
+RECALL_OF_THE_PAPERS = (
+    "associative recall was posed to models of width 64 to 512, of 8,192 tokens in 100,000 sequences of 64 to 512 "
+    "(Arora et al. 2023)"
 )
 STATEMENTS = {
     ("mhc_lite", "mhc", "NLL"): "mHC-lite's loss is on par with mHC's or lower (4.1, Table 1)",
@@ -55,7 +60,7 @@ STATEMENTS = {
 
 def another_question(study: Study) -> bool:
     """Return whether a study without consensus runs compares something else."""
-    others = compares_optimizers(study) or compares_mixers(study)
+    others = compares_optimizers(study) or compares_mixers(study) or compares_recall(study)
     return compares_schemes(study) or ("sc" not in set(study.runs["mechanism"]) and others)
 
 
@@ -77,7 +82,8 @@ def scale_of_the_papers(study: Study) -> str:
         else []
     )
     papers += ["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []
-    papers += [MIXERS_OF_THE_PAPERS] if compares_mixers(study) else []
+    papers += [RECALL_OF_THE_PAPERS] if compares_recall(study) else []
+    papers += [MIXERS_OF_THE_PAPERS] if compares_mixers(study) and not compares_recall(study) else []
     return "; ".join(papers) or "which optimizer is ahead after so few steps says little of other sizes and lengths"
 
 

@@ -1,5 +1,5 @@
 """Show the share that an objective validates beside its loss, e.g. a classifier's accuracy, against learning rate, as a
-table and a figure; nothing where no run has it."""
+figure and a table, and the rates that keep it; nothing where no run has it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
-from analysis.drawing.tables import chunks, ended_badly, source
+from analysis.drawing.tables import chunks, ended_badly, source, width_text
 from analysis.drawing.typeset import Cell, Table, heading
+from analysis.numbers.shares import KEPT, share_windows
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
-from analysis.sections.nll import NLL_COLUMNS
+from analysis.numbers.windows import SeriesWindows, windows
+from analysis.sections.nll import NLL_COLUMNS, edge_words
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, power
 from stability.runs.words import ShareWords
 
 CAPTION = (
@@ -74,6 +76,43 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def window_table(study: Study) -> Table | None:
+    """Return a table, a row a series, of the rates that keep the share, beside those of the stable window; None where
+    there are no two learning rates."""
+    share = validated(study)
+    if share is None or finished(study.runs, share.column)["lr"].nunique() < 2:
+        return None
+    kept, stable = share_windows(study, share.column), windows(study)
+    rows = tuple(_window_row(study, share, kept[name], stable[name]) for name in study.series)
+    caption = (
+        f"The range of learning rates whose {share.name} is at least {KEPT:g} times the mechanism's best, around the "
+        "best one, on the median over seeds; a run that diverged keeps nothing. Edges, ≥ and a–b as of the stable "
+        f"windows, which stand beside it: the rates whose {wording.words(study).nll} is within 5 % of the best. "
+        f"Single seeds: the range of their windows of {share.name}, in decades. {source(study)}"
+    )
+    header = ("mechanism", "best LR", "best (%)", f"window of {share.name}", "decades", "single seeds", "by NLL")
+    return Table(f"Windows of {share.name}", caption, header, rows)
+
+
+def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: SeriesWindows) -> tuple[Cell, ...]:
+    """Return a series' row: the rates that keep its share, and how wide its stable window is, with its best rate."""
+    by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
+    if kept.median is None:
+        return (Cell(kept.series), Cell("--"), Cell("no run finished"), *(Cell("--"),) * 3, by_nll)
+    runs = finished(study.of(kept.series), share.column)
+    best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column], SHARE)
+    widths = [*kept.seed_widths]
+    return (
+        Cell(kept.series),
+        Cell(lr_text(kept.median.best_lr)),
+        Cell(_percent(best.median), best.detail(_percent)),
+        Cell(f"{power(kept.median.low.lr)} to {power(kept.median.high.lr)}", edge_words(kept.median)),
+        Cell(width_text(kept.median)),
+        Cell(f"{min(widths):.2f} to {max(widths):.2f}" if len(widths) > 1 else "--", f"n={len(kept.by_seed)}"),
+        by_nll,
+    )
+
+
 def figures(study: Study) -> Figures:
     """Draw the figure, where runs ended with a share at several learning rates; its name is the column's."""
     share = validated(study)
@@ -117,13 +156,18 @@ def applies(study: Study) -> bool:
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return accuracy_tables(study)
+    return _all_tables(study)
+
+
+def _all_tables(study: Study) -> list[Table]:
+    found = window_table(study)
+    return [*accuracy_tables(study), *([] if found is None else [found])]
 
 
 def body(study: Study, drawn: Drawn) -> str:
     share = validated(study)
     assert share is not None, "it applies"
-    return heading(share.name.capitalize()) + pictures(drawn) + typst(accuracy_tables(study))
+    return heading(share.name.capitalize()) + pictures(drawn) + typst(_all_tables(study))
 
 
 SECTION = Section(body, applies, figures, tables)

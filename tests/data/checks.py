@@ -73,6 +73,8 @@ def _items(corpus: Any, split: str) -> list[bytes]:
     if corpus.kind == "images":
         side = getattr(corpus, split)
         return [image.tobytes() for image in side.images_MHWC]
+    if corpus.kind == "questions":
+        return [row.tobytes() for row in getattr(corpus, split).tokens_MN]
     if corpus.kind == "proteins":
         return [chain.letters.encode() for chain in corpus.chains(split)]
     tokens, borders = getattr(corpus, f"{split}_tokens"), getattr(corpus, f"{split}_borders")
@@ -117,6 +119,12 @@ def _check_kind(corpus: AbstractCorpus, batch: Any) -> None:
         assert batch.images_BHWC.shape == (5, *sizes) and batch.images_BHWC.dtype == torch.uint8
         assert batch.labels_B.dtype == torch.int64 and batch.labels_B.min() >= 0
         assert batch.labels_B.max() < corpus.format["classes"], "a label that is no class"
+    elif corpus.kind == "questions":
+        assert batch.tokens_BN.shape == batch.answers_BN.shape == (5, POSITIONS)
+        assert batch.tokens_BN.dtype == batch.answers_BN.dtype == torch.int64
+        assert batch.tokens_BN.min() >= 0 and batch.answers_BN.min() == -1, "something is asked everywhere"
+        assert max(batch.tokens_BN.max(), batch.answers_BN.max()) < corpus.format, "a token outside of the vocabulary"
+        assert (batch.answers_BN >= 0).any(1).all(), "a sequence asks nothing"
     else:
         assert corpus.kind == "proteins", f"no check for corpora of {corpus.kind}"
         assert len(batch.ids) == 5 and batch.residues_BN.shape[1] <= POSITIONS

@@ -153,11 +153,29 @@ def of_hf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
     }
 
 
+def of_mqar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    base = {"vocab_size": 12, "length": 16, "pairs": 3, "num": 60, "held_out": 20}
+    return drawn(base, {"vocab_size": 14, "pairs": 2, "fewest_pairs": 1, "queries": 5, "power": 1.0, "filler": "blank"})
+
+
+def of_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
+    base = {"vocab_size": 12, "length": 16, "copied": 4, "num": 60, "held_out": 20}
+    return drawn(base, {"vocab_size": 14, "copied": 3, "selective": False})
+
+
+def drawn(base: Settings, others: Settings) -> Changes:
+    """Changes of a source that is drawn: its own, and those that each of them has."""
+    others = {**others, "length": 18, "num": 61, "held_out": 21, "seed": 1}
+    return {field: (base, {**base, field: value}) for field, value in others.items()}
+
+
 # of each source what makes its files, and the changes of its settings; the first one's base is what the checks read
 MADE: dict[str, Callable[[Path, pytest.MonkeyPatch], Changes]] = {
+    "copy": of_copy,
     "dna": of_dna,
     "hf": of_hf,
     "images": of_images,
+    "mqar": of_mqar,
     "protein": of_protein,
     "stdlib": of_stdlib,
     "text": of_text,

@@ -12,6 +12,7 @@ from stability.config.parse import parse_run
 from stability.config.parts import settings_of
 from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.proteins.batch import batch_of
+from stability.corpora.questions.corpus import UNASKED, QuestionBatch
 from stability.models.images import ImageFormat
 from stability.objectives import AbstractObjective
 from stability.registry import Registry
@@ -23,8 +24,8 @@ VOCABULARY = 8
 IMAGE = ImageFormat(8, 8, 3, 5, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
 # what an objective cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {"multitrack": {"tokenizer": "0" * 12}}
-FORMATS: dict[str, Any] = {"tokens": VOCABULARY, "images": IMAGE._asdict(), "proteins": SIZES}
-SOURCES = {"tokens": "stdlib", "images": "images", "proteins": "protein"}
+FORMATS: dict[str, Any] = {"tokens": VOCABULARY, "images": IMAGE._asdict(), "proteins": SIZES, "questions": VOCABULARY}
+SOURCES = {"tokens": "stdlib", "images": "images", "proteins": "protein", "questions": "mqar"}
 
 
 class Subject(NamedTuple):
@@ -69,4 +70,8 @@ def batch(objective: AbstractObjective) -> Any:
     if objective.corpus_kind == "images":
         pixels = torch.randint(256, (ROWS, IMAGE.height, IMAGE.width, IMAGE.channels), generator=draws)
         return ImageBatch(pixels.to(torch.uint8), torch.randint(IMAGE.classes, (ROWS,), generator=draws))
+    if objective.corpus_kind == "questions":
+        tokens_BN, answers_BN = torch.randint(VOCABULARY, (2, ROWS, TINY["model"]["positions"]), generator=draws)
+        asked_BN = torch.rand(answers_BN.shape, generator=draws) < 0.4
+        return QuestionBatch(tokens_BN, torch.where(asked_BN, answers_BN, UNASKED))
     return batch_of([*some_proteins(), *some_proteins()])

@@ -1,0 +1,153 @@
+"""Prepared questions: sequences of tokens of one length with the answers that are asked for in them, memory-mapped, and
+how batches are drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.io import disk
+from stability.corpora.io.arrays import sha256
+
+VERSION = 1  # raised when the same sequences would be laid out differently; part of every fingerprint
+UNASKED = -1  # among the answers of a batch: nothing is asked there
+FILES = {
+    "train_tokens": "train.npy",
+    "val_tokens": "val.npy",
+    "train_answers": "train_answers.npy",
+    "val_answers": "val_answers.npy",
+}
+PLAIN = ("fingerprint", "description", "vocab_size", "length")
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionBatch:
+    """A batch of sequences, ``tokens_BN`` (int64), with the token that is right after each position, ``answers_BN``
+    (int64), `UNASKED` where nothing is asked."""
+
+    tokens_BN: Tensor
+    answers_BN: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens_BN)
+
+    def split(self, rows: int) -> list[QuestionBatch]:
+        """Cut the batch into parts of ``rows`` sequences, the last one shorter; views."""
+        parts = zip(self.tokens_BN.split(rows), self.answers_BN.split(rows), strict=True)
+        return [QuestionBatch(*part) for part in parts]
+
+
+class Side(NamedTuple):
+    """One side of prepared questions, both uint16: ``tokens_MN``, and ``answers_MN``, which hold the vocabulary's size
+    where nothing is asked."""
+
+    tokens_MN: np.ndarray
+    answers_MN: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionCorpus(AbstractCorpus):
+    """Sequences of one length with their answers. Build it with `QuestionCorpus.of`, which computes what follows from
+    them. ``sums``: sha256 of each array by name."""
+
+    kind: ClassVar[str] = "questions"
+
+    train: Side
+    val: Side
+    vocab_size: int
+    length: int
+    fingerprint: str
+    description: str
+    sums: Mapping[str, str]
+
+    @classmethod
+    def of(cls, train: Side, val: Side, vocab_size: int, origin: str) -> QuestionCorpus:
+        """Return a corpus of two sides. ``origin``: what was drawn, for the description."""
+        for tokens_MN, answers_MN in (train, val):
+            assert tokens_MN.dtype == answers_MN.dtype == np.uint16 and tokens_MN.shape == answers_MN.shape
+            assert tokens_MN.max() < vocab_size and (answers_MN < vocab_size).any(1).all(), "nothing is asked in a row"
+        length = train.tokens_MN.shape[1]
+        sums = {name: sha256(array) for name, array in _arrays(train, val).items()}
+        description = f"{origin}: {len(train.tokens_MN):,} training and {len(val.tokens_MN):,} held-out sequences"
+        return cls(train, val, vocab_size, length, _fingerprint(vocab_size, length, sums), description, sums)
+
+    @property
+    def format(self) -> int:
+        return self.vocab_size
+
+    def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
+        """Raise a ``ValueError`` where a sequence is not as long as the model's positions are many."""
+        if positions + more != self.length:
+            raise ValueError(
+                f"model.positions={positions}: every sequence has {self.length} tokens; give "
+                f"model.positions={self.length - more} or data.length={positions + more}"
+            )
+
+    def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
+        """Return the log of the frequencies of the training side's answers, each count raised by one."""
+        asked = self.train.answers_MN[self.train.answers_MN < self.vocab_size]
+        counts = np.bincount(asked, minlength=self.vocab_size) + 1
+        return torch.from_numpy(np.log(counts / counts.sum()))
+
+    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> QuestionBatch:
+        """Draw ``num`` random sequences of ``split`` ("train" or "val"), each equally likely, with replacement.
+        ``positions``: their length (`require`)."""
+        side = self._side(split)
+        return self._gathered(side, torch.randint(len(side.tokens_MN), (num,), generator=generator).numpy())
+
+    def windows(self, split: str, num: int, positions: int) -> QuestionBatch:
+        """Return at most ``num`` sequences, evenly spaced from first to last."""
+        side = self._side(split)
+        count = min(num, len(side.tokens_MN))
+        return self._gathered(side, np.arange(count) * (len(side.tokens_MN) - 1) // max(count - 1, 1))
+
+    def _side(self, split: str) -> Side:
+        if split not in ("train", "val"):
+            raise ValueError(f"no split '{split}'; choices: train, val")
+        return self.train if split == "train" else self.val
+
+    def _gathered(self, side: Side, rows: np.ndarray) -> QuestionBatch:
+        tokens_BN, answers_BN = (torch.from_numpy(array[rows].astype(np.int64)) for array in side)
+        return QuestionBatch(tokens_BN, answers_BN.masked_fill(answers_BN == self.vocab_size, UNASKED))
+
+    def _write(self, folder: Path) -> None:
+        for name, array in _arrays(self.train, self.val).items():
+            disk.write_array(folder / FILES[name], array)
+        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in PLAIN}, **self.sums})
+        disk.fsync(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> QuestionCorpus:
+        """Load the corpus in a folder, memory-mapped and checked against its sums; ``ValueError`` where a file is
+        damaged."""
+        meta: dict[str, Any] = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
+        sums = {name: meta[name] for name in FILES}
+        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], meta["length"], sums):
+            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its sequences")
+        found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
+        rows = {name: array.reshape(-1, meta["length"]) for name, array in found.items()}
+        train, val = (Side(rows[f"{side}_tokens"], rows[f"{side}_answers"]) for side in ("train", "val"))
+        return cls(train, val, **{key: meta[key] for key in PLAIN}, sums=sums)
+
+
+def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
+    """Return every array, one-dimensional, by the name that it is kept under."""
+    sides = (("train", train), ("val", val))
+    return {
+        f"{name}_{what}": array.reshape(-1)
+        for what in ("tokens", "answers")
+        for name, side in sides
+        for array in (getattr(side, f"{what}_MN"),)
+    }
+
+
+def _fingerprint(vocab_size: int, length: int, sums: Mapping[str, str]) -> str:
+    return disk.sha256_of_json(["stability questions", VERSION, vocab_size, length, *(sums[name] for name in FILES)])

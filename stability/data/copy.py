@@ -1,0 +1,88 @@
+"""Copying: tokens among blanks, then as many marks, at which the tokens are to be said in their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from stability.config import Settings
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.questions.corpus import QuestionCorpus, Side
+from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, some_of
+from stability.corpora.tokens.synthetic_genome import Draws
+from stability.data._base import AbstractDataSource
+
+# Raised when the same settings would give other sequences.
+VERSION = 1
+BLANK = 0
+
+
+class CopyConfig(AbstractDrawn):
+    """The settings of data=copy: how much is copied, and where it stands."""
+
+    vocab_size: int = Field(
+        default=16, ge=4, le=2**15, description="tokens of the vocabulary, the blank and the mark among them"
+    )
+    copied: int = Field(default=8, ge=1, le=2**19, description="tokens of a sequence that are copied")
+    selective: bool = Field(
+        default=True,
+        description="whether they stand at random places among blanks; false: all of them at the beginning",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> CopyConfig:
+        if 2 * self.copied > self.length:
+            raise ValueError(
+                f"data.length={self.length}: {self.copied} tokens and their copies need {2 * self.copied} positions"
+            )
+        return self
+
+
+class Copying(AbstractDataSource):
+    """Selective copying (Gu and Dao 2023, arXiv:2312.00752, sections 3.1 and 4.1.1): ``copied`` tokens stand at random
+    places among blanks, and ``copied`` marks follow, at the i-th of which the i-th token is to be said.
+
+    Blanks (token 0) at random places call for a memory that depends on its input; with ``selective=false`` the tokens
+    stand at the beginning (Arjovsky, Shah and Bengio 2016, arXiv:1511.06464, section 4.1), where a fixed delay is
+    enough. The copy is not shown: every mark (the last token of the vocabulary) looks the same. A token may be there
+    several times.
+    """
+
+    corpus: ClassVar[type[AbstractCorpus]] = QuestionCorpus
+    Config: ClassVar[type[Settings]] = CopyConfig
+
+    @classmethod
+    def prepare(cls, config: CopyConfig, scratch: Path | None = None) -> QuestionCorpus:
+        where = "selective copying" if config.selective else "copying"
+        origin = f"{where}, drawn ({config.copied} of {config.vocab_size - 2} tokens, {config.length} a sequence)"
+        return corpus_of(config, lambda draws, num, _: sequences(config, draws, num), origin)
+
+    @classmethod
+    def cache_key(cls, config: CopyConfig) -> str:
+        return f"{VERSION} {config.model_dump_json()}"
+
+    @classmethod
+    def tokens_of(cls, config: CopyConfig) -> str:
+        return f"{config.vocab_size - 2} tokens, a blank and a mark"
+
+
+def sequences(config: CopyConfig, draws: Draws, num: int) -> Side:
+    """Draw ``num`` sequences with their answers."""
+    copied, mark, before = config.copied, config.vocab_size - 1, config.length - config.copied
+    said_MC = 1 + draws.below(config.vocab_size - 2, num * copied).reshape(num, copied).astype(np.uint16)
+    places_MC = (
+        np.sort(some_of(draws, num, before, copied), axis=1)
+        if config.selective
+        else np.tile(np.arange(copied), (num, 1))
+    )
+    tokens_MN = np.full((num, config.length), BLANK, dtype=np.uint16)
+    answers_MN = np.full_like(tokens_MN, config.vocab_size)
+    np.put_along_axis(tokens_MN, places_MC, said_MC, axis=1)
+    tokens_MN[:, before:], answers_MN[:, before:] = mark, said_MC
+    return Side(tokens_MN, answers_MN)
+
+
+EXPORT = Copying
