@@ -237,3 +237,17 @@ def test_groups_differ_in_their_mechanism_alone(tmp_path):
     titles = [table.title for table in mixer_tables(study)]
     assert titles[0].endswith("(layernorm)") and titles[2].endswith("(rmsnorm)")
     assert any(text.startswith("rmsnorm: ") for text in reading(study))
+
+
+def test_what_is_kept_of_a_sequence_is_a_column_where_it_is_recorded(tmp_path):
+    folder = write_mixers(tmp_path, {"sa": SA, "fox": HIGHER, "sc": LOWER})
+    costs = mixer_tables(load(folder))[1]
+    assert costs.header == ("mechanism", "parameters", "time of a step", "memory (MB)"), "nobody recorded it"
+    file = folder / "results" / "runs.parquet"
+    frame = pd.read_parquet(file)
+    frame["state_bytes"] = frame["mechanism"].map({"sa": 4096.0, "fox": 6144.0, "sc": None})
+    write_table(file, "runs", frame.to_dict("records"))
+    costs = mixer_tables(load(folder))[1]
+    assert costs.header[-1] == "state (KiB)" and "below it over sa's" in costs.caption
+    cells = {row[0].text: (row[-1].text, row[-1].detail) for row in costs.rows}
+    assert cells == {"sa": ("4.0", "1.00"), "fox": ("6.0", "1.50"), "sc": ("--", "")}
