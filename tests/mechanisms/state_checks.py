@@ -15,7 +15,7 @@ from tests.mechanisms.checks import HEADS, WIDTH, inputs
 
 SHAPE = MixerShape(WIDTH, HEADS, "causal")
 LATER = 60  # positions that follow: enough for all that a window, a block or a stride of the tests reaches
-LEAST = 1e-11  # singular values below it, over the largest, are rounding in float64
+ROUNDING = 1e-15  # of singular values in float64, over the largest
 
 
 def pairs_looked_at(module: AbstractAttention, num_read: int) -> int:
@@ -52,4 +52,5 @@ def rank_of_the_past(module: nn.Module, held: int, num: int) -> int:
 
     jacobian: Any = torch.autograd.functional.jacobian(later, x_BND[:, :num], vectorize=True)
     values = torch.linalg.svdvals(jacobian.flatten(1))
-    return int((values > LEAST * values[0]).sum())
+    above = int((values > ROUNDING * values[0]).sum())
+    return int((values[:above] / values[1 : above + 1]).argmax()) + 1  # where they fall to rounding at once

@@ -23,8 +23,11 @@ REGISTRY = Registry("mechanisms")
 RECURRENT = [
     name for name in REGISTRY.names(cross=False, trainable=True) if issubclass(REGISTRY.load(name), AbstractRecurrent)
 ]
-# beside SMALL: states so small that the rank of a map of that many rows is soon found
-FEW = {"mamba": {"state": 4}, "mamba2": {"state": 4}}
+# in the place of SMALL: states so small that the rank of a map of that many rows is soon found, and of the past by the
+# recurrence alone
+FEW = {"mamba": {"state": 4}, "mamba2": {"state": 4}, "titans": {}}
+# what is carried and not read: retnet's norm takes away each head's mean, and with it one of 8 columns of a state of 8 rows
+UNREAD = {"retnet": 2 * 8}
 
 # Two heads of 8: a key and a value of one position are 16 numbers in each head, 32 in both.
 BY_HAND = [
@@ -115,10 +118,10 @@ def test_scores_that_are_close_to_each_other_all_have_a_part_in_the_threshold():
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_mechanism_carries_as_many_numbers_as_it_says(name):
-    settings = SMALL.get(name, {}) | FEW.get(name, {})
+    settings = FEW.get(name, SMALL.get(name, {}))
     told = size(name, settings, 200)
     assert told == size(name, settings, 10_000), "it grows with what was read"
-    assert told == recurrent_numbers(made(name, settings), told)
+    assert told - UNREAD.get(name, 0) == recurrent_numbers(made(name, settings), told)
 
 
 def test_numbers_that_a_recurrence_carries_are_measured_without_its_word():
