@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
+from typing import Any
 
 
 def power(value: float, digits: int = 2) -> str:
@@ -63,3 +65,10 @@ def listed(words: Iterable[str]) -> str:
     """Return the items as a list in words: a, b and c."""
     items = list(words)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+def value_text(value: Any) -> str:
+    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]."""
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

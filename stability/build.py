@@ -26,6 +26,8 @@ from stability.objectives import AbstractObjective
 from stability.optimizers import check_roles, optimizer_of, require_matrices
 from stability.registry import Registry
 
+BYTES_OF_FLOAT32 = 4
+
 
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
     """Return the objective of a run. ``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
@@ -106,6 +108,19 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
     whatever its size."""
     with torch.device("meta"):
         return num_parameters(build_model(spec, data_format))
+
+
+def sequence_state_bytes(spec: RunSpec, direction: str) -> int | None:
+    """Return the bytes that the mixers of all layers have to keep of one sequence of the run's length to go on reading,
+    keys and values or recurrent states, as float32; a layer that is looped over keeps them at every turn. None where
+    there is no going on: earlier positions see later ones, or read a context."""
+    size, mechanism = spec.model, Registry("mechanisms").load(spec.mechanism.name)
+    shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
+    numbers = [mechanism.state_size(spec.mechanism.settings, shape, size.positions) for shape in shapes]
+    known = [number for number in numbers if number is not None]
+    if spec.cross is not None or len(known) < len(numbers):
+        return None
+    return BYTES_OF_FLOAT32 * size.loops * sum(known)
 
 
 def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:

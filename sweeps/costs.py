@@ -56,11 +56,13 @@ class Timing:
 @dataclass(frozen=True)
 class Cost:
     """The cost of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
-    (None: too large to be timed)."""
+    (None: too large to be timed), and the bytes that its mixers keep of one sequence to go on reading (None: it cannot
+    be gone on with)."""
 
     num_params: int
     mixing: float
     timing: Timing | None
+    state_bytes: int | None = None
 
 
 def measure_costs(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Cost]:
@@ -79,7 +81,7 @@ def timed_as(run: RunSpec, variant: str) -> str:
 
 
 def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
-    from stability.build import build_objective, count_parameters, resolve_device
+    from stability.build import build_objective, count_parameters, resolve_device, sequence_state_bytes
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
     too_large = (
@@ -88,7 +90,8 @@ def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
     # what is split may not fit the one device that would be timed
     is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")
     timing = _timing(run, corpus, spec, device) if is_timed else None
-    return Cost(num_params, _mixing(run, build_objective(run, corpus.format).direction), timing)
+    direction = build_objective(run, corpus.format).direction
+    return Cost(num_params, _mixing(run, direction), timing, sequence_state_bytes(run, direction))
 
 
 def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:

@@ -60,17 +60,21 @@ def describe(
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}"
-        f"{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'state':>10}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         lines.append(
             f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}"
-            f"{_timing_columns(cost.timing)}"
+            f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing)}"
         )
     lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots))
     if search is not None:
         lines.append(search.plan() + _at_most(costs, search.most_runs, slots))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
+    lines.append(
+        f"state: what the mechanism of all layers keeps of one sequence of {spec.model.positions} {_unit(spec)} to go "
+        "on reading, in float32; --: it sees both sides"
+    )
     if any(cost.timing for cost in costs.values()):
         listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
         included = [
@@ -111,6 +115,10 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
     """Return what a model's positions are called: tokens, or an objective's own word."""
     one, many = Registry("objectives").load(spec.objective.name).words.position
     return one if number == 1 else many
+
+
+def _state_column(state_bytes: int | None) -> str:
+    return f"{'--':>10}" if state_bytes is None else f"{state_bytes / 1024:>7.1f}KiB"
 
 
 def _timing_columns(timing: Timing | None) -> str:

@@ -83,6 +83,18 @@ def test_what_is_called_sub_quadratic_must_grow_so(measured):
     assert [*benchmark.growth_lines((measured, measured), sizes)][3].endswith("met")
 
 
+def test_what_is_recurrent_is_measured_by_that_word_and_must_take_linear_time(measured, monkeypatch):
+    _, name = add_plugin("tests.mechanisms.plugins.remembering")
+    found = benchmark.named(["sw", "recurrent"])
+    assert found[0] == "sw" and name in found and "sa" not in found and len(found) == len({*found})
+    assert set(benchmark.named(None)) == {*Registry("mechanisms").names(cross=False)}
+    sizes = (Size(1, 16, 2, 512, 4), Size(1, 16, 2, 2048, 1))
+    slower = {case: each._replace(alone=each.alone * 4**0.3) for case, each in measured.items()}  # N to the 1.3
+    assert [*benchmark.growth_lines((measured, slower), sizes)][3].endswith("met")
+    monkeypatch.setattr(benchmark, "is_recurrent", lambda name: name == "sw")
+    assert [*benchmark.growth_lines((measured, slower), sizes)][3].endswith("MISSED")
+
+
 def test_it_runs_and_names_what_a_size_does_not_fit(monkeypatch, capsys):
     larger = TINY._replace(positions=32, batch=1)
     monkeypatch.setattr(benchmark, "SIZES", {"N=512": TINY, "N=2048": larger})

@@ -1,10 +1,12 @@
-"""Judge what the toolkit paper's annexes say of softmax and sigmoid mixers, and say in words how the mechanisms of a
+"""Judge what the toolkit paper's annexes say of mixers that a study can tell, and say in words how the mechanisms of a
 study compare with `sa`.
 
 B.1.2: sigmoid attention needs a norm after it. D.7: gating tolerates learning rates that are 30 % higher. Both are of
 the largest stable learning rate, which is taken seed by seed: where the NLL leaves 5 % of the best (between two rates
 that is interpolated), and for gates also the largest rate whose run ended stable, which is known to a step of the grid.
-Rules as in `analysis.claims.judging`.
+D.4.2 and D.5.2: of two recurrent mixers, or one and softmax attention, which models language better, by the best NLL of
+each seed. Of how far a recurrent mixer's rate can be pushed the annexes (B.2 to B.4, D) say nothing. Rules as in
+`analysis.claims.judging`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,18 @@ from analysis.numbers.mixers import (
     numbers_of,
     plain_of,
 )
+from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
 
 QUANTITIES = (NLL, WINDOW, RATIO, SENSITIVITY)
+CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, which gives neither n nor an interval
+# D.4.2 and D.5.2 (at 3 billion parameters): which of two has the lower loss
+LOWER_NLL = (
+    ("gated_deltanet", ("deltanet", "mamba2", "gla"), "Gated DeltaNet models language better (annex D.4.2) than"),
+    ("hgrn2", ("mamba2", PLAIN), "HGRN2 models language slightly better (annex D.5.2, at 3B parameters) than"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ def claims(study: Study, shortfalls: Mapping[str, str]) -> list[Claim]:
 
 
 def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield the claims on one group: each sigmoid attention with a norm beside that without, each gate beside `sa`."""
+    """Yield the claims on one group: each sigmoid attention with a norm beside that without, each gate beside `sa`,
+    recurrent mixers beside each other."""
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
     for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
@@ -76,6 +86,24 @@ def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str
             continue
         for edge in (BY_NLL, BY_VERDICT):
             yield _edge_claim(study, f"{GATES}: {edge.said}, {gated}", (gated, plain), edge, HIGHER_BY_GATES)
+    by_mechanism = {row["mechanism"]: series for series, row in rows.items() if not row["variant"]}
+    yield from _language_claims(study, by_mechanism, shortfalls)
+
+
+def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
+    """Yield the claims on which of two mixers has the lower NLL, where the study reads from left to right, as those do
+    whose annexes speak. ``by_mechanism``: the series of each mechanism as the study has it."""
+    if wording.words(study).direction != CAUSAL:
+        return
+    measure = measures_of(study)[0]
+    for better, others, said in LOWER_NLL:
+        for worse in (name for name in others if {better, name} <= by_mechanism.keys()):
+            other, plain = by_mechanism[better], by_mechanism[worse]
+            statement = f"{said} {worse}"
+            lacking = _lacking(other, plain, shortfalls, statement)
+            yield lacking or best_claim(
+                study, f"best NLL {other} beside {plain}", measure, Pair(plain, other, (better, worse)), statement
+            )
 
 
 def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:

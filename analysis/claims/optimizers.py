@@ -36,9 +36,10 @@ def _of_group(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
 def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
     """Say which optimizers keep the least and the most, and take the shortest and the longest steps."""
     parts = []
-    sized = sorted((each for each in numbers if math.isfinite(each.state_bytes)), key=lambda each: each.state_bytes)
+    known = [each for each in numbers if math.isfinite(each.optimizer_bytes)]
+    sized = sorted(known, key=lambda each: each.optimizer_bytes)
     if sized:
-        ends = listed(dict.fromkeys(f"{each.name} {each.state_bytes:.2f}" for each in (sized[0], sized[-1])))
+        ends = listed(dict.fromkeys(f"{each.name} {each.optimizer_bytes:.2f}" for each in (sized[0], sized[-1])))
         parts.append(f"Bytes of state a parameter, least and most: {ends}.")
     ratios = [
         mean_time(study, each.series, plain.series) if study.throughput else step_ratio(each, plain) for each in numbers

@@ -33,8 +33,9 @@ class Numbers:
     median), ``rms_u`` and ``rms_step`` (that times the rate): over the seeds at that rate. ``to_stable``, ``to_near``:
     least and most decades from it to the largest rate at which every seed ended stable, and to where the median NLL
     leaves 5 % of the best; NaN where no rate is stable. ``window``: the stable one of the median over seeds.
-    ``state_bytes``: of the optimizer, a parameter; ``step_s``: by seed the median over runs. ``by_seed``: of each
-    compared quantity, by seed its bounds.
+    ``optimizer_bytes``: of the optimizer's state, a parameter; ``state_bytes``: what the mixers keep of one sequence to
+    go on reading, NaN where they cannot or it is not recorded; ``step_s``: by seed the median over runs. ``by_seed``:
+    of each compared quantity, by seed its bounds.
     """
 
     series: str
@@ -50,6 +51,7 @@ class Numbers:
     rms_u: Spread
     rms_step: Spread
     num_params: float
+    optimizer_bytes: float
     state_bytes: float
     step_s: Mapping[int, float]
     num_runs: int
@@ -101,7 +103,8 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
         rms_u=Spread.of(sizes, POSITIVE),
         rms_step=Spread.of(moved, POSITIVE),
         num_params=float(runs["num_params"].median()),
-        state_bytes=float((finished["optimizer_state_bytes"] / finished["num_params"]).median()),
+        optimizer_bytes=float((finished["optimizer_state_bytes"] / finished["num_params"]).median()),
+        state_bytes=float(runs["state_bytes"].median()),
         step_s={int(seed): float(part["step_s"].median()) for seed, part in finished.groupby("seed")},
         num_runs=len(runs),
         diverged={

@@ -3,7 +3,6 @@ say what follows from it."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text, plural, short_count
+from analysis.words import listed, lr_text, plural, short_count, value_text
 from stability.runs.words import Words
 
 # How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation
@@ -122,13 +121,6 @@ def _column(study: Study, runs: Frame, value: Any) -> Value:
     line = median_line(table).dropna()
     lr = float(line.idxmin()) if len(line) else math.nan
     return Value(value, series, runs, lr, table.loc[lr] if len(line) else table.iloc[0] * math.nan)
-
-
-def value_text(value: Any) -> str:
-    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]."""
-    if isinstance(value, list):
-        return f"[{','.join(map(value_text, value))}]"
-    return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def tells_all(study: Study) -> bool:

@@ -64,9 +64,10 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
-    """Return the table of parameters, time and memory: from turns side by side where they were taken, else time by the
-    runs' own clocks, and no memory."""
+    """Return the table of parameters, time, memory and, where the mechanisms can go on reading, what they keep for it:
+    time and memory from turns side by side where they were taken, else time by the runs' own clocks, and no memory."""
     plain = plain_of(numbers)
+    has_state = any(math.isfinite(each.state_bytes) for each in numbers.values())
     memory = {row["series"]: float(row.get("peak_bytes") or math.nan) for row in study.throughput.get("rows", [])}
     rows = tuple(
         (
@@ -74,6 +75,7 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
             Cell(f"{each.num_params:,.0f}", f"{each.num_params / plain.num_params:.2f}"),
             _side_by_side(study, each, plain) if memory else time_cell(each, plain),
             _memory_cell(memory.get(series, math.nan), memory.get(plain.series, math.nan)),
+            *([_state_cell(each.state_bytes, plain.state_bytes)] if has_state else []),
         )
         for series, each in numbers.items()
     )
@@ -87,13 +89,19 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
         f"over seeds and n. Memory: the runs do not record what a step holds; {measured} measures it, and the time "
         "side by side"
     )
+    state = (
+        " State: what all layers keep of one sequence of this length to go on reading, keys and values or recurrent "
+        f"states and what short convolutions hold, in float32; below it over {plain.name}'s."
+        if has_state
+        else ""
+    )
     caption = (
         f"Parameters: of the whole model, below them over {plain.name}'s. Time of a training step over {plain.name}'s: "
-        f"{how}. At this study's length; python -m benchmarks.mechanisms measures both at longer ones. {source(study)}"
+        f"{how}. At this study's length; python -m benchmarks.mechanisms measures both at longer ones.{state} "
+        f"{source(study)}"
     )
-    return Table(
-        f"Mechanisms: what each costs{of}", caption, ("mechanism", "parameters", "time of a step", "memory (MB)"), rows
-    )
+    header = ("mechanism", "parameters", "time of a step", "memory (MB)", *(["state (KiB)"] if has_state else []))
+    return Table(f"Mechanisms: what each costs{of}", caption, header, rows)
 
 
 def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
@@ -109,6 +117,10 @@ def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
 
 def _memory_cell(memory: float, plain: float) -> Cell:
     return Cell(f"{memory / 2**20:.1f}", f"{memory / plain:.2f}") if math.isfinite(memory) else Cell("--")
+
+
+def _state_cell(state: float, plain: float) -> Cell:
+    return Cell(f"{state / 2**10:.1f}", f"{state / plain:.2f}") if math.isfinite(state) else Cell("--")
 
 
 def figures(study: Study) -> Figures:

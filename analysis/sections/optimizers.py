@@ -83,7 +83,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             Cell(each.name),
             spread_cell(each.rms_u),
             spread_cell(each.rms_step),
-            Cell(f"{each.state_bytes:.2f}" if math.isfinite(each.state_bytes) else "--"),
+            Cell(f"{each.optimizer_bytes:.2f}" if math.isfinite(each.optimizer_bytes) else "--"),
             mean_time_cell(study, each, plain) if study.throughput else time_cell(each, plain),
         )
         for each in numbers

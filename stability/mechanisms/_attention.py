@@ -94,6 +94,10 @@ class AbstractDotProductAttention(AbstractAttention):
         projections = 2 * num_positions * shape.width * (shape.width + of_keys)
         return float(projections + 2 * pairs * shape.width)
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        return cls.kv_heads_of(config, shape.heads) * num_positions
+
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
         """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding; (H, N, N)
         where heads see different ones."""

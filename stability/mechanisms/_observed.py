@@ -10,12 +10,12 @@ units of values where `joined` is its own, and of η and R, of which `forward` s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from stability.mechanisms._base import AbstractMechanism
+from stability.mechanisms._base import CAUSAL, AbstractMechanism, MixerShape
 from stability.models.position import Rope
 
 
@@ -32,6 +32,20 @@ class AbstractAttention(AbstractMechanism):
     rows_sum_to_one: ClassVar[bool]
     maps_per_head: ClassVar[int] = 1
     out: nn.Linear
+
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
+        """Count a key and a value for each of `num_kept`; None where not causal."""
+        if shape.direction != CAUSAL:
+            return None
+        return 2 * shape.head_width * cls.num_kept(config, shape, num_positions)
+
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return of how many pairs of a position and a head key and value are kept once ``num_positions`` are read: of
+        those that later positions may see, however long the sequence becomes. Every one, unless a mechanism sees
+        less."""
+        return shape.heads * num_positions
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
         """Return A (B, H, N, N), where A_ij is what value j counts for position i: 0 where i does not see j, and where

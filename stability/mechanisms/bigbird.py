@@ -72,6 +72,14 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         gathered = sum(map(len, plan)) * config.block**2
         return gathered + min((num_blocks - len(plan)) * config.block, num_positions) * num_positions
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count the global blocks and, from the first of the w blocks before the next position's own, what is near;
+        where links are drawn every position, since a block yet to come may link to any."""
+        near_from = max(num_positions // config.block - config.window, 0) * config.block
+        far = 0 if config.random else max(near_from - config.global_blocks * config.block, 0)
+        return shape.heads * (num_positions - far)
+
     def links(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
         """Return which blocks of keys each block of queries sees, in order and without those that fill a list up; first
         those of the global rows, which see all."""

@@ -72,6 +72,12 @@ class ForgettingAttention(AbstractWrittenOutAttention):
         """Count the gates' map beside the attention."""
         return super().cost(config, shape, num_positions) + num_positions * shape.width * shape.heads
 
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
+        """Count Σ ln f up to each position beside its key and value, in every head."""
+        of_keys = super().state_size(config, shape, num_positions)
+        return None if of_keys is None else of_keys + shape.heads * num_positions
+
     def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         visible = self.seen(x_BND, mask_BN)
         # A padded row may see nothing: it is given all keys, lest a derivative be NaN, and what comes of it is dropped.

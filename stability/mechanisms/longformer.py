@@ -97,6 +97,12 @@ class LongformerAttention(AbstractAttention):
             linear += 2 * num_positions * width**2
         return float(linear + 2 * pairs * width)
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count the global tokens, and of what follows them the last d·w: with every remainder by d, w positions."""
+        few = min(config.global_tokens, num_positions)
+        return shape.heads * (few + min(num_positions - few, config.dilation * config.window))
+
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
         """Set equal biases of q and k, as `sa` does; the global rows stay as they are."""

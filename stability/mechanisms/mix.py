@@ -120,6 +120,12 @@ class Mix(AbstractMechanism):
         mechanism, settings = _of_layer(config, shape)
         return mechanism.cost(settings, shape, num_positions)
 
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
+        """Return what layer ``shape.layer`` keeps."""
+        mechanism, settings = _of_layer(config, shape)
+        return mechanism.state_size(settings, shape, num_positions)
+
 
 def _of_layer(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], Settings]:
     length = len(config.pattern)

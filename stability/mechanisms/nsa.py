@@ -144,6 +144,15 @@ class NativeSparseAttention(AbstractAttention):
         pairs = num_positions * num_blocks + in_blocks * selected + band
         return float(num_positions * width * of_maps + 2 * kv_heads * num_blocks * of_block + 2 * pairs * width)
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count the compressed blocks that are complete and the compression's own keys and values from the first block
+        on that is not; every position for the selection, which may choose any block; the window's last w."""
+        complete = max(0, (num_positions - config.block) // config.stride + 1)
+        begun = num_positions - complete * config.stride
+        kept = complete + begun + num_positions + min(num_positions, config.window)
+        return (config.kv_heads or shape.heads) * kept
+
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Attend in the three branches and gate them: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)

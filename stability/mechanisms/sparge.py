@@ -77,6 +77,14 @@ class SpargeAttention(AbstractTrainingFree):
         return super().cost(config, shape, num_positions) + num_positions * scored * shape.width
 
     @classmethod
+    def state_size(cls, config: Config, shape: MixerShape, num_positions: int) -> int | None:
+        """Count beside keys and values the sums of queries, and of these at length 1, of a block that is not full yet:
+        stage 1 goes by them."""
+        of_keys = super().state_size(config, shape, num_positions)
+        is_within = config.tau < 1 and num_positions % config.query_block > 0
+        return None if of_keys is None else of_keys + 2 * shape.width * is_within
+
+    @classmethod
     def variants(cls, config: Config, budgets: Sequence[float], shape: MixerShape, num_positions: int) -> list[Variant]:
         label = f"θ = {config.theta:g}, λ = {config.skip:g}"
         return [Variant(budget, label, config.model_copy(update={"tau": budget})) for budget in budgets]

@@ -91,6 +91,18 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         share = num_near(shape.heads) / shape.heads
         return share * near + (1 - share) * far
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count in the heads of near keys the last l (fixed: those of the block that is not full yet), in those of far
+        ones every position (fixed: the last c of each block)."""
+        stride, near_heads = config.stride, num_near(shape.heads)
+        if config.pattern == "strided":
+            near, far = min(num_positions, stride), num_positions
+        else:
+            full, near = divmod(num_positions, stride)
+            far = full * config.summary + max(near - (stride - config.summary), 0)
+        return near_heads * near + (shape.heads - near_heads) * far
+
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Attend near in the first heads and far in the others: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)

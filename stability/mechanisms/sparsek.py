@@ -80,6 +80,19 @@ class SparseKAttention(AbstractAttention):
         pairs = num_blocks * block * (selected + band)
         return float(num_positions * shape.width * (4 * shape.width + shape.heads) + 2 * pairs * shape.width)
 
+    @classmethod
+    def num_kept(cls, config: Config, shape: MixerShape, num_positions: int) -> int:
+        """Count the k best so far and the window: what is no longer among the best never is again, since scores do not
+        change. The window may hold none of the best."""
+        return shape.heads * min(num_positions, config.k + (config.window or 0))
+
+    @classmethod
+    def state_size(cls, config: Config, shape: MixerShape, num_positions: int) -> int | None:
+        """Count every score beside keys and values: as many as are close to each other have a part in the threshold τ,
+        whether or not they are among the best."""
+        of_keys = super().state_size(config, shape, num_positions)
+        return None if of_keys is None else of_keys + shape.heads * num_positions
+
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Attend in blocks of queries, each to the positions that are selected for it and to its band: (B, N, D) → (B,
         N, D)."""

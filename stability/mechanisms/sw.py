@@ -43,6 +43,11 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         one_side = sum(max(num_positions - offset, 0) for offset in range(1, min(config.window, num_positions) + 1))
         return num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
 
+    @classmethod
+    def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Count the last w positions: the next one sees them beside itself."""
+        return shape.heads * min(num_positions, config.window)
+
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Attend in blocks of queries, each to the keys of its band: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)

@@ -51,6 +51,7 @@ RUNS_COLUMNS = [
     "last_checkpoint_step",  # missing where it left none
     "optimizer_state_bytes",
     "step_s",  # median seconds of a training step
+    "state_bytes",  # that the mixers keep of one sequence to go on reading; missing where there is no going on
 ]
 # A row a training step, as logged.
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
@@ -174,7 +175,7 @@ OPTIONAL = {
 }
 
 # By the table's name: columns that files lack which are older than they; a reader takes them for empty.
-YOUNGER = {"runs": ("optimizer_state_bytes", "step_s"), "curvature": ("rms_u",)}
+YOUNGER = {"runs": ("optimizer_state_bytes", "step_s", "state_bytes"), "curvature": ("rms_u",)}
 
 # By the table's name: how the columns begin that an objective adds under names of its own, all of them numbers. What it
 # validates beside the NLL, the parts that this is a sum of, what frequencies reach of each, parts of an oracle's NLL.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.build import build_model
+from stability.build import build_model, sequence_state_bytes
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
@@ -155,6 +155,7 @@ class Trainer(Replica, Checkpointed):
             "wall_s": self.wall_s(),
             "optimizer_state_bytes": round(state_bytes(self.optimizer) * num_parameters(self.model)),
             "step_s": self._median_step_s(),
+            "state_bytes": sequence_state_bytes(self.spec, self.objective.direction),
             **self.guard.counts(),
         } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
         return verdict, reason, result

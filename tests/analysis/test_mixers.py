@@ -237,3 +237,60 @@ def test_groups_differ_in_their_mechanism_alone(tmp_path):
     titles = [table.title for table in mixer_tables(study)]
     assert titles[0].endswith("(layernorm)") and titles[2].endswith("(rmsnorm)")
     assert any(text.startswith("rmsnorm: ") for text in reading(study))
+
+
+def test_what_is_kept_of_a_sequence_is_a_column_where_it_is_recorded(tmp_path):
+    folder = write_mixers(tmp_path, {"sa": SA, "fox": HIGHER, "sc": LOWER})
+    costs = mixer_tables(load(folder))[1]
+    assert costs.header == ("mechanism", "parameters", "time of a step", "memory (MB)"), "nobody recorded it"
+    file = folder / "results" / "runs.parquet"
+    frame = pd.read_parquet(file)
+    frame["state_bytes"] = frame["mechanism"].map({"sa": 4096.0, "fox": 6144.0, "sc": None})
+    write_table(file, "runs", frame.to_dict("records"))
+    costs = mixer_tables(load(folder))[1]
+    assert costs.header[-1] == "state (KiB)" and "below it over sa's" in costs.caption
+    cells = {row[0].text: (row[-1].text, row[-1].detail) for row in costs.rows}
+    assert cells == {"sa": ("4.0", "1.00"), "fox": ("6.0", "1.50"), "sc": ("--", "")}
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_what_the_annexes_say_of_recurrent_mixers_is_judged_by_the_best_nll_of_a_language_model(tmp_path, direction):
+    valleys = dict.fromkeys(("sa", "gla", "mamba2", "hgrn2"), SA)
+    valleys |= {"gated_deltanet": (2.0, 1.8, 2.0), "gla": (2.2, 2.1, 2.6)}
+    folder = write_mixers(tmp_path, valleys, shift=lambda kind, seed: 0.001 * seed)
+    told = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(told | {"words": {"direction": direction}}))
+    study = load(folder)
+    found = {claim.subject: claim for claim in judging.judge(study) if "annex D" in claim.statement}
+    if direction == "bidirectional":
+        assert not found, "the annexes speak of models that read from left to right"
+        return
+    assert {key: claim.verdict for key, claim in found.items()} == {
+        "best NLL gated_deltanet beside gla": "holds",
+        "best NLL gated_deltanet beside mamba2": "holds",
+        "best NLL hgrn2 beside mamba2": "undecided",
+        "best NLL hgrn2 beside sa": "undecided",
+    }
+    assert found["best NLL gated_deltanet beside gla"].effect == "−0.300"
+
+
+def test_a_base_that_is_made_of_others_is_told_by_what_it_is_made_of(tmp_path):
+    kinds = {"sa": SA, "mix": HIGHER, "mix pattern=[fox,sa]": LOWER, "sigmoid": LOWER, "sigmoid norm=after": LOWER}
+    folder = write_mixers(tmp_path, kinds)
+    ablations = [
+        {
+            "axis": "mechanism", "part": "mix", "setting": "pattern",
+            "values": [
+                {"value": ["gla", "sa"], "variant": ""}, {"value": ["fox", "sa"], "variant": "pattern=[fox,sa]"}
+            ],
+        },
+        {
+            "axis": "mechanism", "part": "sigmoid", "setting": "norm",
+            "values": [{"value": "none", "variant": ""}, {"value": "after", "variant": "norm=after"}],
+        },
+    ]  # fmt: skip
+    told = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(told | {"ablations": ablations}))
+    study = load(folder)
+    names = [each.name for each in numbers_of(study, groups(study)[0]).values()]
+    assert {*names} == {"sa", "mix pattern=[gla,sa]", "mix pattern=[fox,sa]", "sigmoid", "sigmoid norm=after"}

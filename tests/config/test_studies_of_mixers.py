@@ -66,3 +66,42 @@ def test_mixers_stand_beside_sa_at_the_same_rates_and_seeds(study, objective, ca
     points = {(run.lr_peak, run.seed) for run in runs}
     assert len({seed for _, seed in points}) == 3 and len({lr for lr, _ in points}) == 7
     assert len(runs) == len({run_id(run) for run in runs}) == len(points) * sum(map(len, kinds.values())) <= 250
+
+
+RECURRENT = {"retnet", "gla", "hgrn2", "mamba", "mamba2", "deltanet", "gated_deltanet", "kda", "titans"}
+
+
+@pytest.mark.parametrize(
+    ("study", "objective", "expected"),
+    [
+        ("mixers_recurrent", "ar", {"sa", "fox", "sw"} | RECURRENT),
+        ("mixers_recurrent_mlm", "mlm", {"sa", "sc"} | {f"two_way {name}" for name in RECURRENT}),
+        ("hybrids", "ar", {"sa", "gla", "gated_deltanet"} | {f"mix {name}" for name in ("gla", "gated_deltanet")}),
+    ],
+)
+def test_recurrent_mixers_stand_beside_sa_at_the_same_rates_and_seeds(study, objective, expected):
+    spec = read_spec("sweep", [f"study={study}"])
+    runs = spec.expand(FINGERPRINT)
+    assert {run.objective.name for run in runs} == {objective} and not spec.lr.scaled
+    kinds = set()
+    for run in runs:
+        settings = run.mechanism.settings
+        if run.mechanism.name == "mix":
+            assert settings.order == "cycled" and settings.pattern == (settings.pattern[0],) * 3 + ("sa",)
+            assert run.model.layers % 4 == 0, "one layer of four"
+        inner = {"two_way": lambda: settings.of.name, "mix": lambda: settings.pattern[0]}.get(run.mechanism.name)  # noqa: B023
+        kinds.add(run.mechanism.name if inner is None else f"{run.mechanism.name} {inner()}")
+    assert kinds == expected
+    points = {(run.lr_peak, run.seed) for run in runs}
+    assert len({seed for _, seed in points}) == 3 and len({lr for lr, _ in points}) == 7
+    assert len(runs) == len({run_id(run) for run in runs}) == len(points) * len(expected)
+
+
+def test_studies_of_recurrent_mixers_share_the_runs_that_they_have_in_common():
+    runs = {
+        study: {run_id(run): run.mechanism.name for run in read_spec("sweep", [f"study={study}"]).expand(FINGERPRINT)}
+        for study in ("mixers_softmax_ar", "mixers_recurrent", "hybrids")
+    }
+    recurrent = runs["mixers_recurrent"]
+    assert {recurrent[each] for each in recurrent.keys() & runs["mixers_softmax_ar"].keys()} == {"sa", "fox"}
+    assert {recurrent[each] for each in recurrent.keys() & runs["hybrids"].keys()} == {"sa", "gla", "gated_deltanet"}

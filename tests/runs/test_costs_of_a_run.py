@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
+from stability.build import sequence_state_bytes
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
@@ -28,6 +29,28 @@ def test_a_run_records_the_bytes_of_its_optimizer_s_state_and_the_median_time_of
     assert result["optimizer_state_bytes"] == bytes_each * result["num_params"] + bytes_a_tensor * len(tensors)
     seconds = [spec.batch * spec.model.positions / row["tokens_per_s"] for row in read_jsonl(run.timing_file)]
     assert len(seconds) == spec.steps and result["step_s"] == pytest.approx(statistics.median(seconds))
+
+
+def test_a_run_that_can_go_on_reading_records_the_bytes_that_it_keeps_of_a_sequence(lab):
+    """Keys and values, two of the width for each position and layer, four bytes each; with earlier positions that see
+    later ones there is nothing to go on with."""
+    causal = lab.train(lab.spec(objective={"name": "ar"}))
+    size = lab.spec().model
+    expected = 4 * size.layers * 2 * size.positions * size.width
+    assert causal.status()["result"]["state_bytes"] == expected
+    both = lab.train(lab.spec())
+    assert both.status()["result"]["state_bytes"] is None
+    study = StudyFolder.of(lab.pool, "states")
+    study.write([causal.run_id, both.run_id])
+    found = collect(study.path).runs["state_bytes"]
+    assert found[0] == expected and pd.isna(found[1])
+
+
+def test_every_turn_of_looped_layers_and_each_layer_of_a_pattern_keeps_its_own(lab):
+    spec = lab.spec(objective={"name": "ar"}, mechanism={"name": "mix", "pattern": ["sw", "sa"], "sw": {"window": 3}})
+    size = spec.model.model_copy(update={"layers": 2, "loops": 3})
+    found = sequence_state_bytes(spec.model_copy(update={"model": size}), "causal")
+    assert found == 4 * 3 * 2 * size.width * (3 + size.positions)
 
 
 def test_rms_of_u_is_in_the_study_s_table_and_missing_where_a_file_is_older(lab):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stability.config.curvature import CurvatureSpec
+from stability.config.parts import part
 from stability.corpora.cache import prepare
 from stability.training.machine import peak_memory_mb
 from sweeps import plan
@@ -121,6 +122,19 @@ def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path,
         spec, trials = make_sweep(folder, "launcher=ray", *words)
         text = plan.describe(spec, prepare(spec.data, Path(spec.runs_dir) / "cache"), 1, trials)
         assert (unknown in text) == is_unknown and "with 1 at a time" in text
+
+
+def test_a_plan_says_what_is_kept_of_a_sequence_where_it_can_be_gone_on_with(tmp_path):
+    """A key and a value of the width, four bytes a number, for each position and layer."""
+    both, _ = make_sweep(tmp_path, "lr=1e-3")
+    causal = both.model_copy(update={"mechanism": both.mechanism[:1], "objective": part("objectives", "ar")})
+    corpus = prepare(both.data, tmp_path / "runs" / "cache")
+    rows = [
+        [line.split() for line in plan.describe(spec, corpus, 1, None).splitlines() if line.startswith(("sa/", "sc/"))]
+        for spec in (both, causal)
+    ]
+    numbers = 2 * both.model.width * both.model.layers * both.model.positions
+    assert [row[5] for of_spec in rows for row in of_spec] == ["--", "--", f"{4 * numbers / 1024:.1f}KiB"]
 
 
 def test_a_kinds_time_and_memory_are_its_own(tmp_path):

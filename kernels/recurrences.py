@@ -1,0 +1,113 @@
+"""Recurrences by the Triton kernels of flash-linear-attention (MIT; github.com/fla-org/flash-linear-attention), for
+training on CUDA.
+
+What they compute is what the references in `stability.mechanisms` compute, with queries, keys and values rounded to
+bfloat16. They have a first derivative only: a second one is refused, where the library's own would be silently wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NEEDED = ("triton", "fla")
+
+
+def lacking() -> str | None:
+    """Return in words what the kernels need and this machine has not; None where they can run."""
+    if not torch.cuda.is_available():
+        return "a CUDA device"
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    return None if not absent else f"{' and '.join(absent)} (pip install flash-linear-attention)"
+
+
+def decayed(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), float32.
+
+    ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
+    H of all but v may be 1. Errors: ``RuntimeError`` where the kernels cannot run.
+    """
+    if log_decay.shape[-1] > 1:
+        run = _kernel("gla", "chunk_gla")
+    else:
+        run, log_decay = _kernel("simple_gla", "chunk_simple_gla"), log_decay[..., 0]
+    return _run(run, ("q", "k", "v", "g"), v_BHNV, q_BHNK, k_BHNK, v_BHNV, log_decay)
+
+
+def delta_rule(
+    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, beta_BHN: Tensor, log_decay: Tensor | None = None
+) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, (B, H, N, V), float32.
+
+    ``log_decay``: ln a as in `decayed`; None: nothing is forgotten. Errors: as there.
+    """
+    if log_decay is None:
+        run = _kernel("delta_rule", "chunk_delta_rule")
+        return _run(run, ("q", "k", "v", "beta"), v_BHNV, q_BHNK, k_BHNK, v_BHNV, beta_BHN)
+    names = ("q", "k", "v", "beta", "g")
+    if log_decay.shape[-1] > 1:
+        run = _kernel("kda", "chunk_kda")
+    else:
+        run, log_decay = _kernel("gated_delta_rule", "chunk_gated_delta_rule"), log_decay[..., 0]
+    return _run(run, names, v_BHNV, q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay)
+
+
+def _kernel(op: str, name: str) -> Callable[..., Any]:
+    """Return the library's function ``fla.ops.<op>.<name>``."""
+    if (what := lacking()) is not None:
+        raise RuntimeError(f"impl=fla needs {what}; impl=reference computes the same")
+    return getattr(importlib.import_module(f"fla.ops.{op}"), name)
+
+
+def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, *parts: Tensor) -> Tensor:
+    """Return what a kernel gives of parts (B, H, N, …), which it takes by ``names`` as (B, N, H, …): q, k and v in
+    bfloat16, strengths and decays in float32; q is taken as it is, not over √K."""
+    batch_and_heads = like_BHNV.shape[:2]
+    whole = [part.expand(*batch_and_heads, *part.shape[2:]) for part in parts]
+    dtypes = [torch.bfloat16 if name in ("q", "k", "v") else torch.float32 for name in names]
+
+    def call(*inputs: Tensor) -> Tensor:
+        laid = {
+            name: part.transpose(1, 2).to(dtype).contiguous()
+            for name, part, dtype in zip(names, inputs, dtypes, strict=True)
+        }
+        return kernel(**laid, scale=1.0)[0].transpose(1, 2).float()
+
+    return _Once.apply(call, *whole)
+
+
+class _Once(torch.autograd.Function):
+    """A function with its first derivative, which says so when it is asked for a second one."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaves = [part.detach().requires_grad_(part.requires_grad) for part in inputs]
+            found = call(*leaves)
+        ctx.save_for_backward(*inputs)
+        ctx.leaves, ctx.found = leaves, found
+        return found.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, *_Gradient.apply(ctx.leaves, ctx.found, gradients[0], *ctx.saved_tensors)
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of `_Once`. It takes the inputs, too, so that whoever differentiates it by them comes here: torch's
+    ``once_differentiable`` is left out, without a word, where another path leads to what is differentiated by."""
+
+    @staticmethod
+    def forward(ctx: Any, leaves: list[Tensor], found: Tensor, gradient: Tensor, *inputs: Tensor) -> Any:
+        asked = [leaf for leaf in leaves if leaf.requires_grad]
+        given = iter(torch.autograd.grad(found, asked, gradient, retain_graph=True))
+        return tuple(next(given) if leaf.requires_grad else None for leaf in leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError("the kernels of impl=fla have no second derivative; impl=reference has one")

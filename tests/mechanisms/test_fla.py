@@ -1,0 +1,138 @@
+"""``impl=fla``: what is handed to flash-linear-attention's kernels, with its slow references in their places, and what
+is refused. The kernels themselves need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import recurrences
+from stability.curvature._graph import NoSecondDerivative, refusals_named
+from stability.mechanisms._fla import require_kernels
+from tests.mechanisms.fla_naive import fla_naive
+
+BATCH, HEADS, NUM, KEYS, VALUES = 2, 3, 7, 4, 5
+NAIVE = {
+    "chunk_gla": ("gla", "naive_recurrent_gla", {"g": "gk"}),
+    "chunk_simple_gla": ("simple_gla", "naive_recurrent_simple_gla", {}),
+    "chunk_delta_rule": ("delta_rule", "delta_rule_recurrence", {}),
+    "chunk_gated_delta_rule": ("gated_delta_rule", "naive_recurrent_gated_delta_rule", {}),
+    "chunk_kda": ("kda", "naive_recurrent_kda", {}),
+}
+HEADS_FIRST, WITHOUT_SCALE = ("chunk_delta_rule",), ("chunk_delta_rule", "chunk_gla")
+
+
+def stand_in(calls):
+    """Return what gives fla's slow reference in the place of each kernel, in the kernel's own layout."""
+
+    def kernel(op, name):
+        folder, function, renamed = NAIVE[name]
+        assert folder == op
+
+        def run(*, scale, **parts):
+            calls.append(name)
+            assert scale == 1.0 and all(part.is_contiguous() for part in parts.values())
+            assert {parts[key].dtype for key in ("q", "k", "v")} == {torch.bfloat16}
+            assert {part.dtype for key, part in parts.items() if key not in ("q", "k", "v")} == {torch.float32}
+            assert all(part.shape[:3] == (BATCH, NUM, HEADS) for part in parts.values()), "(B, N, H, …)"
+            given = {renamed.get(key, key): part.float() for key, part in parts.items()}
+            given |= {"q": given["q"] * KEYS**0.5} if name in WITHOUT_SCALE else {"scale": scale}
+            if name in HEADS_FIRST:
+                given = {key: part.transpose(1, 2) for key, part in given.items()}
+            y, state = getattr(fla_naive(folder), function)(**given)
+            return (y.transpose(1, 2) if name in HEADS_FIRST else y), state
+
+        return run
+
+    return kernel
+
+
+def drawn(decay_width, *, shared=False):
+    """q, k, v that bfloat16 holds exactly, β and ln a, (B, H, N, …) in float64; ``shared``: q, k, ln a of one head."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(heads, width):
+        x = torch.randn(BATCH, heads, NUM, width, generator=generator).bfloat16().double()
+        return x.requires_grad_()
+
+    heads = 1 if shared else HEADS
+    q, k, v = normal(heads, KEYS), normal(heads, KEYS), normal(HEADS, VALUES)
+    beta = torch.rand(BATCH, HEADS, NUM, generator=generator).double().requires_grad_()
+    log_decay = -torch.rand(BATCH, heads, NUM, max(decay_width, 1), generator=generator).double()
+    return q, k, v, beta, log_decay.requires_grad_()
+
+
+def by_loop(q, k, v, log_decay, beta=None):
+    """The recurrence as it is written, a position at a time in float64; with β the delta rule."""
+    state, found = v.new_zeros(BATCH, HEADS, KEYS, VALUES), []
+    for t in range(NUM):
+        state = state if log_decay is None else state * log_decay[:, :, t, :, None].exp()
+        write = v[:, :, t]
+        if beta is not None:
+            write = beta[:, :, t, None] * (write - (k[:, :, t, :, None] * state).sum(-2))
+        state = state + k[:, :, t, :, None] * write[:, :, None]
+        found.append((q[:, :, t, :, None] * state).sum(-2))
+    return torch.stack(found, 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "decay_width", "kernel"),
+    [
+        ("decayed", KEYS, "chunk_gla"),
+        ("decayed", 1, "chunk_simple_gla"),
+        ("delta_rule", 0, "chunk_delta_rule"),
+        ("delta_rule", 1, "chunk_gated_delta_rule"),
+        ("delta_rule", KEYS, "chunk_kda"),
+    ],
+)
+def test_each_kernel_is_handed_what_the_recurrence_says(monkeypatch, rule, decay_width, kernel):
+    calls = []
+    monkeypatch.setattr(recurrences, "_kernel", stand_in(calls))
+    q, k, v, beta, log_decay = drawn(decay_width)
+    given = [q, k, v, *([beta] if rule == "delta_rule" else []), *([log_decay] if decay_width else [])]
+    expected = by_loop(q, k, v, log_decay if decay_width else None, beta if rule == "delta_rule" else None)
+    found = getattr(recurrences, rule)(*given)
+    assert calls == [kernel] and found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
+    ours = torch.autograd.grad((found * weight).sum(), given)
+    for mine, theirs in zip(ours, torch.autograd.grad((expected * weight).sum(), given), strict=True):
+        assert mine.dtype == torch.float64
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-2 * float(theirs.abs().max()))  # through bfloat16
+
+
+def test_what_heads_share_is_written_out_for_each_of_them(monkeypatch):
+    monkeypatch.setattr(recurrences, "_kernel", stand_in([]))
+    q, k, v, _, log_decay = drawn(1, shared=True)
+    found = recurrences.decayed(q, k, v, log_decay)
+    torch.testing.assert_close(found.double(), by_loop(q, k, v, log_decay), rtol=1e-4, atol=1e-5)
+    gradients = torch.autograd.grad(found.sum(), (q, log_decay))
+    assert [gradient.shape for gradient in gradients] == [q.shape, log_decay.shape]
+
+
+def test_a_second_derivative_is_refused_and_not_silently_wrong(monkeypatch):
+    monkeypatch.setattr(recurrences, "_kernel", stand_in([]))
+    q, k, v, beta, log_decay = drawn(1)
+    for found in (recurrences.decayed(q, k, v, log_decay), recurrences.delta_rule(q, k, v, beta, log_decay)):
+        for loss in (found.sum(), found.square().sum(), found.sum() + q.pow(3).sum()):
+            (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
+            with pytest.raises(NoSecondDerivative, match="impl=fla have no second derivative"), refusals_named():
+                torch.autograd.grad(gradient.sum(), q)
+
+
+def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError) as caught:
+        require_kernels("gla", "fla")
+    assert str(caught.value) == (
+        "mechanism.gla.impl=fla needs a CUDA device; impl=reference computes the same everywhere"
+    )
+    require_kernels("gla", "reference")
+    with pytest.raises(RuntimeError, match=r"^impl=fla needs a CUDA device; impl=reference computes the same$"):
+        recurrences.decayed(*(drawn(1)[place] for place in (0, 1, 2, 4)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(recurrences.importlib.util, "find_spec", lambda name: None if name == "triton" else object())
+    with pytest.raises(ValueError, match=r"needs triton \(pip install flash-linear-attention\); impl=reference"):
+        require_kernels("gla", "fla")
+    monkeypatch.setattr(recurrences.importlib.util, "find_spec", lambda name: object())
+    require_kernels("gla", "fla")
