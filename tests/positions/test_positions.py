@@ -27,9 +27,7 @@ NAMES = Registry("positions").names()
 # what mechanisms need that turn nothing of themselves
 TURNED: dict[str, dict[str, str]] = {"fox": {"rope": "absolute"}, "titans": {"form": "gated_attention"}}
 TURN_NOTHING = ("mix", *(name for name in RECURRENT if name not in ("retnet", *TURNED)))
-MECHANISMS = [
-    name for name in Registry("mechanisms").names(cross=False, trainable=True) if name not in TURN_NOTHING
-]
+MECHANISMS = [name for name in Registry("mechanisms").names(cross=False, trainable=True) if name not in TURN_NOTHING]
 WIDTH, HEADS, LENGTH = 16, 2, 9
 
 
