@@ -118,11 +118,6 @@ class NativeSparseAttention(AbstractAttention):
         of_keys = (self.qkv.out_features - of_queries) // (2 * BRANCHES)
         return {"qkv": (of_queries, *(of_keys,) * (2 * BRANCHES)), "gate": (self.gate.out_features,)}
 
-    @property
-    def own_decay(self) -> dict[str, bool]:
-        """The gates' biases are kept from weight decay, which would draw them to half open."""
-        return {} if self.gate.bias is None else {"gate.bias": False}
-
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
         require_groups("nsa", config.kv_heads, heads)

@@ -37,7 +37,7 @@ OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("kda", {}, {"A_log": False, "dt_bias": False, "gate_up.bias": False}),
     ("mamba", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
     ("mamba2", {}, {"A_log": False, "D": False, "dt_proj.bias": False}),
-    ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False, "gate.bias": False}),
+    ("nsa", {}, {"compress_key.place_GLK": False, "compress_value.place_GLK": False}),
     ("sa", {}, {}),
     ("sa", {"temperature": "learned"}, {"log_temperature": False}),
     ("titans", {}, {"rate.bias": False, "momentum.bias": False, "forget.bias": False}),
