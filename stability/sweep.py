@@ -32,9 +32,10 @@ reports/<name>.pdf. Without arguments: study=quickstart. The same command again 
 
 Axes: one choice or several, [a,b]; a sweep is their product. Their settings: mechanism.sc.window=4 norm.dyt.alpha=0.7
   mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends), sigmoid, gated_softmax, fox,
-               sparse_transformer, longformer, bigbird, sparsek, nsa; or your own: plugins=[my.module]
+               sparse_transformer, longformer, bigbird, sparsek, nsa; recurrent: retnet, gla, hgrn2, mamba, mamba2,
+               deltanet, gated_deltanet, kda, titans; or your own: plugins=[my.module]
                (sparge, fasa: for checkpoints of sa, by stability.probe what=training_free)
-  residual=    identity, hc, mhc, mhc_lite        norm=  layernorm, rmsnorm, dyt, derf
+  residual=    identity, hc, mhc, mhc_lite, ode     norm=  layernorm, rmsnorm, dyt, derf
   optimizer=   adamw, sgd, adafactor, adan, ademamix, adopt, cautious_adamw, galore_adamw, lamb, lion, mars_adamw, muon,
                prodigy, radam, schedulefree_adamw, shampoo, soap, sophia, turbo_muon
                optimizer.groups.ROLE.lr_scale=0.5  weight_decay=…  settings by role: embedding, position, norm, mixer,
@@ -50,15 +51,17 @@ One choice for all runs
                protein_320m, gpt_s, gpt_m, gpt_l, nanogpt_s, nanogpt_m, nanogpt_l, sedd_small, sedd_medium, vit_nano,
                vit_small, vit_small_spt; model.layers=6 model.dropout=0.1 model.init=ours|torch|nanogpt|sedd
   ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
-  objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins)
+  objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
   data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
-               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES; data.tokenizer=gpt2
+               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy;
+               data.tokenizer=gpt2
   study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
                optimizers, curvature, ablation_consensus, residuals, residuals_mini, nanogpt, sedd, vit_small,
                text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m,
                protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
-               attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar
+               attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar,
+               mixers_recurrent, mixers_recurrent_mlm, hybrids, recall
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
