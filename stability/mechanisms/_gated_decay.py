@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import decayed, nothing_at_padding, of_heads, products
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm
+from stability.mechanisms._decayed import nothing_at_padding, of_heads, products
+from stability.mechanisms._fla import AbstractWithKernels
+from stability.mechanisms._recurrent import HeadNorm
 
 
-class AbstractGatedDecay(AbstractRecurrent):
+class AbstractGatedDecay(AbstractWithKernels):
     """A recurrence with decay whose output is normed and gated: per head S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ and
     o_t = S_tᵀ q_t / √K, then y = W_o (swish(W_g x + b_g) ⊙ norm(o)) + b_o. At padding a = 1 and v = 0.
 
@@ -25,7 +26,7 @@ class AbstractGatedDecay(AbstractRecurrent):
 
     def __init__(self, config: Any, shape: MixerShape, *, centred: bool):
         super().__init__()
-        self.heads, self.chunk = shape.heads, config.chunk
+        self.heads, self.config = shape.heads, config
         keys, values = self.head_widths(config, shape)
         self.widths = tuple(shape.heads * width for width in (keys, keys, values, values))
         self.qkvg = nn.Linear(shape.width, sum(self.widths))
@@ -73,12 +74,12 @@ class AbstractGatedDecay(AbstractRecurrent):
         """Return the mixed positions; what padding holds is not read."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNV, g_BHNV = (of_heads(part, self.heads) for part in self.projected(x_BND, mask_BN))
-        o_BHNV = decayed(
+        o_BHNV = self.decayed_by(
+            self.config,
             self.turned(q_BHNK) / math.sqrt(q_BHNK.shape[-1]),
             self.turned(k_BHNK),
             nothing_at_padding(v_BHNV, mask_BN),
             nothing_at_padding(self.log_decay(x_BND), mask_BN),
-            chunk=self.chunk,
         )
         y_BHNV = F.silu(g_BHNV) * self.norm(o_BHNV)
         return self.out(y_BHNV.transpose(1, 2).flatten(2))

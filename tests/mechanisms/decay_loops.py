@@ -57,10 +57,10 @@ def carried(
     return read_NV
 
 
-def before_norm(layer: nn.Module, x_BND: Tensor) -> Tensor:
+def before_norm(layer: nn.Module, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
     """What enters the norm of a mixer that has one, in a forward pass: what its states give."""
     seen = []
     handle = layer.get_submodule("norm").register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    layer(x_BND)
+    layer(x_BND, mask_BN=mask_BN)
     handle.remove()
     return seen[0]
