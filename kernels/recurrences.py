@@ -58,10 +58,18 @@ def delta_rule(
 
 
 def _kernel(op: str, name: str) -> Callable[..., Any]:
-    """Return the library's function ``fla.ops.<op>.<name>``."""
+    """Return the library's function ``fla.ops.<op>.<name>``. Errors: ``RuntimeError`` where it cannot run, or is given
+    what is not on the device."""
     if (what := lacking()) is not None:
         raise RuntimeError(f"impl=fla needs {what}; impl=reference computes the same")
-    return getattr(importlib.import_module(f"fla.ops.{op}"), name)
+    kernel = getattr(importlib.import_module(f"fla.ops.{op}"), name)
+
+    def on_cuda(**parts: Any) -> Any:
+        if not parts["q"].is_cuda:
+            raise RuntimeError("impl=fla computes on CUDA, and the model is on a CPU; use device=cuda")
+        return kernel(**parts)
+
+    return on_cuda
 
 
 def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, *parts: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from stability.config.base import Settings
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
-from stability.config.parts import Part, one_part, read_by, require_schedule, require_trainable
+from stability.config.parts import (
+    Part,
+    kernels_of,
+    one_part,
+    read_by,
+    require_schedule,
+    require_second_derivatives,
+    require_trainable,
+)
 from stability.config.training import (
     CheckpointSpec,
     EvaluationSpec,
@@ -233,6 +241,19 @@ class RunSpec(AbstractRecipe):
                         f"linear={self.linear.name} stands for maps that {key}={item.name} does not call, since it "
                         "takes their weights itself; choose another mechanism, or linear=dense"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_are_not_asked_too_much(self) -> RunSpec:
+        """Refuse what kernels of a mechanism cannot do."""
+        if Registry("optimizers").load(self.optimizer.name).takes_hessian:
+            remedy = "use another optimizer, or impl=reference"
+            require_second_derivatives(self.mechanism, f"optimizer={self.optimizer.name}", remedy)
+        if self.compile and (asked := kernels_of(self.mechanism)):
+            raise ValueError(
+                f"compile=true takes torch's own operations, and mechanism.{asked[0]} has kernels; use compile=false, "
+                "or impl=reference"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,14 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
 from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
-from stability.config.parts import Part, part, require_schedule, require_trainable, some_parts
+from stability.config.parts import (
+    Part,
+    part,
+    require_schedule,
+    require_second_derivatives,
+    require_trainable,
+    some_parts,
+)
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
@@ -140,6 +147,13 @@ class SweepSpec(AbstractRecipe):
         swept = {axis: [item.name for item in getattr(self, axis)] for axis in AXES}
         require_swept(self.ablate, swept, [name for family in AXES.values() for name in Registry(family).names()])
         self.ablations()
+        return self
+
+    @model_validator(mode="after")
+    def _alpha_max_can_be_measured(self) -> SweepSpec:
+        for _, choice in self.curves() if self.hessian else ():
+            remedy = "use hessian=false, or impl=reference"
+            require_second_derivatives(choice["mechanism"], "hessian=true measures α_max, which", remedy)
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from typing import Any
 
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
+from stability.mechanisms._fla import require_kernels
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.mechanisms._training_free import AbstractTrainingFree, Variant
 from stability.models.auxiliary import WithLoss
@@ -23,6 +24,7 @@ __all__ = [
     "WithLoss",
     "at_least_float32",
     "build",
+    "require_kernels",
     "without_padding",
 ]
 

@@ -158,6 +158,12 @@ class AbstractMechanism(OwnInit):
         them; False where it takes their weights itself."""
         return True
 
+    @classmethod
+    def kernels(cls, config: Any) -> tuple[str, ...]:
+        """Return the settings, as they are written behind ``mechanism.``, by which `forward` runs on kernels that need
+        CUDA and have no second derivative; () for torch's own operations."""
+        return ()
+
     def start_local(self, bias: float) -> None:
         """Begin with each position looking at its neighbours, the more so the larger ``bias`` is (`model.qk_bias`,
         called where it is not 0). Nothing where the mechanism has no such start."""

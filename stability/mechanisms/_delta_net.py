@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._delta_rule import chunk_size, delta_rule, products_per_chunk
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, of_length_one
+from stability.mechanisms._delta_rule import chunk_size, products_per_chunk
+from stability.mechanisms._fla import AbstractWithKernels, Impl
+from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, of_length_one
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -30,9 +31,10 @@ class DeltaSettings(Settings):
     chunk: Literal[1, 2, 4, 8, 16, 32, 64, 128, 256] = Field(
         default=32, description="positions computed at once, a power of two; changes no output"
     )
+    impl: Impl = "reference"
 
 
-class AbstractDeltaNet(AbstractRecurrent):
+class AbstractDeltaNet(AbstractWithKernels):
     """Base of the mechanisms whose state is written by the delta rule: y = W_o gated(norm(S_tᵀ q_t)) with
     S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ per head. What the state holds at a key is replaced, by
     the share β, not added to.
@@ -85,7 +87,7 @@ class AbstractDeltaNet(AbstractRecurrent):
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
-        y_BHNV = delta_rule(*self.written_and_read(x_BND, mask_BN), chunk=self.config.chunk)
+        y_BHNV = self.by_delta_rule(self.config, *self.written_and_read(x_BND, mask_BN))
         return self.out(self.gated(self.norm(y_BHNV.transpose(1, 2)), x_BND).flatten(2))
 
     def written_and_read(

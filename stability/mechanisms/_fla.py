@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from kernels.recurrences import lacking
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
 
-Impl = Literal["reference", "fla"]
+from kernels import recurrences
+from stability.config.identity import Since
+from stability.config.parts import Part, kernels_of
+from stability.mechanisms._decayed import decayed
+from stability.mechanisms._delta_rule import delta_rule
+from stability.mechanisms._recurrent import AbstractRecurrent
+
 IMPL = (
     "how it is computed: reference, torch's own products, twice differentiable; fla, the Triton kernels of "
     "flash-linear-attention, on CUDA, for training alone, with queries, keys and values in bfloat16"
 )
+Impl = Annotated[Literal["reference", "fla"], Since("reference"), Field(description=IMPL)]
 
 
-def require_kernels(mechanism: str, impl: Impl) -> None:
-    """Raise a ``ValueError`` of one line where ``impl`` asks for kernels that cannot run here. ``mechanism``: whose
-    setting it is."""
-    if impl == "fla" and (what := lacking()) is not None:
-        raise ValueError(f"mechanism.{mechanism}.impl=fla needs {what}; impl=reference computes the same everywhere")
+class AbstractWithKernels(AbstractRecurrent):
+    """A recurrence of which there are kernels, beside a reference that gives the same: ``impl`` of its `Config` says
+    which computes it. The kernels take chunks of their own size, ``chunk`` is the reference's."""
+
+    @classmethod
+    def kernels(cls, config: Any) -> tuple[str, ...]:
+        return (f"{cls.__module__.rsplit('.', 1)[-1]}.impl=fla",) if config.impl == "fla" else ()
+
+    @staticmethod
+    def decayed_by(
+        config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor
+    ) -> Float[Tensor, "B H N V"]:
+        """Return what `decayed` says, as ``config`` has it computed."""
+        if config.impl == "fla":
+            return recurrences.decayed(q_BHNK, k_BHNK, v_BHNV, log_decay)
+        return decayed(q_BHNK, k_BHNK, v_BHNV, log_decay, chunk=config.chunk)
+
+    @staticmethod
+    def by_delta_rule(
+        config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, beta_BHN: Tensor, log_decay: Tensor | None
+    ) -> Float[Tensor, "B H N V"]:
+        """Return what `delta_rule` says, as ``config`` has it computed."""
+        if config.impl == "fla":
+            return recurrences.delta_rule(q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay)
+        return delta_rule(q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay, chunk=config.chunk)
+
+
+def require_kernels(item: Part, device: torch.device | None = None) -> None:
+    """Raise a ``ValueError`` of one line where a mechanism's settings ask for kernels that cannot run here. ``device``:
+    the one that it is to run on; None: not known yet."""
+    if asked := kernels_of(item):
+        what = recurrences.lacking()
+        if what is None and device is not None and device.type != "cuda":
+            what = "device=cuda"
+        if what is not None:
+            raise ValueError(f"mechanism.{asked[0]} needs {what}; impl=reference computes the same everywhere")

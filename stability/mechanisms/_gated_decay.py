@@ -10,22 +10,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import decayed, nothing_at_padding, of_heads, products
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm
+from stability.mechanisms._decayed import nothing_at_padding, of_heads, products
+from stability.mechanisms._fla import AbstractWithKernels
+from stability.mechanisms._recurrent import HeadNorm
 
 
-class AbstractGatedDecay(AbstractRecurrent):
+class AbstractGatedDecay(AbstractWithKernels):
     """A recurrence with decay whose output is normed and gated: per head S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ and
     o_t = S_tᵀ q_t / √K, then y = W_o (swish(W_g x + b_g) ⊙ norm(o)) + b_o. At padding a = 1 and v = 0.
 
     ``qkvg`` gives queries, keys, values and gates. A subclass says in `head_widths` how wide those are, implements
-    `log_decay`, and `turned` where queries and keys are rotated. ``centred``: whether the norm of each head takes the
-    mean away.
+    `log_decay`, `turned` where queries and keys are rotated, and `projected` where they are more than linear maps of a
+    position. ``centred``: whether the norm of each head takes the mean away.
     """
 
     def __init__(self, config: Any, shape: MixerShape, *, centred: bool):
         super().__init__()
-        self.heads, self.chunk = shape.heads, config.chunk
+        self.heads, self.config = shape.heads, config
         keys, values = self.head_widths(config, shape)
         self.widths = tuple(shape.heads * width for width in (keys, keys, values, values))
         self.qkvg = nn.Linear(shape.width, sum(self.widths))
@@ -41,6 +42,11 @@ class AbstractGatedDecay(AbstractRecurrent):
         """Return ln a ≤ 0 in float32 or wider, with an entry for each feature of the keys or with one; what it says of
         padding is not read."""
         raise NotImplementedError
+
+    def projected(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
+        """Return queries, keys, values and gates, (B, N, ·) each, as wide as `widths` says. At padding, which x holds
+        as zeros, they may be anything."""
+        return self.qkvg(x_BND).split(self.widths, -1)
 
     def turned(self, u_BHNK: Tensor) -> Tensor:
         """Return queries or keys as positions turn them: here not at all."""
@@ -67,14 +73,13 @@ class AbstractGatedDecay(AbstractRecurrent):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Return the mixed positions; what padding holds is not read."""
         x_BND = without_padding(x_BND, mask_BN)
-        parts = self.qkvg(x_BND).split(self.widths, -1)
-        q_BHNK, k_BHNK, v_BHNV, g_BHNV = (of_heads(part, self.heads) for part in parts)
-        o_BHNV = decayed(
+        q_BHNK, k_BHNK, v_BHNV, g_BHNV = (of_heads(part, self.heads) for part in self.projected(x_BND, mask_BN))
+        o_BHNV = self.decayed_by(
+            self.config,
             self.turned(q_BHNK) / math.sqrt(q_BHNK.shape[-1]),
             self.turned(k_BHNK),
             nothing_at_padding(v_BHNV, mask_BN),
             nothing_at_padding(self.log_decay(x_BND), mask_BN),
-            chunk=self.chunk,
         )
         y_BHNV = F.silu(g_BHNV) * self.norm(o_BHNV)
         return self.out(y_BHNV.transpose(1, 2).flatten(2))

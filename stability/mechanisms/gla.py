@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -10,9 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import of_heads, share_of_head
+from stability.mechanisms._fla import Impl
 from stability.mechanisms._gated_decay import AbstractGatedDecay
+from stability.mechanisms._recurrent import ShortConvolution
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -25,6 +28,10 @@ class GatedLinearAttention(AbstractGatedDecay):
     are 4 D² parameters beside the gates'. Nothing is rotated, whatever the run's positions are. The norm is of each
     head's features, with one weight for each feature of a head, as in the authors' released code. At padding α = 1 and
     v = 0.
+
+    ``conv``: queries, keys and values are silu(conv(W x + b)), each feature convolved along the positions, as
+    flash-linear-attention's layer has them with ``use_short_conv`` (fla/layers/gla.py), and as `deltanet` has its own.
+    The paper has no convolution.
     """
 
     class Config(Settings):
@@ -38,11 +45,16 @@ class GatedLinearAttention(AbstractGatedDecay):
         gate_divisor: float = Field(
             default=16.0, gt=0, description="τ of α = σ(·)^(1/τ): the larger, the longer the state keeps what it has"
         )
+        conv: Annotated[int | None, Since(None)] = Field(
+            default=None, ge=1, description="positions that short convolutions of q, k and v read; null: there are none"
+        )
         chunk: int = Field(default=8, ge=1, description="positions computed at once; 1: the recurrence")
+        impl: Impl = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape, centred=False)
         self.divisor = config.gate_divisor
+        self.conv = None if config.conv is None else ShortConvolution(sum(self.widths[:3]), config.conv)
         self.forget_down = nn.Linear(shape.width, config.gate_rank, bias=False)
         self.forget = nn.Linear(config.gate_rank, self.widths[1])
         nn.init.zeros_(self.forget.bias)
@@ -62,10 +74,29 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the map to the decays beside the rest."""
+        """Count the map to the decays and the convolutions beside the rest."""
         of_keys = shape.heads * share_of_head(config.expand_k, shape)
-        gates = num_positions * config.gate_rank * (shape.width + of_keys)
-        return super().cost(config, shape, num_positions) + gates
+        gates = config.gate_rank * (shape.width + of_keys)
+        convolved = (config.conv or 0) * cls._num_convolved(config, shape)
+        return super().cost(config, shape, num_positions) + num_positions * (gates + convolved)
+
+    @classmethod
+    def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return the size of the heads' states, and of the last inputs of the convolutions."""
+        held = 0 if config.conv is None else (config.conv - 1) * cls._num_convolved(config, shape)
+        return super().state_size(config, shape, num_positions) + held
+
+    @classmethod
+    def _num_convolved(cls, config: Any, shape: MixerShape) -> int:
+        """Return how many features queries, keys and values have together."""
+        keys, values = cls.head_widths(config, shape)
+        return shape.heads * (2 * keys + values)
+
+    def projected(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
+        if self.conv is None:
+            return super().projected(x_BND, mask_BN)
+        qkv_BND, g_BND = self.qkvg(x_BND).split((sum(self.widths[:3]), self.widths[3]), -1)
+        return *F.silu(self.conv(qkv_BND, mask_BN=mask_BN)).split(self.widths[:3], -1), g_BND
 
     def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         """Return ln α, in float32 or wider."""

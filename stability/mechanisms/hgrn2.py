@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import decayed, nothing_at_padding, of_heads, products, share_of_head
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm
+from stability.mechanisms._decayed import nothing_at_padding, of_heads, products, share_of_head
+from stability.mechanisms._fla import AbstractWithKernels, Impl
+from stability.mechanisms._recurrent import HeadNorm
 from stability.models.precision import at_least_float32, in_float32
 from stability.models.shared import SharedByLayers
 
@@ -42,7 +43,7 @@ class LowerBounds(SharedByLayers):
             return logit_LK[1 : layer + 1].logsumexp(0) - whole_K, above_LK.logsumexp(0) - whole_K
 
 
-class ExpandedRecurrence(AbstractRecurrent):
+class ExpandedRecurrence(AbstractWithKernels):
     """A recurrence whose state takes in what it forgets: per head S_t = Diag(f_t) S_{t−1} + (1 − f_t) i_tᵀ and
     o_t = S_tᵀ q_t, y = W_o RMSNorm(o) + b_o (section 3.2), where f = lb + (1 − lb) ⊙ σ(W_f x + b_f),
     q = swish(W_q x + b_q) and i = W_i x + b_i.
@@ -64,10 +65,11 @@ class ExpandedRecurrence(AbstractRecurrent):
             description="least that a layer keeps: learned, by one parameter of the whole model, or l / L in layer l",
         )
         chunk: int = Field(default=8, ge=1, description="positions computed at once; 1: the recurrence")
+        impl: Impl = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
-        self.heads, self.chunk = shape.heads, config.chunk
+        self.heads, self.config = shape.heads, config
         self.layer, self.num_layers = shape.layer, shape.num_layers
         keys = shape.heads * share_of_head(config.expand_k, shape)
         self.widths = (keys, shape.width)
@@ -110,9 +112,8 @@ class ExpandedRecurrence(AbstractRecurrent):
         x_BND = without_padding(x_BND, mask_BN)
         q_BND, i_BND = self.qi(x_BND).split(self.widths, -1)
         log_f_BHNK, k_BHNK = (nothing_at_padding(part, mask_BN) for part in self.gates(x_BND))
-        o_BHNV = decayed(
-            of_heads(F.silu(q_BND), self.heads), k_BHNK, of_heads(i_BND, self.heads), log_f_BHNK, chunk=self.chunk
-        )
+        q_BHNK, i_BHNV = of_heads(F.silu(q_BND), self.heads), of_heads(i_BND, self.heads)
+        o_BHNV = self.decayed_by(self.config, q_BHNK, k_BHNK, i_BHNV, log_f_BHNK)
         return self.out(self.norm(o_BHNV.transpose(1, 2).flatten(2)))
 
     def gates(self, x_BND: Tensor) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:

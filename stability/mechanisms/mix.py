@@ -115,6 +115,10 @@ class Mix(AbstractMechanism):
         return all(load(item.name).calls_linears(item.settings) for item in config.parts)
 
     @classmethod
+    def kernels(cls, config: Any) -> tuple[str, ...]:
+        return tuple(f"mix.{name}" for item in config.parts for name in load(item.name).kernels(item.settings))
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)

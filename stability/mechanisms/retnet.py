@@ -12,6 +12,7 @@ from torch import Tensor
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import share_of_head
+from stability.mechanisms._fla import Impl
 from stability.mechanisms._gated_decay import AbstractGatedDecay
 
 
@@ -39,6 +40,7 @@ class MultiScaleRetention(AbstractGatedDecay):
             ge=1,
             description="positions computed at once; 1: the recurrence, the whole sequence: the parallel form",
         )
+        impl: Impl = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         if shape.rope is not None:

@@ -94,6 +94,10 @@ class TwoWay(AbstractMechanism):
         return load(config.of.name).needs_edges(config.of.settings)
 
     @classmethod
+    def kernels(cls, config: Any) -> tuple[str, ...]:
+        return tuple(f"two_way.{name}" for name in load(config.of.name).kernels(config.of.settings))
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of both directions."""
         return 2 * load(config.of.name).cost(config.of.settings, _causal(shape), num_positions)

@@ -16,6 +16,7 @@ from stability.build import build_model
 from stability.config.base import Settings
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
+from stability.mechanisms import require_kernels
 from stability.models.backbone import Backbone
 from stability.runs.directory import fsync
 from stability.runs.leftovers import temporary
@@ -77,6 +78,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
     spec = parse_run(manifest["spec"])
+    require_kernels(spec.mechanism)
     model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
         model.load_state_dict(load_file(folder / MODEL))

@@ -24,6 +24,17 @@ def swish(x_K: Tensor) -> Tensor:
     return torch.tensor([x * sigmoid(x) for x in x_K.tolist()], dtype=torch.float64)
 
 
+def convolved(x_ND: Tensor, weight_D1W: Tensor, valid_N: list[bool]) -> Tensor:
+    """The swish of Σ_j w_j x_{n−j}, where what is not valid counts as zeros."""
+    taps, found_ND = weight_D1W.shape[2], torch.zeros_like(x_ND)
+    for n in range(len(x_ND)):
+        for back in range(min(taps, n + 1)):
+            if valid_N[n - back]:
+                found_ND[n] += weight_D1W[:, 0, taps - 1 - back] * x_ND[n - back]
+        found_ND[n] = swish(found_ND[n])
+    return found_ND
+
+
 def scaled(x_K: Tensor, weight_K: Tensor, *, centred: bool) -> Tensor:
     """A norm of one vector by its root mean square, or by its standard deviation; ε as in the mixers' norms."""
     mean = float(x_K.mean()) if centred else 0.0
@@ -46,10 +57,10 @@ def carried(
     return read_NV
 
 
-def before_norm(layer: nn.Module, x_BND: Tensor) -> Tensor:
+def before_norm(layer: nn.Module, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
     """What enters the norm of a mixer that has one, in a forward pass: what its states give."""
     seen = []
     handle = layer.get_submodule("norm").register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    layer(x_BND)
+    layer(x_BND, mask_BN=mask_BN)
     handle.remove()
     return seen[0]

@@ -3,14 +3,21 @@ is refused. The kernels themselves need a GPU."""
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from kernels import recurrences
+from stability.config.parts import kernels_of, part
 from stability.curvature._graph import NoSecondDerivative, refusals_named
-from stability.mechanisms._fla import require_kernels
+from stability.mechanisms import build, require_kernels
+from tests.mechanisms.checks import build_seeded
+from tests.mechanisms.decay_loops import before_norm
 from tests.mechanisms.fla_naive import fla_naive
 
+FLA = part("mechanisms", {"name": "gla", "impl": "fla"})
 BATCH, HEADS, NUM, KEYS, VALUES = 2, 3, 7, 4, 5
 NAIVE = {
     "chunk_gla": ("gla", "naive_recurrent_gla", {"g": "gk"}),
@@ -123,16 +130,76 @@ def test_a_second_derivative_is_refused_and_not_silently_wrong(monkeypatch):
 def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError) as caught:
-        require_kernels("gla", "fla")
+        require_kernels(FLA)
     assert str(caught.value) == (
         "mechanism.gla.impl=fla needs a CUDA device; impl=reference computes the same everywhere"
     )
-    require_kernels("gla", "reference")
+    require_kernels(part("mechanisms", "gla"))
     with pytest.raises(RuntimeError, match=r"^impl=fla needs a CUDA device; impl=reference computes the same$"):
         recurrences.decayed(*(drawn(1)[place] for place in (0, 1, 2, 4)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(recurrences.importlib.util, "find_spec", lambda name: None if name == "triton" else object())
+    find_spec, installed = recurrences.importlib.util.find_spec, {"triton": None, "fla": object()}
+    monkeypatch.setattr(
+        recurrences.importlib.util, "find_spec", lambda name: installed[name] if name in installed else find_spec(name)
+    )
     with pytest.raises(ValueError, match=r"needs triton \(pip install flash-linear-attention\); impl=reference"):
-        require_kernels("gla", "fla")
-    monkeypatch.setattr(recurrences.importlib.util, "find_spec", lambda name: object())
-    require_kernels("gla", "fla")
+        require_kernels(FLA)
+    installed["triton"] = object()
+    require_kernels(FLA)
+    require_kernels(FLA, torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"^mechanism\.gla\.impl=fla needs device=cuda; impl=reference"):
+        require_kernels(FLA, torch.device("cpu"))
+    monkeypatch.setattr(recurrences.importlib, "import_module", lambda name: SimpleNamespace(chunk_gla=None))
+    with pytest.raises(RuntimeError, match=r"^impl=fla computes on CUDA, and the model is on a CPU; use device=cuda$"):
+        recurrences.decayed(*(drawn(KEYS)[place] for place in (0, 1, 2, 4)))
+
+
+MIXERS = {
+    "retnet": ({"chunk": 4}, "chunk_simple_gla"),
+    "gla": ({"chunk": 4, "expand_k": 1.0, "expand_v": 2.0, "conv": 3}, "chunk_gla"),
+    "hgrn2": ({"chunk": 4}, "chunk_gla"),
+    "deltanet": ({"chunk": 4}, "chunk_delta_rule"),
+    "gated_deltanet": ({"chunk": 4}, "chunk_gated_delta_rule"),
+    "kda": ({"chunk": 4}, "chunk_kda"),
+}
+
+
+@pytest.mark.parametrize(("name", "settings", "kernel"), [(name, *told) for name, told in MIXERS.items()])
+def test_a_mixer_on_kernels_reads_what_its_reference_reads(monkeypatch, name, settings, kernel):
+    """Up to the rounding of queries, keys and values, at positions that are no padding; so do the gradients."""
+    calls = []
+    monkeypatch.setattr(recurrences, "_kernel", stand_in(calls))
+    x_BND = torch.randn(BATCH, NUM, 12, generator=torch.Generator().manual_seed(1))
+    mask_BN = torch.ones(BATCH, NUM, dtype=torch.bool)
+    mask_BN[0, [0, 3, 6]] = False
+    shape = {"width": 12, "heads": HEADS, "direction": "causal", "layer": 1, "num_layers": 2}
+    found = {}
+    for impl in ("reference", "fla"):
+        layer = build_seeded(partial(build, name, **shape, impl=impl, **settings))
+        given = x_BND.clone().requires_grad_()
+        read = before_norm(layer, given, mask_BN=mask_BN)
+        y_BND = layer(given, mask_BN=mask_BN)[mask_BN]
+        (gradient,) = torch.autograd.grad(y_BND.square().sum(), given)
+        read = read if read.shape[1] == NUM else read.transpose(1, 2)
+        found[impl] = (read[mask_BN], y_BND, gradient)
+    assert calls == [kernel] * 2, "the reference calls none"
+    for theirs, ours in zip(found["reference"], found["fla"], strict=True):
+        assert 1e-5 < float((ours - theirs).norm() / theirs.norm()) < 3e-2
+
+
+def test_what_is_made_of_others_tells_of_their_kernels():
+    written = {
+        "mix": {"pattern": ["sa", "gla"], "gla": {"impl": "fla"}},
+        "two_way": {"of": "kda", "kda": {"impl": "fla"}},
+        "gla": {"impl": "fla"},
+        "sa": {},
+        "deltanet": {},
+    }
+    found = {name: kernels_of(part("mechanisms", {"name": name, **settings})) for name, settings in written.items()}
+    assert found == {
+        "mix": ("mix.gla.impl=fla",),
+        "two_way": ("two_way.kda.impl=fla",),
+        "gla": ("gla.impl=fla",),
+        "sa": (),
+        "deltanet": (),
+    }

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,11 +18,11 @@ from stability.models.init import initialise
 from stability.models.position import Rope
 from tests.mechanisms import checks
 from tests.mechanisms.checks import build_seeded, inputs
-from tests.mechanisms.decay_loops import before_norm, carried, mapped, scaled, sigmoid, swish
+from tests.mechanisms.decay_loops import before_norm, carried, convolved, mapped, scaled, sigmoid, swish
 from tests.mechanisms.fla_naive import fla_naive
 from tests.mechanisms.sight_checks import scattered_padding
 
-VARIED = {"expand_k": 1.0, "expand_v": 2.0, "gate_rank": 3, "gate_divisor": 2.0}
+VARIED = {"expand_k": 1.0, "expand_v": 2.0, "gate_rank": 3, "gate_divisor": 2.0, "conv": 3}
 
 
 def module(**settings):
@@ -39,6 +40,9 @@ def by_loops(layer, x_ND, valid_N, *, divisor):
     of_keys, of_values = len(layer.forget.bias), layer.out.in_features
     rows = (of_keys, of_keys, of_values, of_values)
     q, k, v, g = (mapped(layer.qkvg, x_ND, sum(rows[:part]), rows[part]) for part in range(4))
+    if layer.conv is not None:
+        turned = convolved(torch.cat((q, k, v), -1), layer.conv.weight, valid_N)
+        q, k, v = turned.split(rows[:3], -1)
     scores = mapped(layer.forget, mapped(layer.forget_down, x_ND, 0, len(layer.forget_down.weight)), 0, of_keys)
     alpha = [[sigmoid(score) ** (1 / divisor) for score in row] for row in scores.tolist()]
     read = torch.zeros_like(v)
@@ -52,7 +56,7 @@ def by_loops(layer, x_ND, valid_N, *, divisor):
     return read @ layer.out.weight.T + layer.out.bias
 
 
-@pytest.mark.parametrize(("settings", "divisor"), [({}, 16), (VARIED, 2)])
+@pytest.mark.parametrize(("settings", "divisor"), [({}, 16), ({"conv": 4}, 16), (VARIED, 2)])
 @pytest.mark.parametrize("num_positions", [1, 9, 27])
 def test_equals_the_recurrence_position_by_position(num_positions, settings, divisor):
     layer, x_BND = module(chunk=4, **settings), inputs(num_positions=num_positions)
@@ -65,11 +69,16 @@ def test_equals_the_recurrence_position_by_position(num_positions, settings, div
                 torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
 
 
-def test_equals_the_public_recurrence():
-    """Of flash-linear-attention, in float32; it scales queries by 1/√K itself."""
-    layer, x_BND = module(chunk=4).float(), inputs(torch.float32, num_positions=27)
+@pytest.mark.parametrize("conv", [None, 4])
+def test_equals_the_public_recurrence(conv):
+    """Of flash-linear-attention, in float32; it scales queries by 1/√K itself. The convolution is torch's."""
+    layer, x_BND = module(chunk=4, conv=conv).float(), inputs(torch.float32, num_positions=27)
     with torch.no_grad():
-        q, k, v, _ = (part.unflatten(-1, (2, -1)) for part in layer.qkvg(x_BND).split([8, 8, 16, 16], -1))
+        qkv_BND = layer.qkvg(x_BND)[..., :32]
+        if conv is not None:
+            padded_BDM = F.pad(qkv_BND.mT, (conv - 1, 0))
+            qkv_BND = F.silu(F.conv1d(padded_BDM, layer.conv.weight, groups=32)).mT
+        q, k, v = (part.unflatten(-1, (2, -1)) for part in qkv_BND.split([8, 8, 16], -1))
         scores = layer.forget(layer.forget_down(x_BND)).unflatten(-1, (2, -1))
         expected, _ = fla_naive("gla").naive_recurrent_gla(q, k, v, scores.sigmoid().log() / 16)
         torch.testing.assert_close(before_norm(layer, x_BND), expected.transpose(1, 2), rtol=1e-4, atol=1e-5)
@@ -99,6 +108,17 @@ def test_a_decay_is_of_a_feature_of_the_keys():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_a_convolution_of_one_position_and_weight_one_is_the_swish_of_the_projections():
+    """Of queries, keys and values, and not of the gates."""
+    layer, x_BND = module(conv=1), inputs()
+    with torch.no_grad():
+        layer.conv.weight.fill_(1.0)
+        given = layer.qkvg(x_BND)
+        q, k, v, g = layer.projected(x_BND, None)
+    assert torch.equal(g, given[..., 32:])
+    assert torch.equal(torch.cat((q, k, v), -1), F.silu(given[..., :32]))
+
+
 def test_padding_anywhere_is_as_if_it_were_not_there():
     layer, x_BND = module(chunk=4), inputs(num_positions=7)
     alone = layer(x_BND)
@@ -120,13 +140,14 @@ def test_the_runs_positions_do_not_matter():
     assert torch.equal(*outputs)
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({}, 4), ({"expand_k": 1.0}, 5), ({"expand_v": 2.0}, 7)])
+@pytest.mark.parametrize(("settings", "expected"), [({}, 4), ({"expand_k": 1.0}, 5), ({"expand_v": 2.0, "conv": 3}, 7)])
 def test_widths_are_as_declared(settings, expected):
     layer, config = module(**settings), settings_of("mechanisms", "gla", settings)
     assert layer.qkvg.weight.numel() + layer.out.weight.numel() == expected * 16 * 16
     assert sum(layer.own_splits["qkvg"]) == layer.qkvg.out_features
     of_keys, of_values = len(layer.forget.bias), layer.out.in_features
-    assert GatedLinearAttention.state_size(config, MixerShape(16, 2, "causal"), 99) == of_keys * of_values // 2
+    held = 0 if layer.conv is None else 2 * (2 * of_keys + of_values)
+    assert GatedLinearAttention.state_size(config, MixerShape(16, 2, "causal"), 99) == of_keys * of_values // 2 + held
 
 
 def test_a_head_that_its_share_does_not_divide_is_rounded():
@@ -164,6 +185,14 @@ def test_cost_is_what_the_flop_counter_counts_and_the_scores_that_are_no_matrix_
     assert counter.get_total_flops() == 2 * (cost - scores)
 
 
+def test_cost_of_a_convolution_is_its_taps_of_each_query_key_and_value():
+    shape = MixerShape(16, 2, "causal")
+    without, with_conv = (
+        GatedLinearAttention.cost(settings_of("mechanisms", "gla", {"conv": conv}), shape, 30) for conv in (None, 3)
+    )
+    assert with_conv - without == 3 * 30 * (8 + 8 + 16)
+
+
 def test_in_bfloat16_decays_and_state_are_those_of_float32():
     layer, x_BND = module().float(), inputs(torch.float32, num_positions=60)
     expected = layer.log_decay(x_BND)
@@ -179,6 +208,7 @@ def test_in_bfloat16_decays_and_state_are_those_of_float32():
         ({"expand_k": 0}, "mechanism.gla.expand_k=0: input should be greater than 0"),
         ({"gate_rank": 0}, "mechanism.gla.gate_rank=0: input should be greater than or equal to 1"),
         ({"gate_divisor": -1}, "mechanism.gla.gate_divisor=-1: input should be greater than 0"),
+        ({"conv": 0}, "mechanism.gla.conv=0: input should be greater than or equal to 1"),
         ({"chunk": 0}, "mechanism.gla.chunk=0: input should be greater than or equal to 1"),
     ],
 )

@@ -116,9 +116,11 @@ def test_scores_that_are_close_to_each_other_all_have_a_part_in_the_threshold():
     assert positions_felt(module, 9) < 9, "scores far apart: whoever is not among the best is forgotten"
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_recurrent_mechanism_carries_as_many_numbers_as_it_says(name):
-    settings = FEW.get(name, SMALL.get(name, {}))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, FEW.get(name, SMALL.get(name, {}))) for name in RECURRENT] + [("gla", {"chunk": 4, "conv": 3})],
+)
+def test_a_recurrent_mechanism_carries_as_many_numbers_as_it_says(name, settings):
     told = size(name, settings, 200)
     assert told == size(name, settings, 10_000), "it grows with what was read"
     assert told - UNREAD.get(name, 0) == recurrent_numbers(made(name, settings), told)

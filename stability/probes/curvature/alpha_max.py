@@ -11,15 +11,18 @@ from typing import Any
 
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
+from stability.config.parse import parse_run
+from stability.config.parts import require_second_derivatives
 from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature import spectra
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.protocol import StoredSteps
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory, read_jsonl, step_of, write_atomically
+from stability.runs.directory import RunDirectory, read_json, read_jsonl, step_of, write_atomically
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import SPECTRA
+from stability.training.checkpoint import manifest_of
 
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
@@ -62,6 +65,7 @@ def measure(
             f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that "
             "reached their verdict"
         )
+    _require_second_derivatives(read_json(directory.spec_file), directory.run_id)
     states, tables = _missing_states(directory, curvature), dict(spectra.missing_tables(directory, curvature))
     for phase in wanted(directory, curvature.phase):
         missing, names = states.get(phase, ()), tables.get(phase, ())
@@ -69,6 +73,13 @@ def measure(
             folder = phases(directory, phase).get(phase)
             loaded = None if folder is None else Loaded.read(folder, cache_dir)
             yield from _clocked(_measure(directory, loaded, phase, missing, names, curvature, device), directory, phase)
+
+
+def _require_second_derivatives(spec: dict[str, Any], whose: str) -> None:
+    """Raise a ``ValueError`` of one line for a model whose kernels have none, whatever the method: gradients in
+    bfloat16 are too coarse for differences of them, too. ``spec``: the run's, as it is on disk."""
+    remedy = "train a run with impl=reference for it"
+    require_second_derivatives(parse_run(spec).mechanism, f"{whose}: α_max", remedy)
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
@@ -92,7 +103,9 @@ def measure_checkpoint(
 ) -> Iterator[None]:
     """Measure one checkpoint folder, wherever it stands in its run, under a phase's name of its own, whether or not it
     was measured before."""
-    directory, loaded = RunDirectory.at(folder.parent.parent), Loaded.read(folder, cache_dir)
+    directory = RunDirectory.at(folder.parent.parent)
+    _require_second_derivatives(manifest_of(folder)["spec"], f"{directory.run_id}, {folder.name}")
+    loaded = Loaded.read(folder, cache_dir)
     states = curvature.state if _has_steps(curvature) else ()
     names = tuple(name for name in SPECTRA if name in curvature.measure)
     yield from _measure(directory, loaded, phase, states, names, curvature, device)
