@@ -25,6 +25,8 @@ class LowerBounds(SharedByLayers):
     the cumulative sum less its first, so that it is 0 in the first layer and rises towards 1 with depth. ``logit_LK``:
     Γ, 0 at first, where lb_l = l / L."""
 
+    is_table = True  # logits, and no map: optimizers of matrices leave them alone
+
     def __init__(self, num_layers: int, width: int):
         super().__init__()
         self.logit_LK = nn.Parameter(torch.zeros(num_layers, width))

@@ -15,9 +15,10 @@ OF_REST = "rest_"  # with which the settings of AdamW begin in an optimizer of m
 
 def kind_of(parameter: nn.Parameter, role: str | None, owner: nn.Module | None = None) -> str:
     """Return `MATRICES` for a parameter of two axes whose role is among `MATRIX_ROLES`, or that has no role and is no
-    table of an ``nn.Embedding``; else `REST`."""
+    table; else `REST`. A table is that of an ``nn.Embedding``, or of a module that says so (``is_table``)."""
     is_one = parameter.ndim == 2 and (role is None or role in MATRIX_ROLES)
-    return MATRICES if is_one and not isinstance(owner, nn.Embedding) else REST
+    is_table = isinstance(owner, nn.Embedding) or getattr(owner, "is_table", False)
+    return MATRICES if is_one and not is_table else REST
 
 
 def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:

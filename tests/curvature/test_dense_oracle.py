@@ -46,14 +46,10 @@ def combinations():
 
 
 MODELS = list(combinations())
-# The draw that moves a model's parameters, where it is not the first: of these, the first is one of the few at which two
-# displacements agree by chance better than either is right, or at which AdamW's step is a bend of the loss long.
-DRAWS = {
-    ("deltanet", "rmsnorm", "ar"): 2,
-    ("fox", "rmsnorm", "ar"): 2,
-    ("gated_deltanet", "rmsnorm", "ar"): 2,
-    ("kda", "rmsnorm", "ar"): 5,
-}
+# Models whose heads have 4 features, not 2. Of 2 features both are near zero at some position under most draws of the
+# parameters: there |k|² and the mean of a head's squares are as small as the ε of the norms that divide by them (1e-6 and
+# 1e-5), the loss bends over a displacement of √ε, no longer than a step's, and float32 keeps too little of what cancels.
+WIDTHS = {"deltanet": 8, "fox": 8, "gated_deltanet": 8, "kda": 8}
 every_model = pytest.mark.parametrize("model", MODELS, ids=["-".join(model) for model in MODELS])
 every_scale = pytest.mark.parametrize("scale", SCALES, ids=["weights", "weights_times_4"])
 both_norms = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -101,8 +97,9 @@ def small(config):
 
 
 def spec_of(mechanism, norm, objective):
+    size = {"layers": 2, "width": WIDTHS.get(mechanism, 4), "heads": 2, "positions": POSITIONS, "ffn_multiple": 2}
     values = {
-        "model": {"name": "oracle", "layers": 2, "width": 4, "heads": 2, "positions": POSITIONS, "ffn_multiple": 2},
+        "model": {"name": "oracle", **size},
         "objective": {"name": objective, **small(Registry("objectives").load(objective).Config)},
         "data": {"name": "images" if Registry("objectives").load(objective).corpus_kind == "images" else "stdlib"},
         "schedule": {"name": "constant"},
@@ -118,7 +115,7 @@ def spec_of(mechanism, norm, objective):
     )
 
 
-def shaken_model(spec, scale, draw=1):
+def shaken_model(spec, scale):
     """Every parameter moved off its initial value (gains of one and biases of zero hide terms), matrices times
     ``scale``, rounded to float32.
 
@@ -126,7 +123,7 @@ def shaken_model(spec, scale, draw=1):
     parameters alone changes uᵀHu by 1e-5.
     """
     model = build_model(spec, format_for(spec)).double()
-    generator = torch.Generator().manual_seed(draw)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():
             moved = param + 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64)
@@ -183,7 +180,7 @@ def oracle_of(spec, model):
 @cache
 def oracle(model, scale):
     spec = spec_of(*model)
-    return oracle_of(spec, shaken_model(spec, scale, DRAWS.get(model, 1)))
+    return oracle_of(spec, shaken_model(spec, scale))
 
 
 @every_scale

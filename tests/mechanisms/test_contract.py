@@ -11,6 +11,8 @@ from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.optimizers._groups import kinds
+from stability.optimizers._kinds import MATRICES
 from stability.registry import Registry
 from tests.mechanisms import checks, faults, names, sight_faults
 from tests.mechanisms.plugins.gated import GatedMean
@@ -196,6 +198,15 @@ def test_check_catches_a_fault_that_shows_only_beyond_nine_positions(check, faul
     check(checks.build_seeded(fault), lengths=(1, 9))
     with pytest.raises(AssertionError, match="N = "):
         check(checks.build_seeded(fault))
+
+
+@pytest.mark.parametrize("name", names.RECURRENT)
+def test_optimizers_of_matrices_take_nothing_of_a_recurrence_but_linear_maps(name):
+    """Tables of rates or bounds have two axes, too, and orthogonalised mean nothing."""
+    module = build(name, width=16, heads=2, direction="causal", layer=1, num_layers=2, **SMALL[name])
+    maps = {id(part.weight) for part in module.modules() if isinstance(part, nn.Linear)}
+    taken = [key for key, kind in kinds(module).items() if kind == MATRICES]
+    assert taken and not [key for key in taken if id(module.get_parameter(key)) not in maps]
 
 
 def test_what_is_written_down_is_of_mechanisms_that_there_are():
