@@ -81,6 +81,7 @@ def timed_as(run: RunSpec, variant: str) -> str:
 
 
 def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
+    """Return what one kind of run costs; it is timed where the model is not too large for this machine."""
     from stability.build import build_objective, count_parameters, resolve_device, sequence_state_bytes
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
