@@ -18,7 +18,8 @@ LINEAR_BLOCK = 32
 
 @dataclass(frozen=True)
 class Gates:
-    """What each position does to a memory M and its momentum S, (B, H, N) each: S ← η S − θ ∇, M ← (1 − α) M + p S.
+    """The gates by which each position changes a memory M and its momentum S, (B, H, N) each: S ← η S − θ ∇,
+    M ← (1 − α) M + p S.
 
     ``log_kept``: ln(1 − α) ≤ 0; ``log_carried``: ln η ≤ 0, None without momentum (η = 0); ``rate``: θ; ``added``: p, 1
     at a position that counts, 0 at one that leaves the memory as it is.

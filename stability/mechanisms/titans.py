@@ -85,12 +85,12 @@ class Titans(AbstractRecurrent):
 
         @property
         def chunk_length(self) -> int:
-            """How many positions a chunk has, where none is given, too."""
+            """Return how many positions a chunk has, where none is given, too."""
             return self.chunk or (MLP_CHUNK if self.memory == "mlp" else 1)
 
         @property
         def states(self) -> int:
-            """How many matrices are kept of each one of the memory: M, and S where there is momentum."""
+            """Return how many matrices are kept of each one of the memory: M, and S where there is momentum."""
             return 2 if self.momentum else 1
 
         @property
@@ -175,7 +175,7 @@ class Titans(AbstractRecurrent):
         return float(count)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Recall, or attend and gate by what is recalled: (B, N, D) → (B, N, D)."""
+        """Return what is recalled, or what is attended to and gated by what is recalled: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         if self.config.form == "memory_only":
             return self._joined(self.norm(self.recalled(x_BND, mask_BN=mask_BN)))
