@@ -23,7 +23,7 @@ from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, unjudged_window, window_claims
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.learning import Learned, little, most_learned
+from analysis.numbers.learning import Learned, little, most_learned, why_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
 from analysis.study import wording
@@ -69,10 +69,8 @@ def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
     seeds are judged as a mechanism's are."""
     if not (compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study)):
         return []
-    learned = {name: Learned.of(study, each) for name, each in found.items()}
-    most = most_learned(list(learned.values()))
-    shortfalls = {name: each.shortfall(most) for name, each in learned.items()}
-    return [*rivals.claims(study, found, shortfalls), *mixers.claims(study, shortfalls)]
+    lacking = why_untrained(study)
+    return [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:

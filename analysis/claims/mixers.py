@@ -24,6 +24,8 @@ from analysis.claims.pairs import compared as measures_of
 from analysis.claims.rivals import best_claim
 from analysis.claims.words import weight
 from analysis.numbers.comparison import TIE_DECADES, decide
+from analysis.numbers.kinds import Numbers
+from analysis.numbers.learning import why_untrained
 from analysis.numbers.mixers import (
     PLAIN,
     Edges,
@@ -38,7 +40,11 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
 
-QUANTITIES = (NLL, WINDOW, RATIO, SENSITIVITY)
+OF_LEARNING = (
+    WINDOW,
+    RATIO,
+    SENSITIVITY,
+)  # say something of those that learned: what does not hardly reacts to its rate
 CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, which gives neither n nor an interval
 # D.4.2 and D.5.2 (at 3 billion parameters): which of two has the lower loss
@@ -178,13 +184,23 @@ def _median(edges: Mapping[int, tuple[float, float]], seeds: list[int]) -> str:
 
 def reading(study: Study) -> list[str]:
     """Return the sentences on each group of mechanisms; [] where the study compares none."""
-    found = groups(study)
+    found, lacking = groups(study), why_untrained(study)
     texts = []
     for group in found:
         numbers = numbers_of(study, group)
         plain, ordered = plain_of(numbers), list(numbers.values())
-        own = [divergences(ordered), best(ordered, "mechanism")]
-        own += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
+        few = [each for each in ordered if lacking[each.series]]
+        own = [divergences(ordered), best(ordered, "mechanism"), compared(NLL, ordered, plain)]
+        own += [_left_out(few)] if few else []
+        trained = [each for each in ordered if each not in few]
+        own += [compared(quantity, trained, plain) for quantity in OF_LEARNING] if plain in trained else []
+        own = [text for text in own if text]
         prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
         texts += [prefix + text for text in (*own, rule(ordered, plain))]
     return texts
+
+
+def _left_out(few: list[Numbers]) -> str:
+    """Say which kinds learned too little for their windows, steps and sensitivities to be compared."""
+    names = listed([each.name for each in few])
+    return f"{names} learned too little: no window, step or sensitivity is compared with theirs."

@@ -176,7 +176,9 @@ def picture(path: Path, caption: str) -> str:
 
 
 def boxed(paragraphs: Sequence[str]) -> str:
-    """Return paragraphs on a tinted ground: what a hurried reader should read."""
+    """Return paragraphs on a tinted ground, what a hurried reader should read; nothing where there are none."""
+    if not paragraphs:
+        return ""
     return (
         '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n'
         + "\n\n".join(prose(text) for text in paragraphs)

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from analysis.numbers.spread import Spread
-from analysis.numbers.windows import SeriesWindows, outcomes
+from analysis.numbers.windows import SeriesWindows, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed
@@ -96,6 +96,13 @@ class Learned:
 def most_learned(all_of_setting: list[Learned]) -> float:
     """Return the largest gain; NaN where none is known."""
     return max((each.gain for each in all_of_setting if math.isfinite(each.gain)), default=math.nan)
+
+
+def why_untrained(study: Study) -> dict[str, str]:
+    """Return by series of a study why it learned too little to speak about, "" where it did not."""
+    learned = {name: Learned.of(study, each) for name, each in windows(study).items()}
+    most = most_learned(list(learned.values()))
+    return {name: each.shortfall(most) for name, each in learned.items()}
 
 
 def little(named: dict[str, Learned]) -> str:

@@ -183,6 +183,16 @@ def test_the_reading_counts_divergences_first_and_compares_each_with_sa(tmp_path
     assert "4 comparisons a quantity, uncorrected" in whole
 
 
+def test_what_learned_too_little_has_no_window_to_compare(tmp_path):
+    flat = (9.0, 8.9, 9.0)  # above what the tokens' frequencies alone would give: as wide a window as there are rates
+    whole = " ".join(reading(load(write_mixers(tmp_path, {"sa": SA, "sigmoid": flat, "gated_softmax": HIGHER}))))
+    assert "sigmoid learned too little: no window, step or sensitivity is compared with theirs." in whole
+    assert "against sa's seed by seed: higher of sigmoid" in whole  # its NLL is
+    for opening in ("Stable window", "Sensitivity"):
+        sentence = next(text for text in whole.split(". ") if text.startswith(opening))
+        assert "sigmoid" not in sentence and "gated_softmax" in sentence
+
+
 def test_tables_hold_windows_and_costs(tmp_path):
     folder = write_mixers(tmp_path)
     windows, costs = mixer_tables(load(folder))
