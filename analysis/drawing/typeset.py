@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROWS_KEPT_TOGETHER = 16
+LONG_NAME = 14  # characters of a heading beyond which it may break after an underscore
 TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 
 
@@ -125,6 +126,9 @@ def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
 
 
 def _label(text: str) -> str:
+    """Return a heading of columns; a long name may break after an underscore, lest it run into its neighbour."""
+    if len(text) > LONG_NAME:
+        text = text.replace("_", "_\u200b")
     return f"strong[{prose(text)}]" if text else "[]"
 
 

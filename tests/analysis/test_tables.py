@@ -70,6 +70,13 @@ def test_only_the_best_rate_of_a_column_is_bold(quickstart):
     assert [sum(row[column].bold for row in table.rows) for column in range(1, 5)] == [1, 1, 1, 1]
 
 
+def test_a_long_name_may_break_where_it_heads_a_column():
+    names = ("", "sa", "sparse_transformer", "mhc_lite")
+    source = Table("Title", "Caption.", names, ((*map(Cell, names),),)).typst()
+    assert "sparse_\u200btransformer" in source and "mhc_lite" in source
+    assert source.count("\u200b") == 1  # in the heading alone
+
+
 def test_wide_studies_are_split_evenly():
     assert [len(part) for part in tables.chunks([str(i) for i in range(7)], 6)] == [4, 3]
     assert tables.chunks(["a", "b"], 6) == [("a", "b")]
