@@ -126,10 +126,11 @@ def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a heading of columns; a long name may break after an underscore, lest it run into its neighbour."""
-    if len(text) > LONG_NAME:
-        text = text.replace("_", "_\u200b")
-    return f"strong[{prose(text)}]" if text else "[]"
+    """Return a heading of columns; a long word may break after an underscore, lest it run into its neighbour."""
+    source = prose(text)
+    if len(text) > LONG_NAME and " " not in text:
+        source = source.replace("_", "_\u200b")
+    return f"strong[{source}]" if text else "[]"
 
 
 def _cell(cell: Cell) -> str:
