@@ -95,7 +95,12 @@ OTHERS: dict[str, Any] = {
     "titans.chunk": 3,
     "titans.window": 2,
     "mhc_lite.permutations": 3,
-    **{f"{name}.chunk": 4 for name in ("deltanet", "gated_deltanet", "kda", "retnet")},  # other chunks round otherwise
+    "mamba.dt_range": [0.01, 0.1],
+    "mamba2.dt_range": [0.01, 0.1],
+    "mamba2.a_range": [1.0, 4.0],
+    **{
+        f"{name}.chunk": 4 for name in ("deltanet", "gated_deltanet", "kda", "mamba", "mamba2", "retnet")
+    },  # rounds otherwise
 }
 # of blocks so small that 16 positions have several
 CAUSAL_NSA: dict[str, Any] = {
