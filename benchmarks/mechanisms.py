@@ -33,8 +33,7 @@ from torch import nn
 from benchmarks._machine import machine
 from benchmarks._training import Size, interleaved, training
 from stability.config.parts import settings_of
-from stability.mechanisms import MixerShape
-from stability.mechanisms._recurrent import AbstractRecurrent
+from stability.mechanisms import AbstractRecurrent, MixerShape
 from stability.models.auxiliary import parted
 from stability.registry import Registry, add_plugin
 

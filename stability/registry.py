@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -33,11 +34,7 @@ class Registry:
 
         No part is imported where nothing is asked of them.
         """
-        package = importlib.util.find_spec(f"stability.{self.family}")
-        assert package is not None
-        folders = package.submodule_search_locations
-        own = [info.name for info in pkgutil.iter_modules(folders) if not info.name.startswith("_")]
-        names = sorted({*own, *(name for family, name in _plugins if family == self.family)})
+        names = sorted({*_files(self.family), *plugins_of(self.family)})
         return tuple(
             name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items())
         )
@@ -49,6 +46,15 @@ class Registry:
             raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
         return importlib.import_module(path).EXPORT
+
+
+@functools.cache  # asked for by every key of every part, and no file is added while a process runs
+def _files(family: str) -> tuple[str, ...]:
+    """Return the public names of the files in a family's package."""
+    package = importlib.util.find_spec(f"stability.{family}")
+    assert package is not None
+    found = pkgutil.iter_modules(package.submodule_search_locations)
+    return tuple(info.name for info in found if not info.name.startswith("_"))
 
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:

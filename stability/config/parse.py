@@ -8,6 +8,7 @@ from stability.config.base import AnySettings, Settings, checked
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import filled
+from stability.config.parts import Part, part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
@@ -38,6 +39,16 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 def parse_run(values: dict[str, Any]) -> RunSpec:
     """Return the `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than
     the file has its neutral value."""
+    return checked(RunSpec, _known(values))
+
+
+def mechanism_of(values: dict[str, Any]) -> Part:
+    """Return the mechanism of a ``spec.json`` as `parse_run` does, without reading the rest."""
+    return part("mechanisms", _known(values)["mechanism"])
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's values with neutral ones for younger fields, after its plugins were made known."""
     for module in values.get("plugins") or ():
         add_plugin(module)
-    return checked(RunSpec, filled(values, RunSpec))
+    return filled(values, RunSpec)

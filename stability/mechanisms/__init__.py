@@ -8,6 +8,7 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._fla import require_kernels
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.mechanisms._recurrent import AbstractRecurrent
 from stability.mechanisms._training_free import AbstractTrainingFree, Variant
 from stability.models.auxiliary import WithLoss
 from stability.models.precision import at_least_float32
@@ -17,6 +18,7 @@ __all__ = [
     "AbstractConsensus",
     "AbstractCrossMechanism",
     "AbstractMechanism",
+    "AbstractRecurrent",
     "AbstractSoftmaxAttention",
     "AbstractTrainingFree",
     "MixerShape",

@@ -49,7 +49,7 @@ MODELS = list(combinations())
 # Models whose heads have 4 features, not 2. Of 2 features both are near zero at some position under most draws of the
 # parameters: there |k|² and the mean of a head's squares are as small as the ε of the norms that divide by them (1e-6 and
 # 1e-5), the loss bends over a displacement of √ε, no longer than a step's, and float32 keeps too little of what cancels.
-WIDTHS = {"deltanet": 8, "fox": 8, "gated_deltanet": 8, "kda": 8}
+WIDTHS = {"deltanet": 8, "fox": 8, "gated_deltanet": 8, "kda": 8, "titans": 8}
 every_model = pytest.mark.parametrize("model", MODELS, ids=["-".join(model) for model in MODELS])
 every_scale = pytest.mark.parametrize("scale", SCALES, ids=["weights", "weights_times_4"])
 both_norms = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])

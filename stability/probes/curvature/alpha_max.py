@@ -11,7 +11,7 @@ from typing import Any
 
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
-from stability.config.parse import parse_run
+from stability.config.parse import mechanism_of
 from stability.config.parts import require_second_derivatives
 from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded
@@ -79,7 +79,7 @@ def _require_second_derivatives(spec: dict[str, Any], whose: str) -> None:
     """Raise a ``ValueError`` of one line for a model whose kernels have none, whatever the method: gradients in
     bfloat16 are too coarse for differences of them, too. ``spec``: the run's, as it is on disk."""
     remedy = "train a run with impl=reference for it"
-    require_second_derivatives(parse_run(spec).mechanism, f"{whose}: α_max", remedy)
+    require_second_derivatives(mechanism_of(spec), f"{whose}: α_max", remedy)
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
