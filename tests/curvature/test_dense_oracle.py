@@ -28,9 +28,9 @@ LOGITS, SCALES = 500.0, (1.0, 4.0)
 VOCABULARY, POSITIONS, SEQUENCES = 5, 6, 3
 
 
-# The mechanisms that stand beside every objective and both norms; another adds its own operations to the curvature, which
-# do not depend on these, and stands beside one of each direction.
-CROSSED = ("attentionx", "mix", "sa", "sc", "sw", "two_way")
+# The mechanisms that stand beside every objective, and of these the ones that stand beside both norms; another adds its
+# own operations to the curvature, which do not depend on these, and stands beside one of each direction.
+CROSSED, UNDER_BOTH_NORMS = ("attentionx", "mix", "sa", "sc", "sw", "two_way"), ("sa", "sc")
 
 
 def combinations():
@@ -40,7 +40,8 @@ def combinations():
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
             found = list(objectives(direction))
             if name in CROSSED:
-                yield from ((name, norm, objective) for objective in found for norm in ("layernorm", "rmsnorm"))
+                norms = ("layernorm", "rmsnorm") if name in UNDER_BOTH_NORMS else ("layernorm",)
+                yield from ((name, norm, objective) for objective in found for norm in norms)
             else:
                 yield name, "rmsnorm", found[0]
 
