@@ -52,6 +52,7 @@ def test_the_step_s_alpha_max_is_where_its_parabola_comes_back(tmp_path):
     assert (tmp_path / "reports" / "loss_along_the_step.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_the_sweep_is_read_as_its_tables_say(tmp_path):
     said = run("sweep_and_read.py", tmp_path, "out")
     runs = pd.read_parquet(next((tmp_path / "out").rglob("results/runs.parquet")))

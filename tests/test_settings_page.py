@@ -19,7 +19,7 @@ from stability.cli.compose import compose
 from stability.cli.words import ADDED, Invocation
 from stability.config.groups import Group
 from stability.config.parse import SPECS
-from stability.config.parts import Part
+from stability.config.parts import AXES, Part
 from stability.registry import FAMILIES, Registry
 
 pytest.importorskip("mkdocs")
@@ -70,13 +70,16 @@ def missing(schema, rows):
 
 def unknown(root, rows):
     """The keys that cannot be typed, each with what is said of it; those with something to fill in are not asked."""
-    by_choice = defaultdict(list)
+    by_choice, chosen = defaultdict(list), defaultdict(dict)
     for row in rows:
         if "<" not in row.key:
-            by_choice[row.needs.split(" or ")[0]].append(row.key)
+            group, _, choice = row.needs.split(" or ")[0].partition("=")
+            of = group if group in AXES else row.needs.split(" or ")[0]  # all parts of an axis stand in one sweep
+            by_choice[of].append(row.key)
+            chosen[of][choice.strip("[]")] = None
     found = [row.key for row in rows if "<" not in row.key and row.key.startswith(ADDED)]  # Hydra takes any key there
     for needs, keys in by_choice.items():
-        given = [needs] * bool(needs)
+        given = [f"{needs}=[{','.join(chosen[needs])}]" if needs in AXES else needs] * bool(needs)
         dotted = [f"{key}=null" for key in keys if "." in key or not is_choice(root, key)]
         try:
             compose(root, Invocation.of([*given, *dotted]))
@@ -103,10 +106,9 @@ def test_every_key_on_the_page_is_known_to_the_command(settings_page, root):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_setting_of_a_part_is_on_the_page_as_it_is_typed(settings_page, family):
     registry, tables = Registry(family), settings_page.parts()
-    for name in registry.names():
-        rows = tables[f"{registry.noun} {name}"]
-        assert missing(registry.load(name).Config, rows) == []
-        assert unknown("sweep", rows) == []
+    rows = {name: tables[f"{registry.noun} {name}"] for name in registry.names()}
+    assert [missing(registry.load(name).Config, rows[name]) for name in rows] == [[] for _ in rows]
+    assert unknown("sweep", [row for each in rows.values() for row in each]) == []
 
 
 def test_what_is_filled_in_is_read_as_the_page_says(settings_page):

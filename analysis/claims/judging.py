@@ -28,6 +28,7 @@ from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
+from analysis.study.once import once_per_study
 from analysis.words import count_range, listed, plural
 from stability.runs.words import Words
 
@@ -46,6 +47,7 @@ def paragraph(study: Study) -> str:
     return " ".join(claim.text for claim in judge(study))
 
 
+@once_per_study
 def judge(study: Study) -> tuple[Claim, ...]:
     """Return the claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what
     limits them: missing runs, and the scale."""

@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.study.load import FINISHED, Column, Frame, Study
+from analysis.study.once import once_per_study
 
 TOLERANCE = 0.05
 HALF = 0.5  # of the nats between the token-frequency NLL and the best NLL
@@ -147,6 +148,7 @@ def outcome(run, column: str = VALIDATION) -> float:
     return value if math.isfinite(value) else math.inf if column == VALIDATION else math.nan
 
 
+@once_per_study
 def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
     """Return a table, LR × seed, of each run's `outcome`; NaN where the sweep has no such run."""
     runs = study.of(series)
@@ -177,6 +179,7 @@ class SeriesWindows:
         return tuple(each.width for each in self.by_seed.values() if each is not None)
 
 
+@once_per_study
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
     """Return the windows of every series of a study, in the study's order, on the validation NLL or the generative one
     (which no token-frequency NLL belongs to)."""

@@ -265,6 +265,7 @@ def crash(trial):
             raise ValueError("planted")
 
 
+@pytest.mark.slow
 def test_tunes_own_tables_say_of_finished_diverged_and_failed_runs_what_the_ledger_does(cluster, tmp_path):
     spec, trials = make_sweep(tmp_path, "lr=[1e-2,1e4]", "seeds=2", "launcher=ray", "name=study")
     launching.run(spec, trials, console=Console(file=io.StringIO()), run=run_and_crash_once)
@@ -272,6 +273,7 @@ def test_tunes_own_tables_say_of_finished_diverged_and_failed_runs_what_the_ledg
     assert_agrees(launching.folder_of(spec), [trial.directory for trial in trials])
 
 
+@pytest.mark.slow
 def test_tunes_own_tables_are_copied_to_the_study_while_its_runs_are_trained(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_launcher, "COPY_S", 1)
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")

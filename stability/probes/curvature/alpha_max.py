@@ -65,12 +65,13 @@ def measure(
             f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that "
             "reached their verdict"
         )
-    _require_second_derivatives(read_json(directory.spec_file), directory.run_id)
     states, tables = _missing_states(directory, curvature), dict(spectra.missing_tables(directory, curvature))
     for phase in wanted(directory, curvature.phase):
         missing, names = states.get(phase, ()), tables.get(phase, ())
         if missing or names:
             folder = phases(directory, phase).get(phase)
+            if folder is not None:
+                _require_second_derivatives(read_json(directory.spec_file), directory.run_id)
             loaded = None if folder is None else Loaded.read(folder, cache_dir)
             yield from _clocked(_measure(directory, loaded, phase, missing, names, curvature, device), directory, phase)
 
