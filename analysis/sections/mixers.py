@@ -120,7 +120,9 @@ def _memory_cell(memory: float, plain: float) -> Cell:
 
 
 def _state_cell(state: float, plain: float) -> Cell:
-    return Cell(f"{state / 2**10:.1f}", f"{state / plain:.2f}") if math.isfinite(state) else Cell("--")
+    if not math.isfinite(state):
+        return Cell("--")
+    return Cell(f"{state / 2**10:.1f}", f"{state / plain:.2f}" if math.isfinite(plain) else "")
 
 
 def figures(study: Study) -> Figures:

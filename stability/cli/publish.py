@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stability.registry import Registry
 from stability.runs.study import StudyFolder
 from stability.startup import uncollected
 
@@ -31,9 +32,8 @@ def publish(
         return
     with uncollected():
         from analysis.report import build, summary
-        from stability.runs.results import collect, write
 
-    write(collect(study.path), study.results)
+    _collect(study)
     print(text := summary(study.path, phases))
     if pdf is not None:
         print(f"report: {build(study.path, pdf.parent)}")
@@ -43,10 +43,29 @@ def publish(
 def collected(study: StudyFolder) -> Study:
     """Collect a study's runs into parquet anew and return it as its tables and figures read it."""
     from analysis.study.load import load
-    from stability.runs.results import collect, write
 
-    write(collect(study.path), study.results)
+    _collect(study)
     return load(study.path)
+
+
+def _collect(study: StudyFolder) -> None:
+    with uncollected():
+        from stability.runs.results import collect, write
+
+    write(collect(study.path, {"state_bytes": _state_bytes}), study.results)
+
+
+def _state_bytes(spec: dict[str, Any]) -> int | None:
+    """Return what `stability.build.sequence_state_bytes` says of a run's spec; None where a part that it names is not
+    to be had here."""
+    from stability.build import sequence_state_bytes
+    from stability.config.parse import parse_run
+
+    try:
+        run = parse_run(spec)
+    except ValueError:  # a plugin's run can be reported where the plugin is not
+        return None
+    return sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction)
 
 
 def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -40,6 +41,9 @@ from stability.runs.study import StudyFolder
 # what a model is, and computes in, that has no column of its own: unless a run says otherwise
 USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
 
+ToldBySpec = Mapping[str, Callable[[dict[str, Any]], Any]]
+NOTHING_TOLD: ToldBySpec = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Results:
@@ -57,8 +61,9 @@ class Results:
     searches: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
-def collect(study: str | Path) -> Results:
-    """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file
+def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Results:
+    """Read every run that a study lists, finished or not. ``told_by_spec``: by name the columns that a run's spec
+    tells, for results that are older than such a column. Errors: ``ValueError`` where the folder is no study or a file
     is damaged."""
     folder = StudyFolder(study)
     record = folder.read()
@@ -87,7 +92,7 @@ def collect(study: str | Path) -> Results:
     )
     stopped = record.get("stopped", {})  # of a search: why it left a run
     runs = [
-        _run_row(folder.path.name, each, scores[each.directory.run_id])
+        _run_row(folder.path.name, each, scores[each.directory.run_id], told_by_spec)
         | {"variant": variants.get(each.directory.run_id, "")}
         for each in files
     ]
@@ -137,7 +142,12 @@ def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
     return next((table for table in tables if table["phase"][0].as_py() == phase), None)
 
 
-def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[str, Any]:
+def _run_row(
+    study: str,
+    files: RunFiles,
+    scores: Sequence[pa.Table],
+    told_by_spec: ToldBySpec,
+) -> dict[str, Any]:
     """Return one run's row of `RUNS_COLUMNS`: its status, spec, result and generative NLL as far as it has them."""
     status = files.status
     row: dict[str, Any] = {
@@ -151,7 +161,8 @@ def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[st
     row |= _spec_columns(files.spec) if files.spec else {}
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
-    return row | result | _generative_nll(_of_phase(scores, TERMINAL))
+    younger = {name: tell(files.spec) for name, tell in told_by_spec.items() if found and name not in found}
+    return row | result | younger | _generative_nll(_of_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:

@@ -261,6 +261,10 @@ def test_what_is_kept_of_a_sequence_is_a_column_where_it_is_recorded(tmp_path):
     assert costs.header[-1] == "state (KiB)" and "below it over sa's" in costs.caption
     cells = {row[0].text: (row[-1].text, row[-1].detail) for row in costs.rows}
     assert cells == {"sa": ("4.0", "1.00"), "fox": ("6.0", "1.50"), "sc": ("--", "")}
+    frame["state_bytes"] = frame["mechanism"].map({"sa": None, "fox": 6144.0, "sc": None})
+    write_table(file, "runs", frame.to_dict("records"))
+    costs = mixer_tables(load(folder))[1]
+    assert {row[0].text: row[-1].detail for row in costs.rows} == {"sa": "", "fox": "", "sc": ""}, "over nothing known"
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])

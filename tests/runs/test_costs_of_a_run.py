@@ -3,6 +3,7 @@ the study's table."""
 
 from __future__ import annotations
 
+import json
 import statistics
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stability.build import sequence_state_bytes
+from stability.cli.publish import collected
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
@@ -44,6 +46,22 @@ def test_a_run_that_can_go_on_reading_records_the_bytes_that_it_keeps_of_a_seque
     study.write([causal.run_id, both.run_id])
     found = collect(study.path).runs["state_bytes"]
     assert found[0] == expected and pd.isna(found[1])
+
+
+def test_what_a_run_of_an_older_version_keeps_is_told_by_its_spec_and_of_a_plugin_that_is_gone_not(lab):
+    runs = [lab.train(lab.spec(objective={"name": "ar"}, seed=seed)) for seed in (0, 1)]
+    size = lab.spec().model
+    for run in runs:  # as the version before the column left it
+        status = run.status()
+        status["result"].pop("state_bytes")
+        run.status_file.write_text(json.dumps(status))
+    spec = json.loads(runs[1].spec_file.read_text())
+    runs[1].spec_file.write_text(json.dumps({**spec, "plugins": ["package_of_somebody_else.mechanism"]}))
+    study = StudyFolder.of(lab.pool, "old")
+    study.write([run.run_id for run in runs])
+    assert collect(study.path).runs["state_bytes"].isna().all()
+    found = collected(study).runs["state_bytes"]
+    assert found[0] == 4 * size.layers * 2 * size.positions * size.width and pd.isna(found[1])
 
 
 def test_every_turn_of_looped_layers_and_each_layer_of_a_pattern_keeps_its_own(lab):
