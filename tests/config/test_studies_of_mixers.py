@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 
+from analysis.claims.recall import RIVALS
+from stability.build import sequence_state_bytes
 from stability.config.identity import run_id
 from stability.mechanisms import build
 from tests.reading import read_spec
@@ -105,3 +107,15 @@ def test_studies_of_recurrent_mixers_share_the_runs_that_they_have_in_common():
     recurrent = runs["mixers_recurrent"]
     assert {recurrent[each] for each in recurrent.keys() & runs["mixers_softmax_ar"].keys()} == {"sa", "fox"}
     assert {recurrent[each] for each in recurrent.keys() & runs["hybrids"].keys()} == {"sa", "gla", "gated_deltanet"}
+
+
+def test_who_recalls_is_asked_at_one_size_of_the_state_and_by_the_pairs_that_are_judged():
+    spec = read_spec("sweep", ["study=recall_recurrent"])
+    kinds = {(choice["mechanism"].name, label): choice["mechanism"] for label, choice in spec.curves()}
+    judged = [pair[:2] for pair in RIVALS if pair[0] in kinds]
+    assert {kind for pair in judged for kind in pair} == set(kinds), "each stands in a statement"
+    runs = spec.expand(FINGERPRINT)
+    assert len(runs) == len({run_id(run) for run in runs}) == 4 * 3 * len(kinds)
+    states = {run.mechanism.name: sequence_state_bytes(run, "causal") for run in runs if run.mechanism.name != "titans"}
+    matrices, convolutions = 8 * 8 * 8, 3 * 3 * 64  # heads of K × V; three positions before, of q, k and v
+    assert states == dict.fromkeys(("gla", "deltanet", "gated_deltanet"), 2 * 4 * (matrices + convolutions))
