@@ -65,8 +65,8 @@ def drawn(study):
     [
         (1, QUICKSTART_LRS[:1]),
         (1, QUICKSTART_LRS),
-        (2, QUICKSTART_LRS),
-        (3, QUICKSTART_LRS[:1]),
+        pytest.param(2, QUICKSTART_LRS, marks=pytest.mark.slow),
+        pytest.param(3, QUICKSTART_LRS[:1], marks=pytest.mark.slow),
         (4, QUICKSTART_LRS[:1]),
     ],
 )

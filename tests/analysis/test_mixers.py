@@ -13,7 +13,7 @@ from analysis.claims import judging
 from analysis.claims.mixers import BY_NLL, reading
 from analysis.drawing.style import RC
 from analysis.numbers.mixers import edge_by_nll, edge_by_verdict, groups, numbers_of
-from analysis.report import build, summary, write_figures
+from analysis.report import build, summary
 from analysis.sections.mixers import figures, mixer_tables
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study, write_table
@@ -224,7 +224,6 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
     printed = summary(folder)
     assert "Mechanisms: what each costs" in printed and "cannot be judged" not in printed, "nothing is said of sc"
     assert "a billion parameters and more" in " ".join(printed.split())
-    assert "mixers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]
     with matplotlib.rc_context(RC):
         (drawn,) = figures(load(folder)).values()
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == [

@@ -62,7 +62,7 @@ def test_rates_drawn_anew_lie_within_the_first_ones(tmp_path):
     assert len(set(drawn)) == len(drawn) >= 8 and all(1e-4 <= lr <= 1e-1 for lr in drawn)
 
 
-@pytest.mark.parametrize("count", [3, 19, 40])
+@pytest.mark.parametrize("count", [3, pytest.param(19, marks=pytest.mark.slow), 40])
 def test_a_training_of_populations_that_was_cut_off_ends_as_one_that_was_not(tmp_path, count):
     for name in ("cut", "whole"):
         (tmp_path / name).mkdir()

@@ -92,9 +92,9 @@ def test_a_run_whose_worker_dies_goes_on_in_another_where_it_stopped(cluster, tm
 
 @pytest.mark.parametrize(
     "where",
-    # the rarest of errors, and Ray's workers start again for it
-    ["the worker", pytest.param("the driver, too", marks=pytest.mark.slow)],
+    ["the worker", "the driver, too"],
 )
+@pytest.mark.slow  # the rarest of errors, and Ray's workers start again for it
 def test_an_error_that_cannot_be_written_down_is_not_tried_again(cluster, tmp_path, monkeypatch, where):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
 
@@ -172,6 +172,7 @@ def test_a_node_that_is_left_out_is_asked_for_nothing_more(cluster, monkeypatch)
     assert arrived == [(True, 1), (False, 0)]
 
 
+@pytest.mark.slow
 def test_where_the_dashboard_is_is_told_once(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_cluster.session(), "dashboard", "10.0.0.1:8265")
     said = []
