@@ -40,11 +40,8 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
 
-OF_LEARNING = (
-    WINDOW,
-    RATIO,
-    SENSITIVITY,
-)  # say something of those that learned: what does not hardly reacts to its rate
+# say something of mechanisms that learned: what does not hardly reacts to its rate
+OF_LEARNING = (WINDOW, RATIO, SENSITIVITY)
 CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, which gives neither n nor an interval
 # D.4.2 and D.5.2 (at 3 billion parameters): which of two has the lower loss

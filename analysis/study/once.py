@@ -16,7 +16,7 @@ Computed = TypeVar("Computed", bound=Callable[..., Any])
 
 def once_per_study(compute: Computed) -> Computed:
     """Return a function of a study, and of arguments that can be hashed, that computes each result once and gives every
-    caller a copy of its own. A study is not changed after it was read."""
+    caller a shallow copy. A study is not changed after it was read."""
     kept: WeakKeyDictionary[Study, dict[Any, Any]] = WeakKeyDictionary()
 
     @wraps(compute)
