@@ -32,6 +32,9 @@ if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.env
     threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
     torch.set_num_threads(threads)
+# kernels run in Triton's interpreter where there is no GPU; it is chosen when Triton is first imported, by whomever
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # OmegaConf parses YAML in Python, for a fifth of the time of reading a command line; libyaml gives the same
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -66,7 +66,7 @@ class Jet(Tensor):
     @classmethod
     def _by_rule(cls, func, args, kwargs):
         """Call an operation by its second-order rule; without one, or where the rule declines, as torch has it."""
-        rule = FUNCTION_RULES.get(func)
+        rule = FUNCTION_RULES.get(func) or _brought(func)
         # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this
         # function
         set_grad_enabled(False)
@@ -92,6 +92,16 @@ class Jet(Tensor):
         if decomposed is NotImplemented:
             raise NoRule(f"taylor has no rule for {func.overloadpacket}")
         return decomposed
+
+
+def _brought(func: Any) -> Rule | None:
+    """Return the rule that an operation of someone else's brings with it as ``second_order``: a function of (f, f′, f″) of
+    each positional argument, which gives those of the result. None where it has no such attribute."""
+    if not hasattr(func, "second_order"):
+        return None
+    if func.second_order is None:
+        raise NoRule(f"taylor has no rule for {name_of(func)}")
+    return lambda *args, **kwargs: jet(*func.second_order(*map(parts, args), **kwargs))
 
 
 def _getter(attribute: str) -> Any:
