@@ -15,13 +15,14 @@ def is_interpreted() -> bool:
     return os.environ.get(INTERPRET) == "1"
 
 
-def lacking(device: torch.device | None = None) -> str | None:
+def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> str | None:
     """Return in words what Triton's kernels need and is not there; None where they can run. ``device``: the one that
-    they are to run on; None: any that this machine has."""
+    they are to run on; None: any that this machine has. ``interpreted``: whether it will do that they are
+    interpreted."""
     if importlib.util.find_spec("triton") is None:
         return "triton (pip install triton)"
     if is_interpreted():
-        return None
+        return None if interpreted else f"{INTERPRET}=1 to be left out, by which they are interpreted"
     if not torch.cuda.is_available():
-        return f"a CUDA device (or {INTERPRET}=1, which interprets them on a CPU, slowly)"
+        return "a CUDA device" + (f" (or {INTERPRET}=1, which interprets them on a CPU, slowly)" if interpreted else "")
     return "device=cuda" if device is not None and device.type != "cuda" else None

@@ -55,6 +55,7 @@ def describe(
     )
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
+        *spec.choices,
         f"study {spec.name}: "
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",

@@ -16,6 +16,7 @@ from pydantic import Field
 from stability.config.base import AXES
 from stability.config.identity import Since
 
+AUTO = "auto"
 IMPL = (
     "how it is computed: reference, torch's own operations, twice differentiable; triton, fused kernels, on CUDA; "
     "auto, triton where it can be, settled when a sweep is read"
@@ -56,6 +57,10 @@ class Kernels:
     def impl(self) -> str:
         return self.setting.rpartition("=")[2]
 
+    @property
+    def path(self) -> str:
+        return self.setting.rpartition("=")[0]
+
     def inside(self, name: str) -> Kernels:
         """Return the same where the part stands inside the part of this name."""
         return replace(self, setting=f"{name}.{self.setting}")
@@ -70,7 +75,7 @@ class Kernels:
     def check(self, use: Use) -> None:
         """Raise a ``ValueError`` of one line for settings beside them that they do not compute, and for ``impl=auto``,
         which is settled before anything is built."""
-        if self.impl == "auto":
+        if self.impl == AUTO:
             raise ValueError(f"{self.setting} is settled when a sweep is read; write triton or reference here")
         if (lacking := self.lacks(use)) is not None:
             raise ValueError(f"{self.setting} has no kernel for {lacking}; impl=reference computes it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from stability.config.base import AnySettings, Settings, checked
 from stability.config.computed import COMPUTED
@@ -30,12 +30,13 @@ SPECS: dict[str, type[Settings]] = {
 
 def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
     """Validate the spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
-    known first. Errors: ``ValueError``, at most two lines."""
+    known first, and ``impl=auto`` of a sweep is settled. Errors: ``ValueError``, at most two lines."""
     listed = values.get("plugins") or ()
     for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
         add_plugin(module)
     with uncollected():
-        return checked(kind, values)
+        spec = checked(kind, values)
+        return cast(AnySettings, spec.settled()) if isinstance(spec, SweepSpec) else spec
 
 
 def parse_run(values: dict[str, Any]) -> RunSpec:

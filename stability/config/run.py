@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings
-from stability.config.computed import check_kernels, computed_parts, require_second_derivatives
+from stability.config.computed import check_kernels
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
@@ -245,11 +245,7 @@ class RunSpec(AbstractRecipe):
     @model_validator(mode="after")
     def _kernels_are_not_asked_too_much(self) -> RunSpec:
         """Refuse what the kernels that parts ask for cannot do."""
-        parts = computed_parts(self)
-        check_kernels(parts, self.model, compiled=self.compile)
-        if Registry("optimizers").load(self.optimizer.name).takes_hessian:
-            remedy = "use another optimizer, or impl=reference"
-            require_second_derivatives(parts, f"optimizer={self.optimizer.name}", remedy)
+        check_kernels(self)
         return self
 
     @model_validator(mode="after")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from stability.config.ablation import Ablation, Variant, require_swept
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, STUDY_NAME, checked
-from stability.config.computed import require_alpha_max
+from stability.config.computed import kernels_of_loss, require_alpha_max
 from stability.config.cross import CrossOfEach, cross_choice
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
@@ -28,6 +28,7 @@ from stability.config.parts import (
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
+from stability.config.settled import settled
 from stability.config.training import Precision, WeightsSpec, weights_asked_for
 from stability.registry import Registry
 
@@ -105,6 +106,7 @@ class SweepSpec(AbstractRecipe):
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
+    _choices: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("mechanism")
     @classmethod
@@ -153,8 +155,8 @@ class SweepSpec(AbstractRecipe):
     def _alpha_max_can_be_measured(self) -> SweepSpec:
         for _, choice in self.curves() if self.hessian else ():
             cross = self.cross.beside(choice["mechanism"]) if isinstance(self.cross, CrossOfEach) else self.cross
-            parts = {**choice, "objective": self.objective, "cross": cross}
-            require_alpha_max(parts, self.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
+            asked = kernels_of_loss({**choice, "objective": self.objective, "cross": cross})
+            require_alpha_max(asked, self.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
         return self
 
     @model_validator(mode="after")
@@ -179,6 +181,21 @@ class SweepSpec(AbstractRecipe):
         if self.search is not None:
             check_search(self.search, self.launcher, self.schedule.name, len(self.lr.rates()))
         return self
+
+    def settled(self) -> SweepSpec:
+        """Return the same with triton or reference in the place of each ``impl=auto`` (`stability.config.settled`), and
+        with the lines in `choices` that say which and why."""
+        changes, choices = settled(self)
+        if not changes:
+            return self
+        found = checked(SweepSpec, {name: getattr(self, name) for name in SweepSpec.model_fields} | changes)
+        found._choices = choices
+        return found
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What ``impl=auto`` came to, and why, a line for each setting."""
+        return self._choices
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
         """Return each ablation with its axis and its variants, the base's own value among them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.build import resolve_device
-from stability.config.computed import require_alpha_max
+from stability.config.computed import kernels_of_loss, require_alpha_max
 from stability.config.curvature import CurvatureSpec
 from stability.config.parse import computed_parts_of
 from stability.optimizers import AbstractOptimizer
@@ -80,9 +80,8 @@ def _require_second_derivatives(spec: dict[str, Any], curvature: CurvatureSpec, 
     """Raise a ``ValueError`` of one line for a model whose kernels have none that this measurement can take. Where they
     have none at all no method is left: gradients in bfloat16 are too coarse for differences of them, too. ``spec``: the
     run's, as it is on disk."""
-    require_alpha_max(
-        computed_parts_of(spec), curvature, f"{whose} is asked for", "train a run with impl=reference for it"
-    )
+    asked, remedy = kernels_of_loss(computed_parts_of(spec)), "train a run with impl=reference for it"
+    require_alpha_max(asked, curvature, f"{whose} is asked for", remedy)
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.build import build_objective, build_optimizer
+from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
+from stability.config.settled import on_reference
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph
 from stability.curvature.alpha_max import has_paper_state
@@ -93,6 +94,13 @@ class Probe:
             return self.objective.training_loss(self.model, examples, params)[:2]
 
     def _loss_in_double(self) -> LossSum:
-        """Return the same on a copy of the model, whose buffers are float64 then, too."""
-        model = copy.deepcopy(self.model).double()
-        return lambda params, examples: self.objective.training_loss(model, examples, params)[:2]
+        """Return the same on a copy of the model, whose buffers are float64 then, too, computed by torch's own
+        operations also where the run has kernels."""
+        spec = self.spec.model_copy(update=on_reference(self.spec))
+        objective, model = build_objective(spec, self.corpus.format), copy.deepcopy(self.model)
+        if spec != self.spec:
+            model = build_model(spec, self.corpus.format).to(self.device)
+            model.load_state_dict(self.model.state_dict())
+            model.eval()
+        model = model.double()
+        return lambda params, examples: objective.training_loss(model, examples, params)[:2]

@@ -1,0 +1,107 @@
+"""Settle ``impl=auto`` once, when a sweep is read: triton where its kernels run here and do all that is asked of them,
+else reference. What is written, trained and read again afterwards holds the choice, never the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from stability.config.base import AXES
+from stability.config.computed import (
+    COMPUTED,
+    OF_THE_LOSS,
+    check_of_loss,
+    computed_parts,
+    kernels_of,
+    require_alpha_max,
+    use_of,
+)
+from stability.config.cross import CrossOfEach
+from stability.config.impl import AUTO, Kernels
+from stability.config.parts import Part
+
+Choose = Callable[[str, str], str]  # of a setting's path, and what is written there, what is to stand there
+
+
+def settled(sweep: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return those fields of a sweep's spec in which ``impl=auto`` stands, with triton or reference in its place, and a
+    line for each such setting that says which and why."""
+    changes, said = {}, []
+    for key in COMPUTED:
+        held = getattr(sweep, key)
+        parts = held.parts if isinstance(held, CrossOfEach) else held if isinstance(held, tuple) else (held,)
+        found = tuple(item if item is None else _of_part(sweep, key, item, said) for item in parts)
+        if found != tuple(parts):
+            is_tuple = isinstance(held, tuple)
+            changes[key] = (
+                CrossOfEach(parts=found) if isinstance(held, CrossOfEach) else found if is_tuple else found[0]
+            )
+    return changes, tuple(said)
+
+
+def _of_part(sweep: Any, key: str, item: Part, said: list[str]) -> Part:
+    """Return a part with what its settings, and those of the parts within it, are settled to; adds the lines to
+    ``said``."""
+    asked = {each.path: each for each in kernels_of({key: item}) if each.impl == AUTO}
+
+    def choose(path: str, written: str) -> str:
+        if path not in asked:
+            return written
+        refusal = _refusal(sweep, replace(asked[path], setting=f"{path}=triton"), key in OF_THE_LOSS)
+        chosen = "triton" if refusal is None else "reference"
+        said.append(f"{path}={AUTO}: {chosen}, " + (refusal or "on this machine's CUDA device"))
+        return chosen
+
+    return _chosen(item, f"{key}.{item.name}" if key in AXES else key, choose) if asked else item
+
+
+def _chosen(item: Part, path: str, choose: Choose) -> Part:
+    """Return a part with what ``choose`` says for each ``impl``, of the parts within it, too."""
+    changes: dict[str, Any] = {}
+    for name in type(item.settings).model_fields:
+        value = getattr(item.settings, name)
+        if name == "impl":
+            changes[name] = choose(f"{path}.{name}", value)
+        elif isinstance(value, Part):
+            changes[name] = _chosen(value, f"{path}.{value.name}", choose)
+        elif isinstance(value, tuple) and value and all(isinstance(each, Part) for each in value):
+            changes[name] = tuple(_chosen(each, f"{path}.{each.name}", choose) for each in value)
+    return item.model_copy(update={"settings": item.settings.model_copy(update=changes)})
+
+
+def _refusal(sweep: Any, asked: Kernels, in_loss: bool) -> str | None:
+    """Return why kernels cannot be taken for all that a sweep asks of them, as they would be refused where they are
+    asked for by name; None where they can."""
+    if (lacking := _lacking(sweep.device)) is not None:
+        return f"since triton's kernels need {lacking}"
+    try:
+        asked.check(use_of(sweep))
+        if in_loss:
+            for optimizer in sweep.optimizer:
+                check_of_loss([asked], optimizer, compiled=sweep.compile)
+            if sweep.hessian:
+                require_alpha_max([asked], sweep.curvature, "hessian=true measures", "")
+    except ValueError as error:
+        return f"since {str(error).split(';')[0]}"
+    return None
+
+
+def _lacking(name: str) -> str | None:
+    """Return what Triton's kernels lack on the device of this name, "auto", "cpu" or "cuda"; None where they run on it.
+    Interpreted ones would be far slower than the reference."""
+    import torch
+
+    from kernels import availability
+
+    return availability.lacking(torch.device("cpu") if name == "cpu" else None, interpreted=False)
+
+
+def on_reference(run: Any) -> dict[str, Part]:
+    """Return those parts of a run that ask for kernels, by its fields, with ``impl=reference`` in their place: the same
+    parameters, computed by torch's own operations."""
+    return {
+        key: _chosen(item, key, lambda path, written: "reference")
+        for key, item in computed_parts(run).items()
+        if item is not None and kernels_of({key: item})
+    }
