@@ -1,0 +1,202 @@
+"""Measure our Triton kernels beside torch's own operations, torch.compile and the libraries that have the same:
+``python -m benchmarks.kernels [--kernels consensus,band_attention,streams,loss,recurrent,adamw_probe] [--smoke]``.
+
+A call is a forward and a backward pass. The contestants take turns, and each time is the median of its turns, by CUDA's
+events; memory is the allocator's peak beyond what stands before the call. "bound": the least time of what our launches
+move and compute on that device, max(bytes / bandwidth, operations / peak) (`kernels.roofline`). Behind the table stands
+what was promised, and whether it is met on this device.
+
+Without a CUDA device the bounds are printed alone, and nothing is measured. ``--smoke``: tiny sizes on whatever there
+is, to see that every contestant runs; its times say nothing. On a CPU it needs TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import time
+from dataclasses import dataclass
+
+from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
+import torch
+
+from benchmarks._kernel_cases._case import OURS, Call, Case, Promise
+from benchmarks._machine import machine
+from kernels import availability
+from kernels.roofline import DEVICES, Device
+
+KERNELS = ("consensus", "band_attention", "streams", "loss", "recurrent", "adamw_probe")
+TURNS, SMOKE_TURNS = 20, 1
+BOUND = "bound"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a contestant took: the median seconds of its turns, and the bytes at its peak (0: not measured); or why it
+    took no part."""
+
+    seconds: float = 0.0
+    peak: int = 0
+    failure: str = ""
+
+
+def main(argv: list[str] | None = None) -> None:
+    given = _arguments(argv)
+    names = given.kernels.split(",")
+    if unknown := [name for name in names if name not in KERNELS]:
+        raise SystemExit(f"--kernels: no {', '.join(unknown)}; choices: {', '.join(KERNELS)}")
+    modules = [importlib.import_module(f"benchmarks._kernel_cases.{name}") for name in names]
+    cases = [case for module in modules for case in module.cases(given.smoke)]
+    has_cuda = torch.cuda.is_available()
+    print(f"{machine()}; {torch.cuda.get_device_name() if has_cuda else 'no CUDA device'}")
+    if not has_cuda and not given.smoke:
+        print("Nothing was measured: torch sees no CUDA device. The bounds of what our launches move and compute:\n")
+        print(table(cases, {}))
+        return
+    if not has_cuda and not availability.is_interpreted():
+        raise SystemExit(f"--smoke on a CPU needs {availability.INTERPRET}=1")
+    if given.smoke:
+        print("Tiny sizes, to see that all run: the times say nothing.")
+    device = torch.device("cuda" if has_cuda else "cpu")
+    results = {case.name: measured(case, device, SMOKE_TURNS if given.smoke else TURNS) for case in cases}
+    print("\n" + table(cases, results))
+    if not given.smoke:
+        print("\n".join(["", *kept(cases, results, at_hand())]))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--kernels", default=",".join(KERNELS), help="which, with commas between them")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on whatever there is")
+    return parser.parse_args(argv)
+
+
+def measured(case: Case, device: torch.device, turns: int) -> dict[str, Result]:
+    """Return what each contestant of a case took; one that cannot take part says why, and the others go on."""
+    calls, results = {}, {}
+    with allowed(case.precision):
+        for name, make in case.contestants.items():
+            try:
+                call = make(device)
+                call()
+                calls[name] = (call, peak_bytes(call, "cuda") if device.type == "cuda" else 0)
+            except Exception as error:  # noqa: BLE001 a library's own errors, whatever they are, end its part alone
+                results[name] = Result(failure=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+                _forget(device)
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(turns):
+            for name, (call, _) in calls.items():
+                seconds[name].append(timed(call, device))
+    return results | {name: Result(statistics.median(seconds[name]), peak) for name, (_, peak) in calls.items()}
+
+
+class allowed:
+    """A context in which float32 products are TF32 where a case says so, and IEEE's elsewhere."""
+
+    def __init__(self, precision: str):
+        self.wanted = "high" if precision == "tf32" else "highest"
+
+    def __enter__(self) -> None:
+        self.before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.wanted)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_float32_matmul_precision(self.before)
+
+
+def timed(call: Call, device: torch.device) -> float:
+    """Return the seconds of one call: on CUDA between two events of its stream."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    call()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def _forget(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def at_hand() -> Device | None:
+    """Return the roofline of the CUDA device that is there; None where it is another one."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((device for device in DEVICES if device.name.split()[0] in name), None)
+
+
+def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
+    """Return a row for each contestant of each case, or for each case alone where nothing was measured."""
+    bounds = "".join(f"{f'bound {device.name}':>20}" for device in DEVICES)
+    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'MB':>9}{bounds}"]
+    notes = []
+    for case in cases:
+        found = results.get(case.name, {OURS: Result()})
+        ours = found.get(OURS, Result()).seconds
+        for number, (name, result) in enumerate(sorted(found.items(), key=lambda item: item[0] != OURS)):
+            label = case.name if number == 0 else ""
+            if result.failure:
+                notes.append(f"{case.name}, {name}: {result.failure}")
+            ms = f"{result.seconds * 1e3:.3f}" if result.seconds else "--"
+            share = f"{result.seconds / ours:.2f}" if ours and result.seconds else "--"
+            peak = f"{result.peak / 2**20:.0f}" if result.peak else "--"
+            lines.append(
+                f"{label:58}{name:16}{ms:>10}{share:>9}{peak:>9}{_bounds(case) if number == 0 else ''}".rstrip()
+            )
+    return "\n".join([*lines, *(f"-- {note}" for note in notes)])
+
+
+def _bounds(case: Case) -> str:
+    """Return a case's least time on each device and what it is bound by."""
+    if case.traffic is None:
+        return "".join(f"{'--':>20}" for _ in DEVICES)
+    traffic = case.traffic()
+    cells = [
+        f"{device.seconds(traffic, case.precision) * 1e3:.3f} ms {device.bound_by(traffic, case.precision)}"
+        for device in DEVICES
+    ]
+    return "".join(f"{cell:>20}" for cell in cells)
+
+
+def kept(cases: list[Case], results: dict[str, dict[str, Result]], device: Device | None) -> list[str]:
+    """Return a line for each promise: met or missed with the number, or that it was not measured."""
+    lines = []
+    for case in cases:
+        for promise in case.promises:
+            number = ratio(case, promise, results.get(case.name, {}), device)
+            bound = "at least" if promise.is_gain else "at most"
+            what = (
+                f"{case.name}: {promise.quantity} of {promise.measured} and {promise.beside}, {bound} {promise.limit:g}"
+            )
+            if number is None:
+                lines.append(f"not measured  {what}")
+            else:
+                is_met = number >= promise.limit if promise.is_gain else number <= promise.limit
+                lines.append(f"{'met' if is_met else 'MISSED':14}{what}: {number:.2f}")
+    return lines
+
+
+def ratio(case: Case, promise: Promise, results: dict[str, Result], device: Device | None) -> float | None:
+    """Return what a promise is about; None where it was not measured."""
+    values = [_quantity(case, name, promise.quantity, results, device) for name in (promise.measured, promise.beside)]
+    if not all(values):
+        return None
+    measured_value, beside = values
+    assert measured_value is not None and beside is not None
+    return beside / measured_value if promise.is_gain else measured_value / beside
+
+
+def _quantity(case: Case, name: str, quantity: str, results: dict[str, Result], device: Device | None) -> float | None:
+    if name == BOUND:
+        return None if device is None or case.traffic is None else device.seconds(case.traffic(), case.precision)
+    result = results.get(name, Result())
+    return result.seconds if quantity == "time" else float(result.peak)
+
+
+if __name__ == "__main__":
+    main()
