@@ -24,7 +24,7 @@ import torch
 from benchmarks._kernel_cases._case import OURS, Call, Case, Promise
 from benchmarks._machine import machine
 from kernels import availability
-from kernels.roofline import DEVICES, Device
+from kernels.roofline import DEVICES, Device, Traffic
 
 KERNELS = ("consensus", "band_attention", "streams", "loss", "recurrent", "adamw_probe")
 TURNS, SMOKE_TURNS = 20, 1
@@ -151,11 +151,20 @@ def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
     return "\n".join([*lines, *(f"-- {note}" for note in notes)])
 
 
+def moved(case: Case) -> Traffic | None:
+    """Return what the launches of a case move and compute; None where there is no model of it, or no triton to load the
+    kernels with."""
+    try:
+        return None if case.traffic is None else case.traffic()
+    except ImportError:
+        return None
+
+
 def _bounds(case: Case) -> str:
     """Return a case's least time on each device and what it is bound by."""
-    if case.traffic is None:
+    traffic = moved(case)
+    if traffic is None:
         return "".join(f"{'--':>20}" for _ in DEVICES)
-    traffic = case.traffic()
     cells = [
         f"{device.seconds(traffic, case.precision) * 1e3:.3f} ms {device.bound_by(traffic, case.precision)}"
         for device in DEVICES
@@ -193,7 +202,8 @@ def ratio(case: Case, promise: Promise, results: dict[str, Result], device: Devi
 
 def _quantity(case: Case, name: str, quantity: str, results: dict[str, Result], device: Device | None) -> float | None:
     if name == BOUND:
-        return None if device is None or case.traffic is None else device.seconds(case.traffic(), case.precision)
+        traffic = moved(case)
+        return None if device is None or traffic is None else device.seconds(traffic, case.precision)
     result = results.get(name, Result())
     return result.seconds if quantity == "time" else float(result.peak)
 

@@ -9,13 +9,15 @@ import pandas as pd
 import pytest
 
 from kernels import availability
+from stability.cli.compose import composed
+from stability.cli.words import Invocation
 from stability.config.identity import run_id
 from stability.config.parse import parse, parse_run
 from stability.config.sweep import SweepSpec
 from stability.mechanisms import build
 from stability.registry import add_plugin
 from tests.kernels.plugins import fused
-from tests.reading import compose, read_spec
+from tests.reading import read_spec
 
 SMALL = """
     plugins=[tests.kernels.plugins.fused] mechanism=fused seeds=1 steps=3 batch=2 evaluation.every_steps=3
@@ -161,7 +163,7 @@ def test_auto_is_reference_where_the_kernels_would_be_refused_and_says_why(spec_
 
 def test_each_part_of_a_pattern_is_settled_by_itself(words, on_cuda):
     def spec_of(**settings) -> SweepSpec:
-        values = compose("sweep", words)
+        values = composed(SweepSpec, Invocation.of(words))
         values["mechanism"] = {
             "mix": {"pattern": ["sa", "fused"], "fused": {"impl": "auto", **settings}},
             "fused": {"impl": "triton"},
