@@ -1,9 +1,8 @@
-from __future__ from pathlib import Path
-
-import annotations
+from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
