@@ -33,8 +33,8 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Result:
-    """What a contestant took: the median seconds of its turns, and the bytes at its peak (0: not measured); or why it
-    took no part."""
+    """The result of a contestant: the median seconds of its turns, and the bytes at its peak (0: not measured); or why
+    it took no part."""
 
     seconds: float = 0.0
     peak: int = 0
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{machine()}; {torch.cuda.get_device_name() if has_cuda else 'no CUDA device'}")
     if not has_cuda and not given.smoke:
         print("Nothing was measured: torch sees no CUDA device. The bounds of what our launches move and compute:\n")
-        print(table(cases, {}))
+        print(bounds(cases))
         return
     if not has_cuda and not availability.is_interpreted():
         raise SystemExit(f"--smoke on a CPU needs {availability.INTERPRET}=1")
@@ -82,7 +82,7 @@ def measured(case: Case, device: torch.device, turns: int) -> dict[str, Result]:
                 call()
                 calls[name] = (call, peak_bytes(call, "cuda") if device.type == "cuda" else 0)
             except Exception as error:  # noqa: BLE001 a library's own errors, whatever they are, end its part alone
-                results[name] = Result(failure=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+                results[name] = Result(failure=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
                 _forget(device)
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(turns):
@@ -131,12 +131,11 @@ def at_hand() -> Device | None:
 
 
 def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
-    """Return a row for each contestant of each case, or for each case alone where nothing was measured."""
-    bounds = "".join(f"{f'bound {device.name}':>20}" for device in DEVICES)
-    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'MB':>9}{bounds}"]
+    """Return a row for each contestant of each case, ours first, and why those without a number have none."""
+    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'MB':>9}{_bounds_head()}"]
     notes = []
     for case in cases:
-        found = results.get(case.name, {OURS: Result()})
+        found = results[case.name]
         ours = found.get(OURS, Result()).seconds
         for number, (name, result) in enumerate(sorted(found.items(), key=lambda item: item[0] != OURS)):
             label = case.name if number == 0 else ""
@@ -149,6 +148,22 @@ def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
                 f"{label:58}{name:16}{ms:>10}{share:>9}{peak:>9}{_bounds(case) if number == 0 else ''}".rstrip()
             )
     return "\n".join([*lines, *(f"-- {note}" for note in notes)])
+
+
+def bounds(cases: list[Case]) -> str:
+    """Return a row for each case: what our launches read, write and compute, and the least time of it."""
+    lines = [f"{'':58}{'MB read':>10}{'written':>10}{'GFLOP':>10}{_bounds_head()}"]
+    for case in cases:
+        traffic = moved(case)
+        numbers = ("--",) * 3
+        if traffic is not None:
+            numbers = (f"{traffic.read / 1e6:.1f}", f"{traffic.written / 1e6:.1f}", f"{traffic.flops / 1e9:.1f}")
+        lines.append(f"{case.name:58}{''.join(f'{number:>10}' for number in numbers)}{_bounds(case)}")
+    return "\n".join(lines)
+
+
+def _bounds_head() -> str:
+    return "".join(f"{f'bound {device.name}':>20}" for device in DEVICES)
 
 
 def moved(case: Case) -> Traffic | None:

@@ -10,8 +10,8 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a launch moves and computes: ``read`` and ``written``, bytes of global memory; ``flops``, operations, a
-    multiply-add being two. Traffics add up."""
+    """The bytes of global memory that a launch reads and writes, and its operations, ``flops``, a multiply-add being
+    two. Traffics add up."""
 
     read: int
     written: int

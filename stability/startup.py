@@ -1,8 +1,10 @@
-"""Import large packages without what makes that slow."""
+"""Import large packages without what makes that slow, and end without what they have to say then."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,3 +21,17 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+def end_at_once() -> None:
+    """Leave the interpreter without a last look through all of torch for garbage, which takes a second; the last thing
+    that a process does (`atexit`, registered first).
+
+    Triton, which torch loads with its compiler and that with the first optimizer, is bound by nanobind. That lists on
+    standard error what was not freed, twenty lines that are nobody's mistake: where it is loaded, nothing is said there
+    any more.
+    """
+    gc.freeze()
+    if "triton" in sys.modules:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -24,6 +24,7 @@ from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
+from stability.startup import end_at_once
 
 # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,6 +72,11 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Say nothing more where Triton was loaded, as the entries do."""
+    atexit.register(end_at_once)
 
 
 def _checked_only(descriptor: int) -> None:

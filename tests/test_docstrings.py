@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("stability", "analysis", "sweeps", "benchmarks")
+OURS = (*FOLDERS, "kernels")  # where names in backticks may stand
 OPENINGS = """
     About Above As At Below Beside By Errors For From How If In None Nothing Of On That Those Until What When Where
     Whether Which Who Why With Within Without
@@ -104,7 +105,7 @@ def identifiers(source: str) -> set[str]:
 def modules() -> dict[str, set[str]]:
     """Return the names in every module of ours, by its dotted path; a package also has its modules."""
     found: dict[str, set[str]] = defaultdict(set)
-    for file in sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
+    for file in sorted(file for folder in OURS for file in (ROOT / folder).rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         found[".".join(parts)] |= identifiers(file.read_text("utf-8"))
@@ -116,7 +117,7 @@ def modules() -> dict[str, set[str]]:
 def is_stale(name: str, known: Mapping[str, set[str]]) -> bool:
     """Return whether a name in backticks looks like one of ours and is none.
 
-    Looked up are dotted names that begin with one of `FOLDERS`, a module's own name or ``_``, and single names that
+    Looked up are dotted names that begin with one of `OURS`, a module's own name or ``_``, and single names that
     begin with ``_``. What follows the module's name may stand anywhere in that module. Not looked up are names that
     begin with a class (`Found.lr`), with what is no module of ours (`nn.Linear`), or with a package's own name, which
     others share (`ray.init`).
@@ -124,7 +125,7 @@ def is_stale(name: str, known: Mapping[str, set[str]]) -> bool:
     first, *rest = parts = name.split(".")
     if name.startswith("__") or parts[-1] in FILES:
         return False
-    if first in FOLDERS:
+    if first in OURS:
         length = max(length for length in range(1, len(parts) + 1) if ".".join(parts[:length]) in known)
         paths, rest = [".".join(parts[:length])], parts[length:]
     else:

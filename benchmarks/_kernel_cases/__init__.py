@@ -1,1 +1,1 @@
-"""What `benchmarks.kernels` measures of each kernel: a file each, with ``cases(smoke) -> list[Case]``."""
+"""The cases that `benchmarks.kernels` measures, a file for each kernel with ``cases(smoke) -> list[Case]``."""

@@ -17,7 +17,7 @@ OURS, EAGER, COMPILED = "ours", "eager", "compile"
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised of two contestants: ``measured`` over ``beside`` in ``quantity``, "time" or "memory", or of
+    """A promise about two contestants: ``measured`` over ``beside`` in ``quantity``, "time" or "memory", or of
     ``beside`` over ``measured`` where ``is_gain``. ``beside`` "bound": the roofline's time on the device at hand."""
 
     measured: str

@@ -1,9 +1,57 @@
-"""A step of AdamW over 124 M parameters that also says ⟨g, u⟩, ‖u‖ and ‖g‖."""
+"""A step of AdamW over the parameters of a model of 124 M that also says ⟨g, u⟩, ‖u‖ and ‖g‖."""
 
 from __future__ import annotations
 
-from benchmarks._kernel_cases._case import Case
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks._kernel_cases._case import EAGER, OURS, Call, Case, drawn
+from kernels.roofline import Traffic
+
+FUSED = "torch, fused"
 
 
 def cases(smoke: bool) -> list[Case]:
-    return []
+    """Return the cases: a step of torch's, and the sums of it. ``smoke``: tiny ones."""
+    shapes = [(32, 32), (32,)] if smoke else [(50_304, 768), *12 * [(768, 9216), (9216,)]]
+    num = sum(torch.Size(shape).numel() for shape in shapes)
+    contestants = {
+        OURS: _ours(shapes),
+        EAGER: _maker(shapes, fused=False),
+        FUSED: _maker(shapes, fused=True),
+    }
+    # parameter, gradient and both means are read, all but the gradient written, in float32
+    return [
+        Case("adamw_probe", f"{num:,} parameters", contestants, lambda: Traffic(16 * num, 12 * num, OPERATIONS * num))
+    ]
+
+
+def _maker(shapes: list[tuple[int, ...]], *, fused: bool) -> Callable[[torch.device], Call]:
+    """Return what makes the call of torch's step and of the three sums behind it."""
+
+    def on(device: torch.device) -> Call:
+        """Return the call on this device, which moves the same parameters again and again."""
+        params = [drawn(*shape, device=device) for shape in shapes]
+        for param in params:
+            param.grad = drawn(*param.shape, device=device, grad=False)
+        optimizer = torch.optim.AdamW(params, lr=1e-3, fused=fused)
+
+        def step() -> list[Tensor]:
+            """Take a step and return ⟨g, u⟩, ‖u‖² and ‖g‖²."""
+            before = [param.detach().clone() for param in params]
+            optimizer.step()
+            sums = [torch.zeros((), device=device) for _ in range(3)]
+            for param, old in zip(params, before, strict=True):
+                moved, gradient = (param.detach() - old).flatten(), param.grad
+                assert gradient is not None
+                for total, part in zip(
+                    sums, (gradient.flatten().dot(moved), moved.dot(moved), gradient.square().sum()), strict=True
+                ):
+                    total += part
+            return sums
+
+        return step
+
+    return on

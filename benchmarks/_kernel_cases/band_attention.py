@@ -16,6 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32}
 
 
 def cases(smoke: bool) -> list[Case]:
+    """Return the cases: the band in bfloat16 and TF32. ``smoke``: tiny ones."""
     batch, heads, positions, width, window = (1, 1, 32, 16, 3) if smoke else (4, 12, 4096, 64, 64)
     shape = (batch, heads, positions, width)
     found = []
@@ -58,6 +59,7 @@ def _masked(positions: int, window: int, device: torch.device) -> Attention:
 
 
 def _flex(positions: int, window: int, device: torch.device) -> Attention:
+    """Return torch's FlexAttention on the band, compiled. Errors: ``RuntimeError`` on a CPU."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if device.type == "cpu":
@@ -72,6 +74,8 @@ def _flex(positions: int, window: int, device: torch.device) -> Attention:
 
 
 def _traffic(shape: tuple[int, int, int, int], window: int, dtype: torch.dtype) -> Callable[[], Traffic]:
+    """Return what gives the bytes and operations of both passes."""
+
     def both() -> Traffic:
         from kernels.band_attention import traffic
 

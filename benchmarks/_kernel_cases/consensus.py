@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Case, Promise, module_step
+from kernels.roofline import Traffic
 from stability.mechanisms import build
 
 FLASH = "sa, flash"
 
 
 def cases(smoke: bool) -> list[Case]:
+    """Return the cases: the layer in TF32 and bfloat16, and a longer one beside attention of the same width.
+    ``smoke``: tiny ones."""
     width, heads, hidden = (32, 2, 16) if smoke else (768, 12, 256)
     short, long = (16, 24) if smoke else (1024, 8192)
     settings: dict[str, Any] = {"width": width, "heads": heads, "window": 2, "rank": 4, "edge_hidden": hidden}
@@ -32,10 +36,20 @@ def cases(smoke: bool) -> list[Case]:
         against_flash = (Promise(OURS, FLASH, 1.0),)
         promises = against_eager if positions == short else against_flash if precision == "bf16" else ()
         label = f"B={shape[0]} N={positions:,} d={width}"
-        sizes = {"batch": shape[0], "heads": heads, "positions": positions, "head_width": width // heads}
-        found.append(Case("consensus", label, contestants, _traffic(sizes, hidden), precision, promises))
+        edges = {"window": 2, "rank": 4, "hidden": hidden}
+        sizes = {"batch": shape[0], "heads": heads, "positions": positions, "head_width": width // heads, **edges}
+        found.append(Case("consensus", label, contestants, _traffic(sizes, precision), precision, promises))
     return found
 
 
-def _traffic(sizes: dict[str, int], hidden: int) -> Any:
-    return None
+def _traffic(sizes: dict[str, int], precision: str) -> Callable[[], Traffic]:
+    """Return what gives the bytes and operations of the launches of both passes; the projections are left out."""
+
+    def both() -> Traffic:
+        from kernels.consensus import traffic
+
+        launches = ("forward", "ends_backward", "network_backward")
+        itemsize = 2 if precision == "bf16" else 4
+        return sum((traffic(launch, **sizes, itemsize=itemsize) for launch in launches), Traffic(0, 0, 0))
+
+    return both

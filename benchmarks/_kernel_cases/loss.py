@@ -18,6 +18,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def cases(smoke: bool) -> list[Case]:
+    """Return the cases: the loss in bfloat16. ``smoke``: tiny ones."""
     rows, columns, width = (32, 80, 32) if smoke else (8192, 50_304, 768)
     sizes = (rows, columns, width)
     contestants = {

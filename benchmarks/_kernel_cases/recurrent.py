@@ -10,14 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
+from kernels.roofline import Traffic
 
 FLA = "fla"
+PASSES: Any = ("forward", "backward")
 CHUNK = 64  # of the reference
 RULES = {"gla": ("decayed", "features"), "deltanet": ("delta_rule", None), "gated_deltanet": ("delta_rule", "heads")}
 Recurrence = Callable[..., Tensor]
 
 
 def cases(smoke: bool) -> list[Case]:
+    """Return the cases: the three recurrences. ``smoke``: tiny ones."""
     shape = (1, 1, 32, 16) if smoke else (4, 12, 4096, 64)
     found = []
     for name, (rule, decay) in RULES.items():
@@ -29,14 +32,19 @@ def cases(smoke: bool) -> list[Case]:
         }
         batch, heads, positions, width = shape
         label = f"{name} B={batch} H={heads} N={positions:,} K={width}"
-        found.append(Case("recurrent", label, contestants, _traffic(name, shape), "bf16", (Promise(OURS, FLA, 1.0),)))
+        found.append(
+            Case("recurrent", label, contestants, _traffic(rule, decay, shape), "bf16", (Promise(OURS, FLA, 1.0),))
+        )
     return found
 
 
 def _maker(
     rule: str, decay: str | None, shape: tuple[int, int, int, int], recurrence: Callable[[], Recurrence]
 ) -> Callable[[torch.device], Call]:
+    """Return what makes the call of a recurrence, under autocast to bfloat16."""
+
     def on(device: torch.device) -> Call:
+        """Return the call on this device; keys and queries have norm 1, and most of the state is kept."""
         q, k, v = (drawn(*shape, device=device, grad=False) for _ in range(3))
         parts = [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v]
         if rule == "delta_rule":
@@ -76,6 +84,8 @@ def _fla(rule: str) -> Callable[[], Recurrence]:
 
 
 def _reference(rule: str, *, compiled: bool = False) -> Callable[[], Recurrence]:
+    """Return what gives the project's own recurrence in torch's products."""
+
     def load() -> Recurrence:
         from stability.mechanisms._decayed import decayed
         from stability.mechanisms._delta_rule import delta_rule
@@ -90,5 +100,16 @@ def _reference(rule: str, *, compiled: bool = False) -> Callable[[], Recurrence]
     return load
 
 
-def _traffic(name: str, shape: tuple[int, int, int, int]) -> Any:
-    return None
+def _traffic(rule: str, decay: str | None, shape: tuple[int, int, int, int]) -> Callable[[], Traffic]:
+    """Return what gives the bytes and operations of the launches of both passes."""
+
+    def both() -> Traffic:
+        from kernels.recurrent import traffic
+
+        batch, heads, positions, width = shape
+        decays = {None: 0, "heads": 1, "features": width}[decay]
+        sizes = {"batch": batch, "heads": heads, "positions": positions, "keys": width, "values": width}
+        parts = [traffic(**sizes, delta=rule == "delta_rule", decays=decays, part=part) for part in PASSES]
+        return parts[0] + parts[1]
+
+    return both

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
+from kernels.roofline import Traffic
 from stability.residuals import build
 
 LITE = "mhc_lite, ours"
 
 
 def cases(smoke: bool) -> list[Case]:
+    """Return the cases: one connection of mHC, beside mHC-lite's. ``smoke``: tiny ones."""
     batch, positions, width = (1, 8, 32) if smoke else (8, 1024, 1024)
     shape = (batch, positions, 4, width)
     contestants = {
@@ -29,9 +31,12 @@ def cases(smoke: bool) -> list[Case]:
 
 
 def _connection(
-    name: str, impl: str, shape: tuple[int, ...], *, compiled: bool = False
+    name: str, impl: str, shape: tuple[int, int, int, int], *, compiled: bool = False
 ) -> Callable[[torch.device], Call]:
+    """Return what makes the call of a connection, to its state and its own parameters."""
+
     def on(device: torch.device) -> Call:
+        """Return the call on this device, in bfloat16."""
         settings: dict[str, Any] = {} if impl == "reference" else {"impl": impl}
         torch.manual_seed(0)
         module = build(name, width=shape[-1], streams=shape[2], layer=0, **settings).to(device)
@@ -47,5 +52,14 @@ def _connection(
     return on
 
 
-def _traffic(shape: tuple[int, ...]) -> Any:
-    return None
+def _traffic(shape: tuple[int, int, int, int]) -> Callable[[], Traffic]:
+    """Return what gives the bytes and operations of the launches of both passes."""
+
+    def both() -> Traffic:
+        from kernels.streams import traffic
+
+        batch, positions, streams, width = shape
+        sizes = {"tokens": batch * positions, "streams": streams, "width": width, "options": streams**2, "itemsize": 2}
+        return traffic("forward", **sizes) + traffic("backward", **sizes)
+
+    return both

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from types import FrameType
 
 from stability.cli.mistakes import printable
 from stability.cli.words import Invocation
+from stability.startup import end_at_once
 
 USAGE = 2
 
@@ -26,7 +26,7 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
         print(help_text.strip())
         sys.exit(0)
     signal.signal(signal.SIGTERM, _stop)
-    atexit.register(gc.freeze)  # else the interpreter looks through all of torch for garbage before it ends
+    atexit.register(end_at_once)
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:

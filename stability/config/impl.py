@@ -26,8 +26,8 @@ Impl = Annotated[Literal["reference", "triton", "auto"], Since("reference"), Fie
 
 @dataclass(frozen=True)
 class Use:
-    """What a part is used for, as far as it matters to kernels: the model's ``width`` and ``heads``, the ``direction``
-    ("bidirectional" or "causal"), the ``dropout`` of an attention's weights."""
+    """The use that a model makes of its parts, as far as it matters to kernels: its ``width`` and ``heads``, the
+    ``direction`` ("bidirectional" or "causal"), the ``dropout`` of an attention's weights."""
 
     width: int
     heads: int
@@ -82,7 +82,7 @@ class Kernels:
 
 
 class KernelUser:
-    """What every part says of kernels. One with kernels of ours has a field ``impl`` in its Config, sets
+    """A part as far as kernels go. One with kernels of ours has a field ``impl`` in its Config, sets
     ``kernels_second_order`` where they bring their second derivatives along a line, and says in `no_kernel` which of
     its settings they do not compute."""
 

@@ -194,7 +194,7 @@ class SweepSpec(AbstractRecipe):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What ``impl=auto`` came to, and why, a line for each setting."""
+        """A line for each ``impl=auto``: how it was settled, and why."""
         return self._choices
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:

@@ -52,7 +52,7 @@ class MixerShape:
 
     @property
     def use(self) -> Use:
-        """What of this matters to kernels."""
+        """The part of this that matters to kernels."""
         return Use(self.width, self.heads, self.direction, self.dropout)
 
     def require_pairs(self) -> None:

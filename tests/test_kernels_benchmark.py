@@ -1,0 +1,86 @@
+"""`benchmarks.kernels`: bounds alone where there is no GPU, every contestant at tiny sizes, promises judged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import kernels as benchmark
+from benchmarks._kernel_cases._case import EAGER, OURS, Case, Promise
+from benchmarks.kernels import Result
+from kernels.roofline import H100, Traffic
+
+BOTH = {OURS: lambda device: lambda: None, EAGER: lambda device: lambda: None}
+# 3.35 MB: a microsecond of the H100's memory
+CASE = Case("toy", "N=8", BOTH, lambda: Traffic(3_350_000, 0, 67_000_000), "float32")
+
+
+def raises(device):
+    raise ImportError("no such library\nand more")
+
+
+def test_the_bounds_alone_are_printed_where_there_is_no_cuda_device(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    benchmark.main([])
+    told = capsys.readouterr().out
+    assert "Nothing was measured: torch sees no CUDA device" in told
+    for name in benchmark.KERNELS:
+        assert any(line.startswith(name) for line in told.splitlines()), name
+
+
+def test_a_bound_is_the_time_of_its_bytes_or_of_its_operations():
+    (row,) = benchmark.bounds([CASE]).splitlines()[1:]
+    assert row.split() == [
+        "toy",
+        "N=8",
+        "float32",
+        "3.4",
+        "0.0",
+        "0.1",
+        "0.001",
+        "ms",
+        "memory",
+        "0.001",
+        "ms",
+        "compute",
+    ]
+
+
+def test_who_cannot_take_part_is_named_with_the_reason_and_the_others_go_on():
+    case = Case("toy", "N=8", {**BOTH, "library": raises})
+    found = benchmark.measured(case, torch.device("cpu"), 2)
+    assert found["library"] == Result(failure="ImportError: no such library")
+    assert found[OURS].seconds > 0 and found[EAGER].seconds > 0
+    lines = benchmark.table([case], {case.name: found}).splitlines()
+    assert [line[58:74].strip() for line in lines[1:4]] == [OURS, EAGER, "library"] or len(lines) == 5
+    assert lines[-1] == "-- toy N=8 float32, library: ImportError: no such library"
+
+
+@pytest.mark.parametrize(
+    ("promise", "line"),
+    [
+        (
+            Promise(OURS, EAGER, 4, is_gain=True),
+            "met           toy N=8 float32: time of ours and eager, at least 4: 5.00",
+        ),
+        (Promise(OURS, EAGER, 0.1), "MISSED        toy N=8 float32: time of ours and eager, at most 0.1: 0.20"),
+        (
+            Promise(OURS, EAGER, 0.5, quantity="memory"),
+            "met           toy N=8 float32: memory of ours and eager, at most 0.5: 0.50",
+        ),
+        (
+            Promise(OURS, "bound", 0.8, is_gain=True),
+            "met           toy N=8 float32: time of ours and bound, at least 0.8: 1.00",
+        ),
+        (Promise(OURS, "fla", 1), "not measured  toy N=8 float32: time of ours and fla, at most 1"),
+    ],
+)
+def test_a_promise_is_met_or_missed_by_what_was_measured(promise, line):
+    case = Case(CASE.kernel, CASE.label, BOTH, CASE.traffic, CASE.precision, (promise,))
+    found = {case.name: {OURS: Result(1e-6, 100), EAGER: Result(5e-6, 200)}}
+    assert benchmark.kept([case], found, H100) == [line]
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(SystemExit, match="no nonsense; choices: consensus, band_attention"):
+        benchmark.main(["--kernels", "nonsense"])
