@@ -103,3 +103,10 @@ def test_with_values_as_wide_as_keys_it_has_five_matrices_and_the_decays_paramet
     assert sizes["decay.weight"] == 2 * 16 and sizes["A_log"] == sizes["dt_bias"] == 2
     wider = module("gated_deltanet", expand_v=2)
     assert wider.gate.weight.shape == (32, 16) and wider.out.weight.shape == (16, 32)
+
+
+@pytest.mark.parametrize("fastest", [16.0, 0.5])
+def test_its_rates_of_forgetting_begin_below_the_fastest(fastest):
+    layer = build_seeded(lambda: build("gated_deltanet", width=512, heads=256, direction="causal", fastest=fastest))
+    rates = layer.A_log.detach().exp()
+    assert 0.01 <= rates.min() < 0.1 * fastest and 0.9 * fastest < rates.max() <= fastest
