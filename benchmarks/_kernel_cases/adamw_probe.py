@@ -22,10 +22,31 @@ def cases(smoke: bool) -> list[Case]:
         EAGER: _maker(shapes, fused=False),
         FUSED: _maker(shapes, fused=True),
     }
-    # parameter, gradient and both means are read, all but the gradient written, in float32
-    return [
-        Case("adamw_probe", f"{num:,} parameters", contestants, lambda: Traffic(16 * num, 12 * num, OPERATIONS * num))
-    ]
+    return [Case("adamw_probe", f"{num:,} parameters", contestants, _traffic(shapes))]
+
+
+def _traffic(shapes: list[tuple[int, ...]]) -> Callable[[], Traffic]:
+    def step() -> Traffic:
+        from kernels.adamw_probe import traffic
+
+        return traffic(lengths=[torch.Size(shape).numel() for shape in shapes])
+
+    return step
+
+
+def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:
+    """Return what makes the call of our step, which gives the sums with it."""
+
+    def on(device: torch.device) -> Call:
+        from kernels.adamw_probe import adamw_probe
+
+        params, gradients = ([drawn(*shape, device=device, grad=False) for shape in shapes] for _ in range(2))
+        means, squares = ([torch.zeros_like(param) for param in params] for _ in range(2))
+        steps = [torch.ones((), device=device) for _ in params]
+        options = {"lr": 1e-3, "betas": (0.9, 0.999), "epsilon": 1e-8, "weight_decay": 1e-2}
+        return lambda: adamw_probe(params, gradients, means, squares, steps, **options)
+
+    return on
 
 
 def _maker(shapes: list[tuple[int, ...]], *, fused: bool) -> Callable[[torch.device], Call]:
