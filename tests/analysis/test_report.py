@@ -15,7 +15,8 @@ import pytest
 import typst
 
 from analysis.drawing import pieces, style, typeset
-from analysis.report import build, build_together, summary, write_figures
+from analysis.export import write_figures
+from analysis.report import build, build_together, summary
 from analysis.sections import curves as curve_plots
 from analysis.sections import nll_figures
 from analysis.sections.alpha import state_ratio
