@@ -2,9 +2,10 @@
 ``python -m benchmarks.kernels [--kernels consensus,band_attention,streams,loss,recurrent,adamw_probe] [--smoke]``.
 
 A call is a forward and a backward pass. The contestants take turns, and each time is the median of its turns, by CUDA's
-events; memory is the allocator's peak beyond what stands before the call. "bound": the least time of what our launches
-move and compute on that device, max(bytes / bandwidth, operations / peak) (`kernels.roofline`). Behind the table stands
-what was promised, and whether it is met on this device.
+events; memory is the allocator's peak beyond what stands before the call. "off": the norm of the difference of the
+gradients from those of torch's own operations, over their norm, where they are of the same tensors. "bound": the least
+time of what our launches move and compute on that device, max(bytes / bandwidth, operations / peak)
+(`kernels.roofline`). Behind the table stands what was promised, and whether it is met on this device.
 
 Without a CUDA device the bounds are printed alone, and nothing is measured. ``--smoke``: tiny sizes on whatever there
 is, to see that every contestant runs; its times say nothing. On a CPU it needs TRITON_INTERPRET=1.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
 import torch
 
-from benchmarks._kernel_cases._case import OURS, Call, Case, Promise
+from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise
 from benchmarks._machine import machine
 from kernels import availability
 from kernels.roofline import DEVICES, Device, Traffic
@@ -33,11 +35,12 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a contestant: the median seconds of its turns, and the bytes at its peak (0: not measured); or why
-    it took no part."""
+    """The result of a contestant: the median seconds of its turns, the bytes at its peak (0: not measured), and how far
+    its gradients lie off those of torch's own operations; or why it took no part."""
 
     seconds: float = 0.0
     peak: int = 0
+    off: float | None = None
     failure: str = ""
 
 
@@ -74,12 +77,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def measured(case: Case, device: torch.device, turns: int) -> dict[str, Result]:
     """Return what each contestant of a case took; one that cannot take part says why, and the others go on."""
-    calls, results = {}, {}
+    calls, results, gradients = {}, {}, {}
     with allowed(case.precision):
         for name, make in case.contestants.items():
+            if name == COMPILED and device.type == "cpu":
+                results[name] = Result(failure="left out on a CPU, for which compiling takes minutes")
+                continue
             try:
                 call = make(device)
-                call()
+                gradients[name] = call()
                 calls[name] = (call, peak_bytes(call, "cuda") if device.type == "cuda" else 0)
             except Exception as error:  # noqa: BLE001 a library's own errors, whatever they are, end its part alone
                 results[name] = Result(failure=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
@@ -88,7 +94,26 @@ def measured(case: Case, device: torch.device, turns: int) -> dict[str, Result]:
         for _ in range(turns):
             for name, (call, _) in calls.items():
                 seconds[name].append(timed(call, device))
-    return results | {name: Result(statistics.median(seconds[name]), peak) for name, (_, peak) in calls.items()}
+    truth = gradients.get(EAGER)
+    return results | {
+        name: Result(statistics.median(seconds[name]), peak, off_by(gradients[name], truth))
+        for name, (_, peak) in calls.items()
+    }
+
+
+def off_by(found: object, truth: object) -> float | None:
+    """Return the norm of the difference of two calls' gradients over that of the second; None where they are not of the
+    same tensors."""
+    if not (isinstance(found, tuple) and isinstance(truth, tuple)):
+        return None
+    if [each.shape for each in found] != [each.shape for each in truth]:
+        return None
+    pairs = [(mine.double(), theirs.double()) for mine, theirs in zip(found, truth, strict=True)]
+    difference, size = (
+        sum(float(part.square().sum()) for part in parts)
+        for parts in ([mine - theirs for mine, theirs in pairs], [theirs for _, theirs in pairs])
+    )
+    return math.sqrt(difference / size) if size else None
 
 
 class allowed:
@@ -132,7 +157,7 @@ def at_hand() -> Device | None:
 
 def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
     """Return a row for each contestant of each case, ours first, and why those without a number have none."""
-    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'MB':>9}{_bounds_head()}"]
+    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'off':>9}{'MB':>9}{_bounds_head()}"]
     notes = []
     for case in cases:
         found = results[case.name]
@@ -143,9 +168,10 @@ def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
                 notes.append(f"{case.name}, {name}: {result.failure}")
             ms = f"{result.seconds * 1e3:.3f}" if result.seconds else "--"
             share = f"{result.seconds / ours:.2f}" if ours and result.seconds else "--"
+            off = "--" if result.off is None or name == EAGER else f"{result.off:.0e}"
             peak = f"{result.peak / 2**20:.0f}" if result.peak else "--"
             lines.append(
-                f"{label:58}{name:16}{ms:>10}{share:>9}{peak:>9}{_bounds(case) if number == 0 else ''}".rstrip()
+                f"{label:58}{name:16}{ms:>10}{share:>9}{off:>9}{peak:>9}{_bounds(case) if number == 0 else ''}".rstrip()
             )
     return "\n".join([*lines, *(f"-- {note}" for note in notes)])
 

@@ -51,7 +51,7 @@ class Case:
 def drawn(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
     """Return numbers of N(0, 1), the same for the same shape."""
     generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_(grad)
+    return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
 
 def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:

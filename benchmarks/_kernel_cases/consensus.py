@@ -9,7 +9,7 @@ from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Case, Promise,
 from kernels.roofline import Traffic
 from stability.mechanisms import build
 
-FLASH = "sa, flash"
+FLASH = "sa, SDPA"
 
 
 def cases(smoke: bool) -> list[Case]:
@@ -26,7 +26,9 @@ def cases(smoke: bool) -> list[Case]:
             OURS: module_step(lambda: build("sc", impl="triton", **settings), *shape, precision=precision),
             EAGER: module_step(lambda: build("sc", **settings), *shape, precision=precision),
             COMPILED: module_step(lambda: build("sc", **settings), *shape, precision=precision, compiled=True),
-            FLASH: module_step(lambda: build("sa", width=width, heads=heads), *shape, precision=precision),
+            FLASH: module_step(
+                lambda: build("sa", width=width, heads=heads, mask_diagonal=False), *shape, precision=precision
+            ),
         }
         against_eager = (
             Promise(OURS, EAGER, 4, is_gain=True),
