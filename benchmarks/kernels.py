@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
 import torch
 
-from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise
 from benchmarks._machine import machine
+from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Call, Case, Promise
 from kernels import availability
 from kernels.roofline import DEVICES, Device, Traffic
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     names = given.kernels.split(",")
     if unknown := [name for name in names if name not in KERNELS]:
         raise SystemExit(f"--kernels: no {', '.join(unknown)}; choices: {', '.join(KERNELS)}")
-    modules = [importlib.import_module(f"benchmarks._kernel_cases.{name}") for name in names]
+    modules = [importlib.import_module(f"benchmarks.kernel_cases.{name}") for name in names]
     cases = [case for module in modules for case in module.cases(given.smoke)]
     has_cuda = torch.cuda.is_available()
     print(f"{machine()}; {torch.cuda.get_device_name() if has_cuda else 'no CUDA device'}")

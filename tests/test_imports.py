@@ -19,6 +19,7 @@ HOMES = {
     "datasets": ("stability.data.hf",),
     "huggingface_hub": ("stability.data.hf",),
     "hydra": ("stability.cli",),
+    "liger_kernel": ("benchmarks",),
     "matplotlib": ("analysis", "benchmarks"),
     "omegaconf": ("stability.cli",),
     "optuna": ("sweeps.search.optuna",),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import kernels as benchmark
-from benchmarks._kernel_cases._case import EAGER, OURS, Case, Promise
+from benchmarks.kernel_cases.case import EAGER, OURS, Case, Promise
 from benchmarks.kernels import Result
 from kernels.roofline import H100, Traffic
 
@@ -101,7 +101,7 @@ def test_ours_takes_part_at_tiny_sizes_and_has_the_gradients_of_torch(name):
     """In Triton's interpreter, where there is no GPU. bfloat16 leaves a hundredth."""
     pytest.importorskip(f"kernels.{name}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for case in importlib.import_module(f"benchmarks._kernel_cases.{name}").cases(True):
+    for case in importlib.import_module(f"benchmarks.kernel_cases.{name}").cases(True):
         wanted = {key: make for key, make in case.contestants.items() if key in (OURS, EAGER)}
         found = benchmark.measured(replace(case, contestants=wanted), device, 1)
         assert not found[OURS].failure and not found[EAGER].failure

@@ -10,7 +10,7 @@ from stability.config.cross import cross_choice
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import filled
-from stability.config.parts import Part, part
+from stability.config.parts import part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
@@ -45,14 +45,13 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
     return checked(RunSpec, _known(values))
 
 
-def computed_parts_of(values: dict[str, Any]) -> dict[str, Part | None]:
+def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
-    rest."""
+    rest: by its fields, None for one that is not there."""
     known = _known(values)
-    written = {key: known[key] for key in COMPUTED}
     return {
-        key: None if value is None else cross_choice(value) if key == "cross" else part(COMPUTED[key], value)
-        for key, value in written.items()
+        key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
+        for key, family in COMPUTED.items()
     }
 
 

@@ -30,14 +30,19 @@ def settled(sweep: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     changes, said = {}, []
     for key in COMPUTED:
         held = getattr(sweep, key)
-        parts = held.parts if isinstance(held, CrossOfEach) else held if isinstance(held, tuple) else (held,)
-        found = tuple(item if item is None else _of_part(sweep, key, item, said) for item in parts)
-        if found != tuple(parts):
-            is_tuple = isinstance(held, tuple)
-            changes[key] = (
-                CrossOfEach(parts=found) if isinstance(held, CrossOfEach) else found if is_tuple else found[0]
-            )
+        found = _of_field(sweep, key, held, said)
+        if found != held:
+            changes[key] = found
     return changes, tuple(said)
+
+
+def _of_field(sweep: Any, key: str, held: Any, said: list[str]) -> Any:
+    """Return what a field holds, one part, several or those of ``cross=auto``, with each of them settled."""
+    if isinstance(held, CrossOfEach):
+        return CrossOfEach(parts=_of_field(sweep, key, held.parts, said))
+    if isinstance(held, tuple):
+        return tuple(_of_part(sweep, key, item, said) for item in held)
+    return None if held is None else _of_part(sweep, key, held, said)
 
 
 def _of_part(sweep: Any, key: str, item: Part, said: list[str]) -> Part:

@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
+from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
 from kernels.roofline import Traffic
 
 CHUNKED, LIGER = "eager, chunks", "Liger"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
+from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Call, Case, Promise, drawn, step_of
 from kernels.roofline import Traffic
 from stability.residuals import build
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks._kernel_cases._case import EAGER, OURS, Call, Case, Promise, drawn, step_of
+from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, Promise, drawn, step_of
 from kernels.roofline import Traffic
 
 FLEX, FLASH = "FlexAttention", "SDPA, no mask"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks._kernel_cases._case import EAGER, OURS, Call, Case, drawn
+from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, drawn
 from kernels.roofline import Traffic
 
 FUSED = "torch, fused"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks._kernel_cases._case import COMPILED, EAGER, OURS, Case, Promise, module_step
+from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Case, Promise, module_step
 from kernels.roofline import Traffic
 from stability.mechanisms import build
 
