@@ -135,9 +135,11 @@ def _sweep(spec: SweepSpec) -> int:
     if not spec.dry_run:
         return _run(spec, trials, corpus)
     from sweeps.plan import describe
+    from sweeps.requirements import require_for_plan
     from sweeps.search.rounds import search_of
     from sweeps.slots import slots
 
+    require_for_plan(spec, trials)
     known = trials if is_read else None  # data that was not read decides which runs they are
     print(describe(spec, corpus, slots(spec), known, search_of(spec, corpus.fingerprint, {})))
     return 0

@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stability.config.computed import computed_parts
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.runs.directory import RunDirectory
-from stability.training.machine import peak_memory_mb
+from stability.training.machine import lacking_kernels, peak_memory_mb
 from stability.training.trainer import Trainer
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a
@@ -88,8 +89,9 @@ def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
     too_large = (
         num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
     )
-    # what is split may not fit the one device that would be timed
-    is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")
+    # what is split may not fit the one device that would be timed, and kernels may be for other machines than this one
+    can_run = not spec.shard_parameters and lacking_kernels(computed_parts(run), device) is None
+    is_timed = can_run and not (too_large and device.type == "cpu")
     timing = _timing(run, corpus, spec, device) if is_timed else None
     direction = build_objective(run, corpus.format).direction
     return Cost(num_params, _mixing(run, direction), timing, sequence_state_bytes(run, direction))

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stability.config.computed import kernels_of
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.registry import Registry
 from stability.runs.directory import step_of
 from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, measure_costs, timed_as
+from sweeps.requirements import runs_here
 from sweeps.search.rounds import Search
 from sweeps.trial import Trial, is_done
 from sweeps.view.board import duration, runs
@@ -142,6 +144,8 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
             OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True)
         )
         reason = "split over devices, which is not timed" if spec.shard_parameters else "too large to be timed on a CPU"
+        if not runs_here(spec) and any(kernels_of({**kind, "objective": spec.objective}) for _, kind in spec.curves()):
+            reason = "too large for a CPU, or on kernels that are not here, to be timed"
         return (
             f"{text}; --: {reason} by a plan, nothing was built\ntraining: about {operations:.1e} operations "
             f"({OPERATIONS} per parameter and {_unit(spec, 1)}), {operations / REFERENCE_SPEED / 86_400:,.0f} days "

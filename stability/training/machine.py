@@ -42,10 +42,18 @@ def require_compiler() -> None:
 def require_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> None:
     """Raise a ``ValueError`` of one line where parts of a run ask for kernels that cannot run here. ``parts``: as
     `kernels_of` takes them; ``device``: the one that they are to run on; None: not known yet."""
+    if (line := lacking_kernels(parts, device)) is not None:
+        raise ValueError(line)
+
+
+def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> str | None:
+    """Return in a line which kernels cannot run here, and what they need, of parts as in `require_kernels`; None where
+    all can."""
     for asked in kernels_of(parts):
         lacking = recurrences.lacking if asked.impl == "fla" else availability.lacking
         if (what := lacking(device)) is not None:
-            raise ValueError(f"{asked.setting} needs {what}; impl=reference computes the same everywhere")
+            return f"{asked.setting} needs {what}; impl=reference computes the same everywhere"
+    return None
 
 
 def compiled(model: nn.Module) -> nn.Module:

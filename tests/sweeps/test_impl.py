@@ -68,6 +68,9 @@ def test_kernels_are_asked_for_where_triton_can_run_or_a_line_says_what_is_missi
     told = refused(entered("stability.sweep", *words, TRITON))
     assert "mechanism.fused.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, which interprets them" in told
     assert "; impl=reference computes the same everywhere" in told
+    assert "mechanism.fused.impl=triton needs a CUDA" in refused(
+        entered("stability.sweep", *words, TRITON, "dry_run=true")
+    )
     assert not list(lab.pool.glob("*/spec.json"))
     monkeypatch.setattr(availability.torch.cuda, "is_available", lambda: True)
     assert availability.lacking(availability.torch.device("cpu")) == "device=cuda"
