@@ -9,7 +9,7 @@ leaves the chip, backward a strip of the vocabulary at a time (`STRIP_BYTES`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,17 +27,17 @@ STRIP_SHARE = 8  # … and at most this part of the vocabulary
 
 
 class Blocks(NamedTuple):
-    """Sizes of what a program holds at once: ``rows`` (positions), ``columns`` (of the vocabulary) and ``features`` (of
-    the model's width), powers of two and at least 16; its warps, and the stages of its pipeline of loads."""
+    """Sizes of what a program holds at once, powers of two and at least 16: ``rows`` × ``columns`` of a matrix product
+    and the ``inner`` length that is multiplied at a time; its warps, and the stages of its pipeline of loads."""
 
     rows: int = 128
     columns: int = 128
-    features: int = 64
+    inner: int = 64
     warps: int = 8
     stages: int = 3
 
 
-HALF, ROUNDED, SINGLE, DOUBLE = Blocks(), Blocks(features=32), Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
+HALF, ROUNDED, SINGLE, DOUBLE = Blocks(), Blocks(inner=32), Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
 SECOND_ORDER = {torch.bfloat16: Blocks(64, 128, 32, 8, 3), torch.float32: Blocks(64, 64, 32, 8, 2)}
 
 
@@ -101,7 +101,7 @@ def _forward(
         range_columns,
         HAS_BIAS=bias is not None,
         LEFT_OUT=left_out is not None,
-        **_constants(chosen, precision, hidden),
+        **_constants("RVD", chosen, precision, hidden),
     )
     out = torch.cat([found[:1].logsumexp(1), found[1:].sum(1)])
     out[1].masked_fill_((targets < 0) | (targets >= columns), float("nan"))
@@ -132,16 +132,15 @@ def _backward(
     if not rows:
         zeros = (None if each is None else each.zero_() for each in (of_hidden, of_weight, of_bias))
         return *zeros, None, None
-    constants = _constants(chosen, precision, hidden)
+    constants = {axes: _constants(axes, chosen, precision, hidden) for axes in ("RVD", "RDV", "VDR")}
     strip_columns = strip_of(rows, columns, hidden.dtype.itemsize, chosen)
     # Triton's interpreter cuts a number to bfloat16 where a GPU rounds it, and such errors add up
-    strip_dtype = _wide(hidden.dtype) if constants["WIDEN"] else hidden.dtype
+    strip_dtype = _wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
     strip = torch.empty(rows, strip_columns, dtype=strip_dtype, device=device)
-    row_blocks, feature_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(width, chosen.features)
+    row_blocks, feature_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(width, chosen.columns)
     for first in range(0, columns, strip_columns):
         last = min(first + strip_columns, columns)
-        column_blocks = triton.cdiv(last - first, chosen.columns)
-        logit_gradient_kernel[row_blocks, column_blocks](
+        logit_gradient_kernel[row_blocks, triton.cdiv(last - first, chosen.columns)](
             hidden,
             weight,
             weight if bias is None else bias,
@@ -159,7 +158,7 @@ def _backward(
             last,
             HAS_BIAS=bias is not None,
             LEFT_OUT=left_out is not None,
-            **constants,
+            **constants["RVD"],
         )
         if of_hidden is not None:
             hidden_gradient_kernel[row_blocks, feature_blocks](
@@ -173,10 +172,10 @@ def _backward(
                 first,
                 last,
                 IS_FIRST=first == 0,
-                **constants,
+                **constants["RDV"],
             )
         if of_weight is not None:
-            weight_gradient_kernel[column_blocks, feature_blocks](
+            weight_gradient_kernel[triton.cdiv(last - first, chosen.rows), feature_blocks](
                 strip,
                 hidden,
                 of_weight,
@@ -188,7 +187,7 @@ def _backward(
                 first,
                 last,
                 HAS_BIAS=of_bias is not None,
-                **constants,
+                **constants["VDR"],
             )
     return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
 
@@ -220,7 +219,7 @@ def _second_order(
         range_columns,
         **{name: each is not None for name, each in given.items()},
         LEFT_OUT=left_out[0] is not None,
-        **_constants(chosen, precision, value),
+        **_constants("RVD", chosen, precision, value),
     )
     log_sums, means, spreads, bends = found[:4]
     log_sum = log_sums.logsumexp(0)
@@ -270,13 +269,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _constants(blocks: Blocks, precision: str, like: Tensor) -> dict[str, object]:
-    return {
-        "BLOCK_R": blocks.rows,
-        "BLOCK_V": blocks.columns,
-        "BLOCK_D": blocks.features,
-        "PRECISION": precision,
-        "WIDEN": like.dtype == torch.bfloat16 and not like.is_cuda,
-        "num_warps": blocks.warps,
-        "num_stages": blocks.stages,
-    }
+def _is_interpreted_half(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16 and not tensor.is_cuda
+
+
+def _constants(axes: str, blocks: Blocks, precision: str, like: Tensor) -> dict[str, Any]:
+    """Return the constants of a launch. ``axes``: which of positions (R), vocabulary (V) and features (D) are the rows,
+    the columns and the inner length of the product that its kernel computes."""
+    sizes = {f"BLOCK_{axis}": size for axis, size in zip(axes, blocks[:3], strict=True)}
+    flags = {"PRECISION": precision, "WIDEN": _is_interpreted_half(like)}
+    return {**sizes, **flags, "num_warps": blocks.warps, "num_stages": blocks.stages}
