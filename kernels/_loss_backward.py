@@ -11,7 +11,7 @@ in a fixed order.
 import triton
 import triton.language as tl
 
-from kernels._loss_blocks import logits_block, product, row_block
+from kernels._loss_blocks import finite_or_zero, logits_block, product, row_block
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def logit_gradient_kernel(
     of_log_sum = tl.load(gradient + rows, mask=row_ok, other=0.0)
     of_target = tl.load(gradient + R + rows, mask=row_ok, other=0.0)
     target = tl.load(targets + rows, mask=row_ok, other=-1)
-    shift = tl.load(log_sum + rows, mask=row_ok, other=0.0)
+    shift = finite_or_zero(tl.load(log_sum + rows, mask=row_ok, other=0.0))
     found = of_log_sum[:, None] * tl.exp(z - shift[:, None])
     if LEFT_OUT:
         found += tl.load(gradient + 2 * R + rows, mask=row_ok, other=0.0)[:, None]
@@ -147,6 +147,5 @@ def weight_gradient_kernel(
     places = columns.to(tl.int64)[:, None] * D + features[None, :]
     inside = column_ok[:, None] & feature_ok[None, :]
     tl.store(of_weight + places, total.to(of_weight.dtype.element_ty), mask=inside)
-    if HAS_BIAS:
-        if tl.program_id(1) == 0:  # every program of these columns has the same sum
-            tl.store(of_bias + columns, alone.to(of_bias.dtype.element_ty), mask=column_ok)
+    if HAS_BIAS and tl.program_id(1) == 0:  # every program of these columns has the same sum
+        tl.store(of_bias + columns, alone.to(of_bias.dtype.element_ty), mask=column_ok)

@@ -57,5 +57,6 @@ def logits_block(
 
 @triton.jit
 def finite_or_zero(maximum):
-    """Return the maximum of a row that so far has any logit, else 0, so that what is subtracted from −∞ is a number."""
+    """Return what can be subtracted from a row's logits: its maximum or log-sum-exp, but 0 where that is −∞ because no
+    column has counted."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)

@@ -186,7 +186,7 @@ def second_order_kernel(
     place = tl.program_id(1).to(tl.int64) * R + rows
     plane = tl.num_programs(1).to(tl.int64) * R
     safe = tl.where(scale > 0, scale, 1.0)
-    tl.store(out + place, maximum + tl.log(scale), mask=row_ok)
+    tl.store(out + place, maximum + tl.log(safe), mask=row_ok)
     tl.store(out + plane + place, mean, mask=row_ok)
     tl.store(out + 2 * plane + place, spread / safe, mask=row_ok)
     tl.store(out + 3 * plane + place, bend / safe, mask=row_ok)

@@ -4,12 +4,12 @@ inputs and its weights by Triton kernels.
 Of each position there are the log-sum-exp of its logits z = hWᵀ + b, the logit of its target and, where a column is
 left out, the plain sum of the others. A cross entropy is the first less the second; the score entropies of both graphs
 are functions of the three (`stability.objectives._graph`). The logits of a batch never exist: forward none of them
-leaves the chip, backward a strip of the vocabulary at a time (`STRIP_BYTES`).
+leaves the chip, backward a strip of the vocabulary at a time (`kernels._loss_plan.STRIP_BYTES`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -17,28 +17,13 @@ from torch import Tensor
 
 from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel, weight_gradient_kernel
 from kernels._loss_forward import sums_kernel
+from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, ranges_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
+from kernels._loss_traffic import least_traffic, traffic
 from kernels.operation import Component, Operation, Parts
 
+__all__ = ["Blocks", "least_traffic", "traffic", "vocabulary_sums"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-PROGRAMS = 512  # as many as fill an H100 a few times over; the ranges of a forward pass are made for them
-STRIP_BYTES = 2**26  # of the gradients of logits that exist at once in a backward pass
-STRIP_SHARE = 8  # … and at most this part of the vocabulary
-
-
-class Blocks(NamedTuple):
-    """Sizes of what a program holds at once, powers of two and at least 16: ``rows`` × ``columns`` of a matrix product
-    and the ``inner`` length that is multiplied at a time; its warps, and the stages of its pipeline of loads."""
-
-    rows: int = 128
-    columns: int = 128
-    inner: int = 64
-    warps: int = 8
-    stages: int = 3
-
-
-HALF, ROUNDED, SINGLE, DOUBLE = Blocks(), Blocks(inner=32), Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
-SECOND_ORDER = {torch.bfloat16: Blocks(64, 128, 32, 8, 3), torch.float32: Blocks(64, 64, 32, 8, 2)}
 
 
 def vocabulary_sums(
@@ -81,11 +66,11 @@ def _forward(
     hidden, weight = _laid(hidden), _laid(weight)
     chosen, planes = blocks or blocks_of(hidden.dtype, precision), 2 if left_out is None else 3
     if not len(hidden):
-        nothing = torch.zeros(planes, 0, dtype=_wide(hidden.dtype), device=hidden.device)
+        nothing = torch.zeros(planes, 0, dtype=wide(hidden.dtype), device=hidden.device)
         return nothing, (nothing[0],)
     (rows, width), columns = hidden.shape, len(weight)
     ranges, range_columns = ranges_of(rows, columns, chosen)
-    found = torch.empty(planes, ranges, rows, dtype=_wide(hidden.dtype), device=hidden.device)
+    found = torch.empty(planes, ranges, rows, dtype=wide(hidden.dtype), device=hidden.device)
     sums_kernel[triton.cdiv(rows, chosen.rows), ranges](
         hidden,
         weight,
@@ -126,7 +111,7 @@ def _backward(
     chosen = blocks or blocks_of(hidden.dtype, precision)
     (rows, width), columns, device = hidden.shape, len(weight), hidden.device
     to_head = needed[1] or needed[2]
-    of_hidden = torch.empty(rows, width, dtype=_wide(hidden.dtype), device=device) if needed[0] else None
+    of_hidden = torch.empty(rows, width, dtype=wide(hidden.dtype), device=device) if needed[0] else None
     of_weight = torch.empty(columns, width, dtype=weight.dtype, device=device) if to_head else None
     of_bias = torch.empty(columns, dtype=weight.dtype, device=device) if to_head and bias is not None else None
     if not rows:
@@ -135,7 +120,7 @@ def _backward(
     constants = {axes: _constants(axes, chosen, precision, hidden) for axes in ("RVD", "RDV", "VDR")}
     strip_columns = strip_of(rows, columns, hidden.dtype.itemsize, chosen)
     # Triton's interpreter cuts a number to bfloat16 where a GPU rounds it, and such errors add up
-    strip_dtype = _wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
+    strip_dtype = wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
     strip = torch.empty(rows, strip_columns, dtype=strip_dtype, device=device)
     row_blocks, feature_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(width, chosen.columns)
     for first in range(0, columns, strip_columns):
@@ -204,7 +189,7 @@ def _second_order(
     chosen = blocks or SECOND_ORDER.get(value.dtype, DOUBLE)
     (rows, width), planes = value.shape, 7 if left_out[0] is None else 10
     ranges, range_columns = ranges_of(rows, columns, chosen)
-    found = torch.empty(planes, ranges, rows, dtype=_wide(value.dtype), device=value.device)
+    found = torch.empty(planes, ranges, rows, dtype=wide(value.dtype), device=value.device)
     given = {"H1": h[1], "H2": h[2], "W1": w[1], "W2": w[2], "B0": bias[0], "B1": bias[1], "B2": bias[2]}
     second_order_kernel[triton.cdiv(rows, chosen.rows), ranges](
         *(value if each is None else each for each in (*h, *w, *bias)),
@@ -237,36 +222,8 @@ def _second_order(
 _sums = Operation("vocabulary_sums", _forward, _backward, _second_order)
 
 
-def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
-    """Return the sizes for a dtype's first-order kernels."""
-    if dtype == torch.bfloat16:
-        return HALF
-    if dtype == torch.float32:
-        return ROUNDED if precision == "tf32" else SINGLE
-    return DOUBLE
-
-
-def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:
-    """Return into how many ranges of the vocabulary a forward pass is cut, none of them empty, and the columns of each:
-    few positions alone would leave most of a GPU idle."""
-    blocks_in_all = triton.cdiv(columns, blocks.columns)
-    asked = max(1, min(blocks_in_all, PROGRAMS // triton.cdiv(rows, blocks.rows)))
-    range_columns = triton.cdiv(blocks_in_all, asked) * blocks.columns
-    return triton.cdiv(columns, range_columns), range_columns
-
-
-def strip_of(rows: int, columns: int, itemsize: int, blocks: Blocks) -> int:
-    """Return the columns of a strip: whole blocks, at least one."""
-    most = min(STRIP_BYTES // (rows * itemsize), columns // STRIP_SHARE)
-    return max(most // blocks.columns, 1) * blocks.columns
-
-
 def _laid(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _is_interpreted_half(tensor: Tensor) -> bool:
