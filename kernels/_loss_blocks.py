@@ -60,3 +60,10 @@ def finite_or_zero(maximum):
     """Return what can be subtracted from a row's logits: its maximum or log-sum-exp, but 0 where that is −∞ because no
     column has counted."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit
+def nonzero(scale):
+    """Return a sum of exponentials to divide by: 1 where it is 0, since no column has counted, and NaN where it is
+    NaN."""
+    return tl.where(scale == 0.0, 1.0, scale)

@@ -8,7 +8,7 @@ What the ranges hold is put together afterwards (`kernels.loss`), in an order th
 import triton
 import triton.language as tl
 
-from kernels._loss_blocks import finite_or_zero, logits_block
+from kernels._loss_blocks import finite_or_zero, logits_block, nonzero
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def sums_kernel(
         maximum = highest
     place = tl.program_id(1).to(tl.int64) * R + rows
     plane = tl.num_programs(1).to(tl.int64) * R
-    tl.store(out + place, maximum + tl.log(tl.where(scale > 0, scale, 1.0)), mask=row_ok)
+    tl.store(out + place, maximum + tl.log(nonzero(scale)), mask=row_ok)
     tl.store(out + plane + place, at_target, mask=row_ok)
     if LEFT_OUT:
         tl.store(out + 2 * plane + place, total, mask=row_ok)

@@ -9,7 +9,7 @@ subtracted from anything large.
 import triton
 import triton.language as tl
 
-from kernels._loss_blocks import finite_or_zero, product
+from kernels._loss_blocks import finite_or_zero, nonzero, product
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def line_block(
 def joined(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_bend):
     """Return what two parts of a vocabulary have together: Σe, the mean of z′ under p, Σe(z′ − mean)² and Σe·z″."""
     whole = scale + part_scale
-    share = tl.where(whole > 0, part_scale / tl.where(whole > 0, whole, 1.0), 0.0)
+    share = part_scale / nonzero(whole)
     gap = part_mean - mean
     return whole, mean + gap * share, spread + part_spread + gap * gap * scale * share, bend + part_bend
 
@@ -169,7 +169,7 @@ def second_order_kernel(
         base = finite_or_zero(highest)
         e = tl.exp(z0 - base[:, None])
         part_scale = tl.sum(e, 1)
-        part_mean = tl.sum(e * z1, 1) / tl.where(part_scale > 0, part_scale, 1.0)
+        part_mean = tl.sum(e * z1, 1) / nonzero(part_scale)
         away = z1 - part_mean[:, None]
         shrunk = tl.exp(maximum - base)
         scale, mean, spread, bend = joined(
@@ -185,7 +185,7 @@ def second_order_kernel(
         maximum = highest
     place = tl.program_id(1).to(tl.int64) * R + rows
     plane = tl.num_programs(1).to(tl.int64) * R
-    safe = tl.where(scale > 0, scale, 1.0)
+    safe = nonzero(scale)
     tl.store(out + place, maximum + tl.log(safe), mask=row_ok)
     tl.store(out + plane + place, mean, mask=row_ok)
     tl.store(out + 2 * plane + place, spread / safe, mask=row_ok)

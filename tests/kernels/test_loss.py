@@ -18,6 +18,8 @@ from tests.kernels.counting import counting
 from tests.kernels.guards import guarded, guards
 from tests.kernels.interpreted import interpreter_is_prepared_once  # noqa: F401, a fixture of every test here
 
+# of the interpreter, about rows that hold NaN on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
 SMALL = Blocks(16, 16, 16)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="looks into Triton's interpreter")
@@ -139,6 +141,20 @@ def test_no_positions_have_no_sums_and_move_nothing():
     assert found.shape == (2, 0)
     found.sum().backward()
     assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("order", [0, 2])
+def test_nan_in_a_hidden_state_is_nan_in_the_sums_of_its_position(order):
+    hidden, weight, bias, targets, left_out = Case(3, 20, 4, left_out=True).inputs()
+    hidden[1, 2] = torch.nan
+    if order == 0:
+        found = vocabulary_sums(hidden, weight, bias, targets, left_out)
+    else:
+        moving = ((hidden, weight[:3], None), (weight, None, None), (bias, None, None))
+        constant = ((targets, None, None), (left_out, None, None))
+        *_, found = loss._sums.second_order(*moving, *constant, precision="ieee", blocks=SMALL)
+    assert found.isnan().any(0).tolist() == [False, True, False]
+    assert found[0].isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("target", [-100, 5])
