@@ -16,24 +16,34 @@ class Blocks(NamedTuple):
     """Sizes of what a program holds at once, powers of two and at least 16: ``rows`` × ``columns`` of a matrix product
     and the ``inner`` length that is multiplied at a time; its warps, and the stages of its pipeline of loads."""
 
-    rows: int = 128
-    columns: int = 128
-    inner: int = 64
-    warps: int = 8
-    stages: int = 3
+    rows: int
+    columns: int
+    inner: int
+    warps: int = 4
+    stages: int = 2
 
 
-HALF, ROUNDED, SINGLE, DOUBLE = Blocks(), Blocks(inner=32), Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
+# A kernel that takes exponentials of what it multiplied holds less than one that only multiplies: with 128 × 128 logits
+# in bfloat16 a program would keep some of its numbers outside of its registers.
+HALF, ROUNDED = Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 32, 8, 3)
+SINGLE, DOUBLE = Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
+HALF_PRODUCT, ROUNDED_PRODUCT = Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 3)
 SECOND_ORDER = {torch.bfloat16: Blocks(64, 128, 32, 8, 3), torch.float32: Blocks(64, 64, 32, 8, 2)}
 
 
 def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
-    """Return the sizes for a dtype's first-order kernels."""
+    """Return the sizes of a block of logits, for the kernels of first order."""
     if dtype == torch.bfloat16:
         return HALF
     if dtype == torch.float32:
         return ROUNDED if precision == "tf32" else SINGLE
     return DOUBLE
+
+
+def product_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
+    """Return the sizes for the kernels that multiply a strip's gradients by hidden states or weights."""
+    chosen = blocks_of(dtype, precision)
+    return {HALF: HALF_PRODUCT, ROUNDED: ROUNDED_PRODUCT}.get(chosen, chosen)
 
 
 def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import triton
 
-from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, ranges_of, strip_of, wide
+from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, product_blocks_of, ranges_of, strip_of, wide
 from kernels.roofline import Traffic
 
 INDEX = 8  # bytes of a target
@@ -34,7 +34,8 @@ def traffic(
     launches choose them.
     """
     if of == "backward":
-        return _backward(rows, columns, width, dtype, bias, left_out, blocks or blocks_of(dtype, precision))
+        multiplied = blocks or product_blocks_of(dtype, precision)
+        return _backward(rows, columns, width, dtype, bias, left_out, blocks or blocks_of(dtype, precision), multiplied)
     is_second = of == "second_order"
     chosen = blocks or (SECOND_ORDER.get(dtype, DOUBLE) if is_second else blocks_of(dtype, precision))
     row_blocks, column_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(columns, chosen.columns)
@@ -50,10 +51,17 @@ def traffic(
 
 
 def _backward(
-    rows: int, columns: int, width: int, dtype: torch.dtype, bias: bool, left_out: bool, blocks: Blocks
+    rows: int,
+    columns: int,
+    width: int,
+    dtype: torch.dtype,
+    bias: bool,
+    left_out: bool,
+    blocks: Blocks,
+    multiplied: Blocks,
 ) -> Traffic:
     size, broad = dtype.itemsize, wide(dtype).itemsize
-    row_blocks, feature_blocks = triton.cdiv(rows, blocks.rows), triton.cdiv(width, blocks.columns)
+    row_blocks, feature_blocks = triton.cdiv(rows, blocks.rows), triton.cdiv(width, multiplied.columns)
     strip_columns = strip_of(rows, columns, size, blocks)
     total = Traffic(0, 0, 0)
     for first in range(0, columns, strip_columns):
@@ -66,13 +74,13 @@ def _backward(
             flops=2 * rows * strip * width,
         )
         hidden = Traffic(
-            read=(feature_blocks * rows * strip + row_blocks * strip * width) * size
+            read=(feature_blocks * rows * strip + triton.cdiv(rows, multiplied.rows) * strip * width) * size
             + (0 if first == 0 else rows * width * broad),
             written=rows * width * broad,
             flops=2 * rows * strip * width,
         )
         weight = Traffic(
-            read=(feature_blocks * rows * strip + triton.cdiv(strip, blocks.rows) * rows * width) * size,
+            read=(feature_blocks * rows * strip + triton.cdiv(strip, multiplied.rows) * rows * width) * size,
             written=strip * (width + bias) * size,
             flops=2 * rows * strip * width,
         )

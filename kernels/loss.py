@@ -17,9 +17,10 @@ from torch import Tensor
 
 from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel, weight_gradient_kernel
 from kernels._loss_forward import sums_kernel
-from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, ranges_of, strip_of, wide
+from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, product_blocks_of, ranges_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
 from kernels._loss_traffic import least_traffic, traffic
+from kernels.availability import is_interpreted
 from kernels.operation import Component, Operation, Parts
 
 __all__ = ["Blocks", "least_traffic", "traffic", "vocabulary_sums"]
@@ -109,6 +110,7 @@ def _backward(
     """Return the gradients of hidden states, weights and biases, strip by strip of the vocabulary."""
     hidden, weight, gradient = _laid(hidden), _laid(weight), gradient.contiguous()
     chosen = blocks or blocks_of(hidden.dtype, precision)
+    multiplied = blocks or product_blocks_of(hidden.dtype, precision)
     (rows, width), columns, device = hidden.shape, len(weight), hidden.device
     to_head = needed[1] or needed[2]
     of_hidden = torch.empty(rows, width, dtype=wide(hidden.dtype), device=device) if needed[0] else None
@@ -117,15 +119,16 @@ def _backward(
     if not rows:
         zeros = (None if each is None else each.zero_() for each in (of_hidden, of_weight, of_bias))
         return *zeros, None, None
-    constants = {axes: _constants(axes, chosen, precision, hidden) for axes in ("RVD", "RDV", "VDR")}
+    constants = _constants("RVD", chosen, precision, hidden)
+    to_hidden, to_weight = (_constants(axes, multiplied, precision, hidden) for axes in ("RDV", "VDR"))
     strip_columns = strip_of(rows, columns, hidden.dtype.itemsize, chosen)
     # Triton's interpreter cuts a number to bfloat16 where a GPU rounds it, and such errors add up
     strip_dtype = wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
     strip = torch.empty(rows, strip_columns, dtype=strip_dtype, device=device)
-    row_blocks, feature_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(width, chosen.columns)
+    feature_blocks = triton.cdiv(width, multiplied.columns)
     for first in range(0, columns, strip_columns):
         last = min(first + strip_columns, columns)
-        logit_gradient_kernel[row_blocks, triton.cdiv(last - first, chosen.columns)](
+        logit_gradient_kernel[triton.cdiv(rows, chosen.rows), triton.cdiv(last - first, chosen.columns)](
             hidden,
             weight,
             weight if bias is None else bias,
@@ -143,10 +146,10 @@ def _backward(
             last,
             HAS_BIAS=bias is not None,
             LEFT_OUT=left_out is not None,
-            **constants["RVD"],
+            **constants,
         )
         if of_hidden is not None:
-            hidden_gradient_kernel[row_blocks, feature_blocks](
+            hidden_gradient_kernel[triton.cdiv(rows, multiplied.rows), feature_blocks](
                 strip,
                 weight,
                 of_hidden,
@@ -157,10 +160,10 @@ def _backward(
                 first,
                 last,
                 IS_FIRST=first == 0,
-                **constants["RDV"],
+                **to_hidden,
             )
         if of_weight is not None:
-            weight_gradient_kernel[triton.cdiv(last - first, chosen.rows), feature_blocks](
+            weight_gradient_kernel[triton.cdiv(last - first, multiplied.rows), feature_blocks](
                 strip,
                 hidden,
                 of_weight,
@@ -172,7 +175,7 @@ def _backward(
                 first,
                 last,
                 HAS_BIAS=of_bias is not None,
-                **constants["VDR"],
+                **to_weight,
             )
     return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
 
@@ -227,7 +230,7 @@ def _laid(matrix: Tensor) -> Tensor:
 
 
 def _is_interpreted_half(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.bfloat16 and not tensor.is_cuda
+    return tensor.dtype == torch.bfloat16 and is_interpreted()
 
 
 def _constants(axes: str, blocks: Blocks, precision: str, like: Tensor) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def test_no_tensor_of_positions_by_vocabulary_is_made():
 
 
 def test_a_strip_holds_to_its_bytes_and_to_its_share_and_is_never_empty():
-    half = Blocks()
+    half = Blocks(128, 128, 64)
     assert _loss_plan.strip_of(8192, 50_258, 2, half) == 4096  # 64 MiB of bfloat16
     assert _loss_plan.strip_of(64, 50_258, 2, half) == 6272  # an eighth of the vocabulary
     assert _loss_plan.strip_of(2**20, 30, 4, half) == 128
@@ -362,4 +362,4 @@ def test_the_kernels_compile_for_an_h100_and_fit_into_it():
     assert {each.name for each in launched} >= {"sums_kernel", "weight_gradient_kernel", "second_order_kernel"}
     for each in launched:
         each.assert_fits()
-        assert each.stack == 0, f"{each}: registers are kept in memory"
+    assert not [each for each in launched if each.stack], "numbers are kept outside of registers"
