@@ -23,12 +23,16 @@ class Blocks(NamedTuple):
     stages: int = 2
 
 
-# A kernel that takes exponentials of what it multiplied holds less than one that only multiplies: with 128 × 128 logits
-# in bfloat16 a program would keep some of its numbers outside of its registers.
+# What fits into the registers of an H100, as ptxas says (tests/kernels/test_loss.py). A kernel that takes exponentials of
+# what it multiplied holds less at once than one that only multiplies, one of second order, with three products, least.
 HALF, ROUNDED = Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 32, 8, 3)
-SINGLE, DOUBLE = Blocks(64, 64, 32, 4, 3), Blocks(32, 32, 16, 4, 2)
+SINGLE, DOUBLE = Blocks(64, 64, 32, 8, 3), Blocks(32, 32, 16, 4, 2)
 HALF_PRODUCT, ROUNDED_PRODUCT = Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 3)
-SECOND_ORDER = {torch.bfloat16: Blocks(64, 128, 32, 8, 3), torch.float32: Blocks(64, 64, 32, 8, 2)}
+HALF_SECOND, ROUNDED_SECOND, SINGLE_SECOND = (
+    Blocks(64, 64, 32, 8, 3),
+    Blocks(64, 64, 32, 8, 2),
+    Blocks(32, 64, 32, 8, 2),
+)
 
 
 def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
@@ -44,6 +48,12 @@ def product_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
     """Return the sizes for the kernels that multiply a strip's gradients by hidden states or weights."""
     chosen = blocks_of(dtype, precision)
     return {HALF: HALF_PRODUCT, ROUNDED: ROUNDED_PRODUCT}.get(chosen, chosen)
+
+
+def second_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
+    """Return the sizes of a block of logits, for the kernel of second order."""
+    chosen = blocks_of(dtype, precision)
+    return {HALF: HALF_SECOND, ROUNDED: ROUNDED_SECOND, SINGLE: SINGLE_SECOND}.get(chosen, chosen)
 
 
 def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:

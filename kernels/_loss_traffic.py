@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import triton
 
-from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, product_blocks_of, ranges_of, strip_of, wide
+from kernels._loss_plan import Blocks, blocks_of, product_blocks_of, ranges_of, second_blocks_of, strip_of, wide
 from kernels.roofline import Traffic
 
 INDEX = 8  # bytes of a target
@@ -37,7 +37,7 @@ def traffic(
         multiplied = blocks or product_blocks_of(dtype, precision)
         return _backward(rows, columns, width, dtype, bias, left_out, blocks or blocks_of(dtype, precision), multiplied)
     is_second = of == "second_order"
-    chosen = blocks or (SECOND_ORDER.get(dtype, DOUBLE) if is_second else blocks_of(dtype, precision))
+    chosen = blocks or (second_blocks_of if is_second else blocks_of)(dtype, precision)
     row_blocks, column_blocks = triton.cdiv(rows, chosen.rows), triton.cdiv(columns, chosen.columns)
     ranges, _ = ranges_of(rows, columns, chosen)
     of_hidden, of_head, products = (3, 2, 5) if is_second else (1, 1, 1)

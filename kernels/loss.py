@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel, weight_gradient_kernel
 from kernels._loss_forward import sums_kernel
-from kernels._loss_plan import DOUBLE, SECOND_ORDER, Blocks, blocks_of, product_blocks_of, ranges_of, strip_of, wide
+from kernels._loss_plan import Blocks, blocks_of, product_blocks_of, ranges_of, second_blocks_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
 from kernels._loss_traffic import least_traffic, traffic
 from kernels.availability import is_interpreted
@@ -189,7 +189,7 @@ def _second_order(
     if not len(value):
         nothing, _ = _forward(value, w[0], bias[0], targets[0], left_out[0], precision=precision, blocks=blocks)
         return nothing, torch.zeros_like(nothing), torch.zeros_like(nothing)
-    chosen = blocks or SECOND_ORDER.get(value.dtype, DOUBLE)
+    chosen = blocks or second_blocks_of(value.dtype, precision)
     (rows, width), planes = value.shape, 7 if left_out[0] is None else 10
     ranges, range_columns = ranges_of(rows, columns, chosen)
     found = torch.empty(planes, ranges, rows, dtype=wide(value.dtype), device=value.device)
