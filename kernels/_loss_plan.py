@@ -23,16 +23,13 @@ class Blocks(NamedTuple):
     stages: int = 2
 
 
-# What fits into the registers of an H100, as ptxas says (tests/kernels/test_loss.py). A kernel that takes exponentials of
-# what it multiplied holds less at once than one that only multiplies, one of second order, with three products, least.
+# What fits into the registers of an H100, as ptxas says (tests/kernels/test_loss.py). A kernel that takes exponentials
+# of what it multiplied holds less at once than one that only multiplies, one of second order, with three sums, least.
 HALF, ROUNDED = Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 32, 8, 3)
 SINGLE, DOUBLE = Blocks(64, 64, 32, 8, 3), Blocks(32, 32, 16, 4, 2)
 HALF_PRODUCT, ROUNDED_PRODUCT = Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 3)
-HALF_SECOND, ROUNDED_SECOND, SINGLE_SECOND = (
-    Blocks(64, 64, 32, 8, 3),
-    Blocks(64, 64, 32, 8, 2),
-    Blocks(32, 64, 32, 8, 2),
-)
+HALF_SECOND, ROUNDED_SECOND = Blocks(64, 64, 32, 8, 3), Blocks(64, 64, 32, 8, 2)
+SINGLE_SECOND = Blocks(32, 64, 16, 8, 2)
 
 
 def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:

@@ -64,7 +64,8 @@ def _forward(
     precision: str,
     blocks: Blocks | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    hidden, weight = _laid(hidden), _laid(weight)
+    hidden, weight, bias = _laid(hidden), _laid(weight), _dense(bias)
+    targets, left_out = targets.contiguous(), _dense(left_out)
     chosen, planes = blocks or blocks_of(hidden.dtype, precision), 2 if left_out is None else 3
     if not len(hidden):
         nothing = torch.zeros(planes, 0, dtype=wide(hidden.dtype), device=hidden.device)
@@ -72,7 +73,9 @@ def _forward(
     (rows, width), columns = hidden.shape, len(weight)
     ranges, range_columns = ranges_of(rows, columns, chosen)
     found = torch.empty(planes, ranges, rows, dtype=wide(hidden.dtype), device=hidden.device)
-    sums_kernel[triton.cdiv(rows, chosen.rows), ranges](
+    _launch(
+        sums_kernel,
+        (triton.cdiv(rows, chosen.rows), ranges),
         hidden,
         weight,
         weight if bias is None else bias,
@@ -108,7 +111,8 @@ def _backward(
     blocks: Blocks | None,
 ) -> tuple[Component, ...]:
     """Return the gradients of hidden states, weights and biases, strip by strip of the vocabulary."""
-    hidden, weight, gradient = _laid(hidden), _laid(weight), gradient.contiguous()
+    hidden, weight, bias, gradient = _laid(hidden), _laid(weight), _dense(bias), gradient.contiguous()
+    targets, left_out = targets.contiguous(), _dense(left_out)
     chosen = blocks or blocks_of(hidden.dtype, precision)
     multiplied = blocks or product_blocks_of(hidden.dtype, precision)
     (rows, width), columns, device = hidden.shape, len(weight), hidden.device
@@ -128,7 +132,9 @@ def _backward(
     feature_blocks = triton.cdiv(width, multiplied.columns)
     for first in range(0, columns, strip_columns):
         last = min(first + strip_columns, columns)
-        logit_gradient_kernel[triton.cdiv(rows, chosen.rows), triton.cdiv(last - first, chosen.columns)](
+        _launch(
+            logit_gradient_kernel,
+            (triton.cdiv(rows, chosen.rows), triton.cdiv(last - first, chosen.columns)),
             hidden,
             weight,
             weight if bias is None else bias,
@@ -149,7 +155,9 @@ def _backward(
             **constants,
         )
         if of_hidden is not None:
-            hidden_gradient_kernel[triton.cdiv(rows, multiplied.rows), feature_blocks](
+            _launch(
+                hidden_gradient_kernel,
+                (triton.cdiv(rows, multiplied.rows), feature_blocks),
                 strip,
                 weight,
                 of_hidden,
@@ -163,7 +171,9 @@ def _backward(
                 **to_hidden,
             )
         if of_weight is not None:
-            weight_gradient_kernel[triton.cdiv(last - first, multiplied.rows), feature_blocks](
+            _launch(
+                weight_gradient_kernel,
+                (triton.cdiv(last - first, multiplied.rows), feature_blocks),
                 strip,
                 hidden,
                 of_weight,
@@ -184,20 +194,24 @@ def _second_order(
     hidden: Parts, weight: Parts, bias: Parts, targets: Parts, left_out: Parts, *, precision: str, blocks: Blocks | None
 ) -> Parts:
     """Return the sums with their derivatives along a line on which hidden states, weights and biases move."""
-    h, w = ([None if each is None else each.contiguous() for each in parts] for parts in (hidden, weight))
-    value, columns = h[0], len(weight[0])
+    h, w, b = ([_dense(each) for each in parts] for parts in (hidden, weight, bias))
+    value, target, own = h[0], _dense(targets[0]), _dense(left_out[0])
+    assert value is not None and w[0] is not None and target is not None  # of a tensor only its derivatives may be None
+    columns = len(w[0])
     if not len(value):
-        nothing, _ = _forward(value, w[0], bias[0], targets[0], left_out[0], precision=precision, blocks=blocks)
+        nothing, _ = _forward(value, w[0], b[0], target, own, precision=precision, blocks=blocks)
         return nothing, torch.zeros_like(nothing), torch.zeros_like(nothing)
     chosen = blocks or second_blocks_of(value.dtype, precision)
-    (rows, width), planes = value.shape, 7 if left_out[0] is None else 10
+    (rows, width), planes = value.shape, 7 if own is None else 10
     ranges, range_columns = ranges_of(rows, columns, chosen)
     found = torch.empty(planes, ranges, rows, dtype=wide(value.dtype), device=value.device)
-    given = {"H1": h[1], "H2": h[2], "W1": w[1], "W2": w[2], "B0": bias[0], "B1": bias[1], "B2": bias[2]}
-    second_order_kernel[triton.cdiv(rows, chosen.rows), ranges](
-        *(value if each is None else each for each in (*h, *w, *bias)),
-        targets[0],
-        targets[0] if left_out[0] is None else left_out[0],
+    given = {"H1": h[1], "H2": h[2], "W1": w[1], "W2": w[2], "B0": b[0], "B1": b[1], "B2": b[2]}
+    _launch(
+        second_order_kernel,
+        (triton.cdiv(rows, chosen.rows), ranges),
+        *(value if each is None else each for each in (*h, *w, *b)),
+        target,
+        target if own is None else own,
         found,
         rows,
         columns,
@@ -206,7 +220,7 @@ def _second_order(
         width,
         range_columns,
         **{name: each is not None for name, each in given.items()},
-        LEFT_OUT=left_out[0] is not None,
+        LEFT_OUT=own is not None,
         **_constants("RVD", chosen, precision, value),
     )
     log_sums, means, spreads, bends = found[:4]
@@ -215,18 +229,26 @@ def _second_order(
     mean = (share * means).sum(0)
     spread = (share * (spreads + (means - mean).square())).sum(0)
     rest = found[4:].sum(1)
-    rest[:3].masked_fill_((targets[0] < 0) | (targets[0] >= columns), float("nan"))
+    rest[:3].masked_fill_((target < 0) | (target >= columns), float("nan"))
     bent = (share * bends).sum(0) + spread
     of_sums = zip((log_sum, mean, bent), rest.unflatten(0, (-1, 3)).unbind(1), strict=True)
-    value, first, second = (torch.cat([own[None], others]) for own, others in of_sums)
+    value, first, second = (torch.cat([of_log[None], others]) for of_log, others in of_sums)
     return value, first, second
 
 
 _sums = Operation("vocabulary_sums", _forward, _backward, _second_order)
 
 
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    kernel[grid](*arguments, **constants)
+
+
 def _laid(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
+def _dense(tensor: Component) -> Component:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _is_interpreted_half(tensor: Tensor) -> bool:

@@ -59,13 +59,14 @@ class AbstractVocabularyObjective(AbstractObjective):
 
         rows, index_R = examples.counted()
         hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
-        factors = (_as_products_take_it(each) for each in (hidden_RD, weight_VD, bias_V))
+        bias_V = None if bias_V is None else _as_products_take_it(bias_V)
+        factors = _as_products_take_it(hidden_RD), _as_products_take_it(weight_VD), bias_V
         sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.left_out(rows))
         return (self.losses_of(sums, rows) * rows.weights_BN.squeeze(1).to(sums.dtype)).sum()
 
 
-def _as_products_take_it(factor: Tensor | None) -> Tensor | None:
+def _as_products_take_it(factor: Tensor) -> Tensor:
     """Return a factor in the dtype to which autocast would round it."""
-    if factor is None or factor.dtype == torch.float64 or not torch.is_autocast_enabled(factor.device.type):
+    if factor.dtype == torch.float64 or not torch.is_autocast_enabled(factor.device.type):
         return factor
     return factor.to(torch.get_autocast_dtype(factor.device.type))

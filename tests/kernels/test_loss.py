@@ -109,6 +109,26 @@ def test_sums_and_gradients_are_those_of_dense_logits(case):
     check(case)
 
 
+def test_inputs_may_lie_in_memory_in_any_way():
+    hidden, weight, bias, targets, left_out = Case(9, 21, 8, left_out=True).inputs()
+    plain = (hidden, weight, bias, targets, left_out)
+    strided = (hidden.T.contiguous().T, weight.repeat_interleave(3, 0)[::3], bias.repeat_interleave(2)[::2])
+    strided += (targets.repeat_interleave(2)[::2], left_out.repeat_interleave(2)[::2])
+    assert all(torch.equal(one, other) for one, other in zip(plain, strided, strict=True))
+    one = bias[:1].expand(21)  # as a derivative that is the same for all columns comes from taylor
+    found = []
+    for *factors, target, own in (strided, plain):
+        factors = [each.detach().requires_grad_() for each in factors]
+        sums = vocabulary_sums(*factors, target, own)
+        gradients = torch.autograd.grad(sums, factors, torch.ones_like(sums).T.contiguous().T)
+        line = [(each.detach(), each.detach(), None) for each in factors[:2]]
+        constant = [(each, None, None) for each in (target, own)]
+        settings = {"precision": "ieee", "blocks": None}
+        found.append([sums, *gradients, *loss._sums.second_order(*line, (bias, one, None), *constant, **settings)])
+        one = one.contiguous()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def random_case(seed):
     generator = torch.Generator().manual_seed(100 + seed)
 
