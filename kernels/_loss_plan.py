@@ -63,9 +63,9 @@ def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:
 
 
 def strip_of(rows: int, columns: int, itemsize: int, blocks: Blocks) -> int:
-    """Return the columns of a strip: whole blocks, at least one."""
+    """Return the columns of a strip: whole blocks, at least one, or the whole of a vocabulary that is shorter."""
     most = min(STRIP_BYTES // (rows * itemsize), columns // STRIP_SHARE)
-    return max(most // blocks.columns, 1) * blocks.columns
+    return min(max(most // blocks.columns, 1) * blocks.columns, columns)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -101,6 +101,7 @@ CASES = [
     Case(33, 18, 7, torch.bfloat16, bias=False),
     Case(1, 33, 1, torch.float64, left_out=True),
     Case(20, 70, 40, blocks=None),
+    Case(18, 5, 20),
 ]
 
 
@@ -329,7 +330,8 @@ def test_a_strip_holds_to_its_bytes_and_to_its_share_and_is_never_empty():
     half = Blocks(128, 128, 64)
     assert _loss_plan.strip_of(8192, 50_258, 2, half) == 4096  # 64 MiB of bfloat16
     assert _loss_plan.strip_of(64, 50_258, 2, half) == 6272  # an eighth of the vocabulary
-    assert _loss_plan.strip_of(2**20, 30, 4, half) == 128
+    assert _loss_plan.strip_of(2**20, 300, 4, half) == 128
+    assert _loss_plan.strip_of(2**20, 30, 4, half) == 30
     for rows, columns in ((1, 1), (8192, 50_258), (100, 5000), (10**6, 128)):
         ranges, wide = _loss_plan.ranges_of(rows, columns, half)
         assert (ranges - 1) * wide < columns <= ranges * wide
