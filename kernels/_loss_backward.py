@@ -130,7 +130,7 @@ def weight_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    wide: tl.constexpr = tl.float64 if hidden.dtype.element_ty == tl.float64 else tl.float32
+    wide = tl.float64 if hidden.dtype.element_ty == tl.float64 else tl.float32
     columns = first + tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     features = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     column_ok, feature_ok = columns < last, features < D

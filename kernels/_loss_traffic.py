@@ -89,17 +89,20 @@ def _backward(
 
 
 def least_traffic(
-    rows: int, columns: int, width: int, *, dtype: torch.dtype = torch.bfloat16, of: Pass = "forward", **choices: bool
+    rows: int,
+    columns: int,
+    width: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    of: Pass = "forward",
+    left_out: bool = False,
 ) -> Traffic:
     """Return the same pass where nothing is read from memory or written to it twice: hidden states and the head, and
     backward their gradients and, once written and once read, those of the logits."""
-    counted = traffic(rows, columns, width, dtype=dtype, of=of, **choices)
+    counted = traffic(rows, columns, width, dtype=dtype, of=of, left_out=left_out)
     matrices = (rows + columns) * width * dtype.itemsize
-    if of != "backward":
-        return Traffic(
-            (3 * rows + 2 * columns) * width * dtype.itemsize if of == "second_order" else matrices,
-            counted.written,
-            counted.flops,
-        )
-    of_logits = rows * columns * dtype.itemsize
-    return Traffic(matrices + of_logits, matrices + of_logits, counted.flops)
+    if of == "backward":
+        of_logits = rows * columns * dtype.itemsize
+        return Traffic(matrices + of_logits, matrices + of_logits, counted.flops)
+    along_a_line = (3 * rows + 2 * columns) * width * dtype.itemsize
+    return Traffic(along_a_line if of == "second_order" else matrices, counted.written, counted.flops)
