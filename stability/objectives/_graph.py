@@ -42,10 +42,19 @@ class Absorbing:
         s = r·exp(net)/V turns it into r·(mean_y exp(net_y) − net_{x0} + log V − 1): nothing large is subtracted from
         anything large.
         """
-        log_vocab = math.log(self.vocab_size)
         chosen_BN = logits_BNV.gather(-1, clean_BN[..., None]).squeeze(-1)
-        mean_BN = (logits_BNV.logsumexp(-1) - log_vocab).exp()
-        return (mean_BN - chosen_BN + (log_vocab - 1)) * (-log_expm1(sigma_B)).exp()[:, None]
+        return self._loss(logits_BNV.logsumexp(-1), chosen_BN, sigma_B[:, None])
+
+    def left_out(self, noisy_R: Tensor) -> None:
+        """Return the columns left out of sums over the vocabulary: M, which is left out, has no logit."""
+
+    def loss_of_sums(self, sums: Tensor, noisy_R: Tensor, clean_R: Tensor, sigma_R: Tensor) -> Tensor:
+        """Return `loss` of positions by themselves (R) from the log-sum-exp of their logits and the logit of x0."""
+        return self._loss(sums[0], sums[1], sigma_R)
+
+    def _loss(self, log_sum: Tensor, at_clean: Tensor, sigma: Tensor) -> Tensor:
+        log_vocab = math.log(self.vocab_size)
+        return ((log_sum - log_vocab).exp() - at_clean + (log_vocab - 1)) * (-log_expm1(sigma)).exp()
 
 
 class Uniform:
@@ -83,15 +92,28 @@ class Uniform:
         With a = (e^σ − 1)/(V + e^σ − 1) the ratios are q_y = a where x = x0; else 1/a at y = x0 and 1 at the others.
         """
         log_s = self.log_score(logits_BNV, noisy_BN, sigma_B)
-        log_a_BN = -F.softplus(math.log(self.vocab_size) - log_expm1(sigma_B))[:, None].expand(noisy_BN.shape)
-        same_BN, others = noisy_BN == clean_BN, self.vocab_size - 1
-        a_BN, inverse_BN = log_a_BN.exp(), (-log_a_BN).exp()
-        at_clean_BN = log_s.gather(-1, clean_BN[..., None]).squeeze(-1)  # 0 where x = x0
-        crossed_BN = (
-            torch.where(same_BN, a_BN, 1.0) * log_s.sum(-1) + torch.where(same_BN, 0.0, inverse_BN - 1) * at_clean_BN
-        )
-        constant_BN = torch.where(same_BN, others * a_BN * (log_a_BN - 1), inverse_BN * (-log_a_BN - 1) - (others - 1))
-        return (log_s.exp().sum(-1) - 1 - crossed_BN + constant_BN) / self.vocab_size
+        at_clean_BN = log_s.gather(-1, clean_BN[..., None]).squeeze(-1)
+        return self._loss(log_s.exp().sum(-1) - 1, log_s.sum(-1), at_clean_BN, noisy_BN, clean_BN, sigma_B[:, None])
+
+    def left_out(self, noisy_R: Tensor) -> Tensor:
+        """Return the columns left out of sums over the vocabulary, those of y = x_t."""
+        return noisy_R
+
+    def loss_of_sums(self, sums: Tensor, noisy_R: Tensor, clean_R: Tensor, sigma_R: Tensor) -> Tensor:
+        """Return `loss` of positions by themselves (R) from the log-sum-exp of their logits but that of x_t, the logit
+        of x0, and the sum of the logits but that of x_t."""
+        return self._loss(sums[0].exp(), sums[2], sums[1], noisy_R, clean_R, sigma_R)
+
+    def _loss(
+        self, scores: Tensor, logs: Tensor, at_clean: Tensor, noisy: Tensor, clean: Tensor, sigma: Tensor
+    ) -> Tensor:
+        """Return the loss from Σ s_y and Σ log s_y over y ≠ x and from log s_{x0}, which enters where x ≠ x0."""
+        log_a = -F.softplus(math.log(self.vocab_size) - log_expm1(sigma)).expand(noisy.shape)
+        same, others = noisy == clean, self.vocab_size - 1
+        a, inverse = log_a.exp(), (-log_a).exp()
+        crossed = torch.where(same, a, 1.0) * logs + torch.where(same, 0.0, inverse - 1) * at_clean
+        constant = torch.where(same, others * a * (log_a - 1), inverse * (-log_a - 1) - (others - 1))
+        return (scores - crossed + constant) / self.vocab_size
 
 
 Graph = Absorbing | Uniform

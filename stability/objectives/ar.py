@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+from stability.objectives._base import Examples, weighted_cross_entropy
+from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 
 
-class Autoregressive(AbstractObjective):
+class Autoregressive(AbstractVocabularyObjective):
     """Mean cross entropy of the next token."""
 
-    class Config(ObjectiveSettings):
-        """The settings that every objective has, and none of its own."""
+    class Config(VocabularySettings):
+        """The settings that every objective over a vocabulary has, and none of its own."""
 
     direction = "causal"
     samplers = ("ar",)

@@ -9,18 +9,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives._base import (
-    AbstractObjective,
-    Examples,
-    ObjectiveSettings,
-    refuse_unread,
-    weighted_cross_entropy,
-    wide,
-)
+from stability.objectives._base import Examples, refuse_unread, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
+from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 
 
-class MaskedLanguageModel(AbstractObjective):
+class MaskedLanguageModel(AbstractVocabularyObjective):
     """Cross entropy averaged over a sequence's masked positions, then over sequences (as the paper averages proteins,
     E.1).
 
@@ -32,7 +26,7 @@ class MaskedLanguageModel(AbstractObjective):
     own.
     """
 
-    class Config(ObjectiveSettings):
+    class Config(VocabularySettings):
         mask_rate: ScheduleName = Field(
             default="uniform", description="schedule that each sequence's mask rate is drawn from; fixed: fixed_rate"
         )

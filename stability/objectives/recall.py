@@ -7,19 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+from stability.objectives._base import Examples, weighted_cross_entropy
+from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 from stability.runs.words import ShareWords, Words
 
 
-class Recall(AbstractObjective):
+class Recall(AbstractVocabularyObjective):
     """Mean cross entropy of the answers, and the share of them that are right beside it.
 
     The data (`data=mqar`, `data=copy`) say at which positions a token is asked for, and which one is right; the model
     reads no later position (Arora et al. 2023, arXiv:2312.04927). At every other position its logits enter nothing.
     """
 
-    class Config(ObjectiveSettings):
-        """The settings that every objective has, and none of its own."""
+    class Config(VocabularySettings):
+        """The settings that every objective over a vocabulary has, and none of its own."""
 
     corpus_kind = "questions"
     direction = "causal"

@@ -10,13 +10,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
+from stability.objectives._base import Examples, refuse_unread, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, NoiseName, times
+from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 from stability.runs.words import Words
 
 
-class ScoreEntropy(AbstractObjective):
+class ScoreEntropy(AbstractVocabularyObjective):
     """The loss of a model of score ratios: σ′(t)·(score entropy of each position at noise σ(t)), summed over positions,
     per token of the batch; t ~ U(1e-3, 1), one per sequence, stratified over the batch (each uniform, together evenly
     spread: less scatter than independent draws, same mean).
@@ -31,7 +32,7 @@ class ScoreEntropy(AbstractObjective):
     bf16 scores would shift the loss.
     """
 
-    class Config(ObjectiveSettings):
+    class Config(VocabularySettings):
         graph: Literal["absorbing", "uniform"] = Field(
             default="absorbing", description="what a corrupted token becomes: the mask, or any token"
         )
@@ -107,6 +108,15 @@ class ScoreEntropy(AbstractObjective):
         # What does not count is cut, not multiplied by zero.
         counted_BN = torch.where(examples.weights_BN > 0, losses_BN, 0.0)
         return (counted_BN * examples.weights_BN.to(logits.dtype)).sum(), self.count(examples, logits.dtype)
+
+    def left_out(self, rows: Examples) -> Tensor | None:
+        return self.graph.left_out(rows.inputs_BN.squeeze(1))
+
+    def losses_of(self, sums: Tensor, rows: Examples) -> Tensor:
+        assert rows.sigma_B is not None
+        return self.graph.loss_of_sums(
+            sums, rows.inputs_BN.squeeze(1), rows.targets_BN.squeeze(1), rows.sigma_B.to(sums.dtype)
+        )
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
         """Return the tokens of the batch, corrupted or not."""
