@@ -35,15 +35,17 @@ class Tiling:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-def tiling(window: int, width: int, dtype: torch.dtype) -> Tiling:
+def tiling(window: int, width: int, dtype: torch.dtype, num_parts: int = 1) -> Tiling:
     """Return the sizes for windows of ``window`` positions. A block of R rows computes the scores of R + window − 1
-    keys, so that a narrow band takes small blocks; a wide one takes large ones, which read keys less often. Half as
-    many rows for float64, whose tiles are twice as large."""
+    keys, so that a narrow band takes small blocks; a wide one takes large ones, which read keys less often, but for
+    float64 and where q, k and v have ``num_parts`` = 3 parts each, whose tiles fill the registers."""
     padded = max(16, triton.next_power_of_2(width))
+    is_large = dtype == torch.float64 or num_parts > 1
     if window <= 16:
-        return Tiling(16, 16, padded, 1 if padded <= 32 else 2 if padded <= 64 else 4, 1)
-    if window <= 64 or dtype == torch.float64:
-        return Tiling(32, 32 if dtype != torch.float64 else 16, padded, 4, 2)
+        num_warps = 1 if padded <= 32 else 2 if padded <= 64 else 4
+        return Tiling(16, 16, padded, num_warps * 2 if is_large else num_warps, 1)
+    if window <= 64 or is_large:
+        return Tiling(32, 16 if is_large else 32, padded, 8 if is_large else 4, 1 if is_large else 2)
     return Tiling(64, 32, padded, 4, 2)
 
 

@@ -103,10 +103,10 @@ class _Launch:
     last: dict[str, Any]
 
     @staticmethod
-    def of(q: Tensor, present: Tensor | None, settings: dict[str, Any]) -> _Launch:
+    def of(q: Tensor, present: Tensor | None, settings: dict[str, Any], num_parts: int = 1) -> _Launch:
         batch, heads, num_queries, width = q.shape
         before, after, dilation = settings["before"], settings["after"], settings["dilation"]
-        sizes = tiling(before + after + 1, width, q.dtype)
+        sizes = tiling(before + after + 1, width, q.dtype, num_parts)
         constants = {
             "heads": heads,
             "num_queries": num_queries,
@@ -196,7 +196,7 @@ def _second_order(q: Parts, k: Parts, v: Parts, present: Parts, **settings: Any)
     """Return (o, o′, o″)."""
     (q0, q1, q2), (k0, k1, k2), (v0, v1, v2) = _alike(q), _alike(k), _alike(v)
     out = [_empty_like(q0) for _ in range(3)]
-    launch, mask = _Launch.of(q0, present[0], settings), _bytes(present[0], q0)
+    launch, mask = _Launch.of(q0, present[0], settings, num_parts=3), _bytes(present[0], q0)
     launch(taylor_kernel, q0, q1, q2, k0, k1, k2, v0, v1, v2, mask, *out, strided=(q0, k0, v0, out[0]))
     return out[0], out[1], out[2]
 
