@@ -1,6 +1,6 @@
-"""Softmax attention on a band, the backward pass: one kernel by blocks of queries gives the gradient of these and the
-shares that blocks have in the global keys' gradients, another by blocks of keys that of keys and values. No two programs
-write to one place; weights are computed anew from ln Σ exp s."""
+"""Softmax attention on a band, the backward pass: one kernel by blocks of queries gives their gradient and each block's
+share in the gradients of the global keys, another by blocks of keys those of keys and values. No two programs write to
+one place; weights are computed anew from ln Σ exp s."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def places(first, residue, limit, num_queries, COUNT: tl.constexpr, DILATION: tl
 
 
 @triton.jit
-def num_tiles(ROWS: tl.constexpr, OTHERS: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, GLOBAL: tl.constexpr):
+def num_tiles(
+    ROWS: tl.constexpr, OTHERS: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, GLOBAL: tl.constexpr
+):
     """Return how many tiles of keys a block of queries goes through: the global keys, then those of its windows."""
     return tl.cdiv(GLOBAL, OTHERS) + tl.cdiv(ROWS + BEFORE + AFTER, OTHERS)
 

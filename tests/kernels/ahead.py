@@ -93,6 +93,8 @@ def compiled(code: str) -> list[Compiled]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     program = _PRELUDE + textwrap.dedent(code) + "\nprint(json.dumps(launched))"
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, env=environment)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, env=environment
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [Compiled(**each) for each in json.loads(ended.stdout.splitlines()[-1])]
