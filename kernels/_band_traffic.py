@@ -39,8 +39,8 @@ def traffic(
         rows, keys, queries, programs = rows + of_rows, keys + of_keys, queries + of_queries, programs + 1
     keys += programs * global_keys
     tile = 2 * sizes.rows * sizes.others * sizes.width
-    of_globals = -(-global_keys // sizes.others)
-    of_window = -(-(sizes.rows + before + after) // sizes.others)
+    of_globals = ceil_div(global_keys, sizes.others)
+    of_window = ceil_div(sizes.rows + before + after, sizes.others)
     tiles = programs * (of_globals + of_window)
     mask = int(masked)
     if phase == "forward":
@@ -61,13 +61,17 @@ def traffic(
     return Traffic(batch * heads * read, batch * heads * written, batch * heads * flops)
 
 
+def ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
+
+
 def _programs(
     num_queries: int, dilation: int, before: int, after: int, sizes: Tiling
 ) -> Iterator[tuple[int, int, int]]:
     """Yield of each block of one head its places, the keys that its queries see, and the queries that see its keys."""
-    blocks = -(-(-(-num_queries // dilation)) // sizes.rows)
+    blocks = ceil_div(ceil_div(num_queries, dilation), sizes.rows)
     for residue in range(dilation):
-        length = max(0, -(-(num_queries - residue) // dilation))
+        length = max(0, ceil_div(num_queries - residue, dilation))
         for first in range(0, blocks * sizes.rows, sizes.rows):
             end = first + sizes.rows
 

@@ -21,9 +21,10 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
     """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k
     (paper E: w = 2).
 
-    With ``impl=triton`` kernels compute the band (`kernels.band_attention`). With ``impl=reference`` the queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on each side (causal: before
-    it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. A position always sees itself, so
-    no softmax row is empty.
+    With ``impl=reference`` the queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on
+    each side (causal: before it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. With
+    ``impl=triton`` kernels compute the band (`kernels.band_attention`). A position always sees itself, so no softmax
+    row is empty.
     """
 
     class Config(Settings):
