@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-# The interpreter computes with NumPy, which has no bfloat16: its products are of factors widened first.
-WIDENED = tl.constexpr(triton.knobs.runtime.interpret)
+from kernels._rounding import INTERPRETED, rounded
 
 
 @dataclass(frozen=True)
@@ -36,24 +35,28 @@ class Tiling:
 
 
 def tiling(window: int, width: int, dtype: torch.dtype, num_parts: int = 1) -> Tiling:
-    """Return the sizes for windows of ``window`` positions. A block of R rows computes the scores of R + window − 1
-    keys, so that a narrow band takes small blocks; a wide one takes large ones, which read keys less often, but for
-    float64 and where q, k and v have ``num_parts`` = 3 parts each, whose tiles fill the registers."""
+    """Return the sizes for windows of ``window`` positions, by which a thread's share of the tiles fits into its
+    registers (compiled for sm_90).
+
+    A block of R rows computes the scores of R + window − 1 keys, so that a narrow band takes small blocks; a wide one
+    takes large ones, which read keys less often, but for float64 and where q, k and v have ``num_parts`` = 3 parts.
+    """
     padded = max(16, triton.next_power_of_2(width))
-    is_large = dtype == torch.float64 or num_parts > 1
+    is_narrow, is_large = dtype == torch.bfloat16, dtype == torch.float64 or num_parts > 1
     if window <= 16:
-        num_warps = 1 if padded <= 32 else 2 if padded <= 64 else 4
-        return Tiling(16, 16, padded, num_warps * 2 if is_large else num_warps, 1)
-    if window <= 64 or is_large:
-        return Tiling(32, 16 if is_large else 32, padded, 8 if is_large else 4, 1 if is_large else 2)
-    return Tiling(64, 32, padded, 4, 2)
+        num_warps = 1 if padded <= 32 else 2 if padded <= 64 else 4 if is_narrow else 8
+        return Tiling(16, 16, padded, min(8, num_warps * 2) if is_large else num_warps, 1)
+    if is_large:
+        return Tiling(32 if padded <= 64 else 16, 16, padded, 8, 1)
+    is_small = window <= 64 or (padded > 64 and not is_narrow)
+    return Tiling(32 if is_small else 64, 32, padded, 4 if is_narrow else 8, 2)
 
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
     """Return a·b, added up in ``ACC``; the dtype of a's entries is rounded to that of b's."""
-    a = a.to(b.dtype)
-    if WIDENED:
+    a = rounded(a, b.dtype)
+    if INTERPRETED:  # by NumPy, which has no bfloat16
         a = a.to(ACC)
         b = b.to(ACC)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
@@ -70,7 +73,7 @@ def tile_of(base, position, inside, features, width, step):
 def store_tile(base, position, inside, features, width, step, tile):
     """Store (positions, features) of one head, in the dtype of what is stored into."""
     at = base + position.to(tl.int64)[:, None] * step + features[None, :]
-    tl.store(at, tile.to(base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
+    tl.store(at, rounded(tile, base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
 
 
 @triton.jit

@@ -153,7 +153,7 @@ PLANTED = [
     (_band_tiles, "valid", valid_without_mask, CASES["padding"]),
     (_band_backward, "valid", valid_without_mask, CASES["padding"]),
     (_band_tiles, "places", places_without_halo, {"queries": 17, "before": 0}),
-    (_band_backward, "places", places_without_halo, {"queries": 4}),
+    (_band_backward, "places", places_without_halo, CASES["a whole block"]),
 ]
 
 
