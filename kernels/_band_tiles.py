@@ -71,7 +71,7 @@ def tile_of(base, position, inside, features, width, step):
 
 @triton.jit
 def store_tile(base, position, inside, features, width, step, tile):
-    """Store (positions, features) of one head, in the dtype of what is stored into."""
+    """Write (positions, features) of one head, in the dtype of what is written into."""
     at = base + position.to(tl.int64)[:, None] * step + features[None, :]
     tl.store(at, rounded(tile, base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
 

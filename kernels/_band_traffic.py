@@ -1,4 +1,4 @@
-"""What the kernels of band attention move and compute, from sizes alone."""
+"""Count what the kernels of band attention move and compute, from sizes alone."""
 
 from __future__ import annotations
 

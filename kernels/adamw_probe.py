@@ -26,7 +26,7 @@ FLOPS = 32  # of an entry, five sums of products among them; root and quotient c
 
 @dataclass(frozen=True)
 class Probe:
-    """What a step did, as sums over all entries, float64 on the parameters' device: ⟨g,g⟩, ⟨g,δ⟩, ⟨δ,δ⟩, ⟨g,δ₀⟩ and
+    """The account of a step, sums over all entries, float64 on the parameters' device: ⟨g,g⟩, ⟨g,δ⟩, ⟨δ,δ⟩, ⟨g,δ₀⟩ and
     ⟨δ₀,δ₀⟩, (5,). δ = θ⁺ − θ is the step as it was rounded to the parameters' dtype, δ₀ the one from the same state
     without weight decay. Of several steps of different parameters the probes add up.
 

@@ -79,6 +79,7 @@ def band_attention(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, present: Tensor | None, before: int, after: int, dilation: int, few: int, how: str
 ) -> None:
+    """Raise a ``ValueError`` of one line for what `band_attention` does not take."""
     batch, heads, num_queries, width = q.shape
     expected = (batch, heads, num_queries + few, width)
     if tuple(k.shape) != expected or tuple(v.shape) != expected:
@@ -107,6 +108,7 @@ class _Launch:
 
     @staticmethod
     def of(q: Tensor, present: Tensor | None, settings: dict[str, Any], num_parts: int = 1) -> _Launch:
+        """Return the launch for queries and settings of the operation; ``num_parts``: as `tiling` takes them."""
         batch, heads, num_queries, width = q.shape
         before, after, dilation = settings["before"], settings["after"], settings["dilation"]
         sizes = tiling(before + after + 1, width, q.dtype, num_parts)

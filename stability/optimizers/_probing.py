@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class ProbingAdamW(torch.optim.AdamW):
-    """``torch.optim.AdamW`` whose step is one launch of ours for the parameters of a group; the entries of its groups
-    and of its state are torch's, so that either loads the other's. It implements `Probing`."""
+    """An AdamW that steps the parameters of a group by one launch of a kernel, and adds up the step on the way; the
+    entries of its groups and of its state are those of ``torch.optim.AdamW``, so that either loads the other's. It
+    implements `Probing`."""
 
     def __init__(self, parameters: Any, **settings: Any):
         super().__init__(parameters, **settings)
@@ -32,6 +33,7 @@ class ProbingAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        """Perform the step of every parameter that has a gradient, and keep the sums of it for `probed`."""
         assert closure is None, "gradients are in the parameters"
         from kernels.adamw_probe import adamw_probe
 
