@@ -19,7 +19,7 @@ from kernels.roofline import Traffic
 
 BLOCK = 4096  # entries of one program
 NUM_WARPS = 8
-DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
 NUM_SUMS = 5
 FLOPS = 32  # of an entry, five sums of products among them; root and quotient count as one each
 
@@ -57,13 +57,14 @@ class Probe:
 
 @triton.jit
 def adamw_kernel(
-    table, blocks, rates, sums, beta1, rest1, beta2, rest2, epsilon, kept,
-    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    table, blocks, rates, scalars, sums,
+    DTYPE: tl.constexpr, ACC: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Step the entries of one block of one tensor in place, and write its sums, (5,).
 
     ``table``: of each tensor the addresses of θ, g, m and v, and its length; ``blocks``: of each program its tensor and
-    first entry; ``rates``: of each tensor η/(1 − β₁ᵗ) and √(1 − β₂ᵗ), float64; ``rest``: 1 − β; ``kept``: 1 − ηλ.
+    first entry; ``rates``: of each tensor η/(1 − β₁ᵗ) and √(1 − β₂ᵗ), float64;
+    ``scalars``: 1 − β₁, β₂, 1 − β₂, ε, 1 − ηλ, float64, since β near 1 loses its difference from 1 in float32.
     """
     program = tl.program_id(0)
     tensor, first = tl.load(blocks + 2 * program), tl.load(blocks + 2 * program + 1)
@@ -78,12 +79,14 @@ def adamw_kernel(
         first = tl.multiple_of(first, BLOCK)
     entry = first + tl.arange(0, BLOCK)
     inside = entry < tl.load(of_tensor + 4)
-    theta = tl.load(theta_at + entry, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(g_at + entry, mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_at + entry, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(v_at + entry, mask=inside, other=0.0).to(tl.float32)
-    rate = tl.load(rates + 2 * tensor).to(tl.float32)
-    root = tl.load(rates + 2 * tensor + 1).to(tl.float32)
+    theta = tl.load(theta_at + entry, mask=inside, other=0.0).to(ACC)
+    g = tl.load(g_at + entry, mask=inside, other=0.0).to(ACC)
+    m = tl.load(m_at + entry, mask=inside, other=0.0).to(ACC)
+    v = tl.load(v_at + entry, mask=inside, other=0.0).to(ACC)
+    rate = tl.load(rates + 2 * tensor).to(ACC)
+    root = tl.load(rates + 2 * tensor + 1).to(ACC)
+    rest1, beta2 = tl.load(scalars).to(ACC), tl.load(scalars + 1).to(ACC)
+    rest2, epsilon, kept = tl.load(scalars + 2).to(ACC), tl.load(scalars + 3).to(ACC), tl.load(scalars + 4).to(ACC)
     m = m + rest1 * (g - m)
     v = beta2 * v + rest2 * g * g
     step = rate * (m / (tl.sqrt(v) / root + epsilon))
@@ -91,8 +94,8 @@ def adamw_kernel(
     tl.store(theta_at + entry, after, mask=inside)
     tl.store(m_at + entry, rounded(m, DTYPE), mask=inside)
     tl.store(v_at + entry, rounded(v, DTYPE), mask=inside)
-    moved = after.to(tl.float32) - theta
-    alone = rounded(theta - step, DTYPE).to(tl.float32) - theta
+    moved = after.to(ACC) - theta
+    alone = rounded(theta - step, DTYPE).to(ACC) - theta
     tl.store(sums + 5 * program, tl.sum(g * g))
     tl.store(sums + 5 * program + 1, tl.sum(g * moved))
     tl.store(sums + 5 * program + 2, tl.sum(moved * moved))
@@ -117,8 +120,9 @@ def adamw_probe(
     (g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − ηλ)θ − η/(1 − β₁ᵗ) · m/(√v/√(1 − β₂ᵗ) + ε). Return its sums.
 
     ``steps``: of each tensor t ≥ 1, this step included, a scalar of float32. All tensors are on one device and of one
-    dtype, float32 or bfloat16, computed in float32; none has gaps or repeats in memory. Sums are of blocks in float32
-    and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does not take.
+    dtype: float32 or bfloat16, computed in float32, or float64; none has gaps or repeats in memory. Sums are of blocks in
+    that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does not
+    take.
     """
     gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
     _check(params, means, squares)
@@ -126,11 +130,13 @@ def adamw_probe(
     device, (beta1, beta2) = params[0].device, betas
     taken = torch.stack([step.to(device) for step in steps]).double()
     rates = torch.stack([lr / (1 - beta1**taken), (1 - beta2**taken).sqrt()], 1)
-    sums = torch.empty(len(blocks), NUM_SUMS, dtype=torch.float32, device=device)
-    scalars = (beta1, 1 - beta1, beta2, 1 - beta2, epsilon, 1 - lr * weight_decay)
-    constants = {"DTYPE": DTYPES[params[0].dtype], "ALIGNED": is_aligned, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    wide = torch.float64 if params[0].dtype == torch.float64 else torch.float32
+    sums = torch.empty(len(blocks), NUM_SUMS, dtype=wide, device=device)
+    scalars = [1 - beta1, beta2, 1 - beta2, epsilon, 1 - lr * weight_decay]
+    scalars = torch.tensor(scalars, dtype=torch.float64).to(device, non_blocking=True)
+    constants = {"DTYPE": DTYPES[params[0].dtype], "ACC": DTYPES[wide], "ALIGNED": is_aligned, "BLOCK": BLOCK}
     with torch.cuda.device_of(params[0]):
-        adamw_kernel[(len(blocks),)](table, blocks, rates, sums, *scalars, **constants)
+        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants, num_warps=NUM_WARPS)
     return Probe(sums.double().sum(0))
 
 
@@ -145,7 +151,9 @@ def _check(params: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[
     first = params[0]
     for param, mean, square in zip(params, means, squares, strict=True):
         if param.dtype not in DTYPES:
-            raise ValueError(f"adamw_probe: {param.dtype} is not one of float32 and bfloat16; use impl=reference")
+            raise ValueError(
+                f"adamw_probe: {param.dtype} is not one of float32, bfloat16 and float64; use impl=reference"
+            )
         for each in (param, mean, square):
             if each.dtype != first.dtype or each.device != first.device or each.stride() != param.stride():
                 raise ValueError("adamw_probe: parameters and state differ in dtype, device or layout")
@@ -188,6 +196,6 @@ def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Tr
     """Return what the launch loads, stores and computes for tensors of so many entries: four numbers of an entry in,
     three out, and a few of each program's own."""
     entries, programs = sum(lengths), sum(triton.cdiv(length, BLOCK) for length in lengths)
-    own = 2 * 8 + 5 * 8 + 2 * 8  # its block, its row of the table, its rates
+    own = (2 + 5 + 2 + 5) * 8  # its block, its row of the table, its rates, the scalars
     read, written = 4 * dtype.itemsize * entries + own * programs, 3 * dtype.itemsize * entries
-    return Traffic(read, written + 4 * NUM_SUMS * programs, FLOPS * entries)
+    return Traffic(read, written + max(4, dtype.itemsize) * NUM_SUMS * programs, FLOPS * entries)
