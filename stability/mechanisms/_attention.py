@@ -11,7 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
+from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractAttention
+
+WIDEST_HEAD = 128  # of kernels.band_attention
 
 
 class AbstractDotProductAttention(AbstractAttention):
@@ -166,6 +169,13 @@ def visible_pairs(
     if mask_diagonal:
         visible_NN = visible_NN & ~torch.eye(num_positions, dtype=torch.bool, device=device)
     return visible_NN[None, None] if mask_BN is None else visible_NN & mask_BN[:, None, None]
+
+
+def beyond_the_band_kernels(use: Use) -> str | None:
+    """Return what `kernels.band_attention` does not compute of an attention on a band; None where it computes all."""
+    if use.dropout > 0:
+        return f"dropout of an attention's weights, {use.dropout:g}"
+    return f"heads of width {use.head_width} > {WIDEST_HEAD}" if use.head_width > WIDEST_HEAD else None
 
 
 def attended(

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._attention import attended
+from stability.mechanisms._attention import attended, beyond_the_band_kernels
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -24,6 +24,7 @@ from stability.mechanisms._blocks import (
     out_of_classes,
     present,
 )
+from stability.mechanisms._impl import Impl, Use
 from stability.mechanisms._observed import AbstractAttention
 
 
@@ -49,8 +50,10 @@ class LongformerAttention(AbstractAttention):
         global_tokens: int = Field(
             default=1, ge=0, description="g: first positions, that all see and that see all (causal: that all see)"
         )
+        impl: Impl = "reference"
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    kernels_second_order = True
     rows_sum_to_one = True
 
     def __init__(self, config: Config, shape: MixerShape):
@@ -81,6 +84,10 @@ class LongformerAttention(AbstractAttention):
             if getattr(config, name) >= num_positions:
                 value = getattr(config, name)
                 raise ValueError(f"mechanism.longformer.{name}={value} must be below model.positions={num_positions}")
+
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        return beyond_the_band_kernels(use)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -165,8 +172,14 @@ class LongformerAttention(AbstractAttention):
         """Return what the M positions after the global tokens make of these and of their windows, from which the global
         tokens are left out: windows are those of a sequence that begins after them."""
         num_near, few, dilation = q_BHMK.shape[2], self.config.global_tokens, self.config.dilation
-        block, before = _block(self.config, num_near), self.config.window
+        before = self.config.window
         after = 0 if self.causal else before
+        if self.config.impl == "triton":
+            from kernels.band_attention import band_attention
+
+            seen = {"before": before, "after": after, "dilation": dilation, "global_keys": few, "own": False}
+            return band_attention(q_BHMK, k_BHNK, v_BHNK, mask_BN, **seen)
+        block = _block(self.config, num_near)
         query, key = band_positions(-(-num_near // dilation), block, before, after, q_BHMK.device)
         in_window = (key >= query - before) & (key <= query + after)
         # a window's place in a class of equal remainder, (G, 1, keys), is one of the sequence, (d, G, 1, keys)

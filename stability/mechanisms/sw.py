@@ -11,18 +11,20 @@ from pydantic import Field
 from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._attention import AbstractSoftmaxAttention, beyond_the_band_kernels
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, in_blocks, present
+from stability.mechanisms._impl import Impl, Use
 
 
 class SlidingWindowAttention(AbstractSoftmaxAttention):
     """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k
     (paper E: w = 2).
 
-    The queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on each side (causal: before
-    it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. A position always sees itself, so
-    no softmax row is empty.
+    With ``impl=reference`` the queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on
+    each side (causal: before it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. With
+    ``impl=triton`` kernels compute the band (`kernels.band_attention`). A position always sees itself, so no softmax
+    row is empty.
     """
 
     class Config(Settings):
@@ -31,12 +33,19 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         window: int = Field(
             default=2, ge=1, description="positions seen on each side (causal: before), besides oneself"
         )
+        impl: Impl = "reference"
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    kernels_second_order = True
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
+        self.impl = config.impl
         self.before, self.after = config.window, 0 if self.causal else config.window
+
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        return beyond_the_band_kernels(use)
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
@@ -51,8 +60,13 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Attend in blocks of queries, each to the keys of its band: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
-        num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
+        if self.impl == "triton":
+            from kernels.band_attention import band_attention
+
+            y_BHNK = band_attention(q_BHNK, k_BHNK, v_BHNK, mask_BN, before=self.before, after=self.after)
+            return self.joined(y_BHNK, x_BND)
+        num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
         y = F.scaled_dot_product_attention(
             in_blocks(q_BHNK, block),
             bands(k_BHNK, block, self.before, self.after),

@@ -18,13 +18,14 @@ from stability.optimizers._groups import (
     roles,
     set_lr,
 )
-from stability.optimizers._hooks import Averaging, FindingRate, TakingHessian, evaluated
+from stability.optimizers._hooks import Averaging, FindingRate, Probing, TakingHessian, evaluated
 from stability.optimizers._state import state_bytes
 
 __all__ = [
     "AbstractOptimizer",
     "Averaging",
     "FindingRate",
+    "Probing",
     "TakingHessian",
     "build",
     "check_roles",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,15 @@ class FindingRate(Protocol):
 
     def rate_found(self) -> float:
         """Return the rate of the step that comes next, the learning rate in it."""
+        ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """An optimizer whose step adds up what it did on its way."""
+
+    def probed(self) -> Any:
+        """Return the sums of the last step (`kernels.adamw_probe.Probe`); None where no parameter was stepped."""
         ...
 
 

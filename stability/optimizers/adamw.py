@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2017), from torch."""
+"""AdamW (Loshchilov & Hutter 2017), from torch or by a kernel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torch import nn
 
 from stability.config import Settings
 from stability.config.identity import Since
+from stability.config.impl import Impl
 from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._probing import ProbingAdamW
 
 
 class AdamW(AbstractOptimizer):
     """Adam with decoupled weight decay, ``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as
-    the consensus paper's "default weight decay" reads, or as nanoGPT decays."""
+    the consensus paper's "default weight decay" reads, or as nanoGPT decays. With ``impl=triton`` a kernel takes the
+    same step and adds up its norm and slope on the way; a checkpoint of either goes on with the other."""
 
     elementwise = True
 
@@ -27,13 +30,13 @@ class AdamW(AbstractOptimizer):
             default="all", description="what is decayed: all parameters, or those of two axes or more (nanoGPT)"
         )
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
+        impl: Impl = "reference"
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         betas = (config.beta1, config.beta2)
-        return torch.optim.AdamW(
-            parameters, lr=lr, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay, fused=True
-        )
+        kind = ProbingAdamW if config.impl == "triton" else torch.optim.AdamW
+        return kind(parameters, lr=lr, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay, fused=True)
 
     @classmethod
     def decays(cls, config: Config, parameter: nn.Parameter) -> bool:

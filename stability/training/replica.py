@@ -18,7 +18,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
-from stability.optimizers import TakingHessian, evaluated, set_lr
+from stability.optimizers import Probing, TakingHessian, evaluated, set_lr
 from stability.training.devices.base import Devices, Sums, together
 from stability.training.devices.one import OneDevice
 from stability.training.draws import dropping, generator_for, training_examples
@@ -108,6 +108,9 @@ class Replica:
             row["clipped_norm"] = self.devices.norm(
                 [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             ).item()
+        if isinstance(self.optimizer, Probing) and not is_due:
+            row["update_norm"] = self._probed_step(row)
+            return row
         own = self.devices.local(self.parameters)
         moved = self._copied(own)
         weights = self.statistics.norms(moved) if is_due else {}
@@ -120,6 +123,15 @@ class Replica:
         if is_due:
             self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
+
+    def _probed_step(self, row: dict[str, Any]) -> float:
+        """Take the step unless something is wrong with it; return its norm, which its own pass adds up."""
+        assert isinstance(self.optimizer, Probing) and isinstance(self.optimizer, torch.optim.Optimizer)
+        if self._fault(row) is not None:
+            return 0.0
+        self.optimizer.step()
+        probe = self.optimizer.probed()
+        return 0.0 if probe is None else probe.step_norm()
 
     def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
         """Estimate the diagonal of the Hessian of the batch's mean loss for each parameter, by draws of (the run's

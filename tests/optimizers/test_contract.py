@@ -36,7 +36,8 @@ PLANTED = (
     (checks.check_elementwise, faults.NormalisesTheTensor),
     (checks.check_elementwise, faults.KeepsRowSums),
 )
-SETTINGS = [(name, field) for name in NAMES for field in REGISTRY.load(name).Config.model_fields]
+# `impl` says by what a step is computed, and changes rounding alone
+SETTINGS = [(name, field) for name in NAMES for field in REGISTRY.load(name).Config.model_fields if field != "impl"]
 
 
 def cases(name: str) -> list[Any]:

@@ -1,0 +1,19 @@
+"""Narrow to a dtype as a GPU does, in Triton's interpreter too."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Return ``x`` in ``DTYPE``, float32 rounded to the nearest bfloat16, of two to the even one: the interpreter's own
+    cast cuts off, which is twice as far off and always towards zero."""
+    if INTERPRETED and x.dtype == tl.float32 and DTYPE == tl.bfloat16:  # noqa: SIM300
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, nearest, x)  # a NaN's bits could run over
+    return x.to(DTYPE)

@@ -1,0 +1,201 @@
+"""AdamW's step (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2) in one pass over parameters, gradients and
+state, which also adds up what is asked of a step: ‖g‖, ⟨g,u⟩ and ‖u‖ with u = (θ⁺ − θ)/η, with weight decay and
+without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels._rounding import rounded
+from kernels.roofline import Traffic
+
+BLOCK = 4096  # entries of one program
+NUM_WARPS = 8
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+NUM_SUMS = 5
+FLOPS = 32  # of an entry, five sums of products among them; root and quotient count as one each
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The account of a step, sums over all entries, float64 on the parameters' device: ⟨g,g⟩, ⟨g,δ⟩, ⟨δ,δ⟩, ⟨g,δ₀⟩ and
+    ⟨δ₀,δ₀⟩, (5,). δ = θ⁺ − θ is the step as it was rounded to the parameters' dtype, δ₀ the one from the same state
+    without weight decay. Of several steps of different parameters the probes add up.
+
+    ``lr``: the rate η that u = δ/η is divided by; with several rates the one that they are multiples of.
+    """
+
+    sums: Tensor
+
+    def __add__(self, other: Probe) -> Probe:
+        return Probe(self.sums + other.sums)
+
+    def gradient_norm(self) -> float:
+        """Return ‖g‖."""
+        return math.sqrt(self.sums[0].item())
+
+    def step_norm(self, *, decay: bool = True) -> float:
+        """Return ‖δ‖, or ‖δ₀‖ without ``decay``."""
+        return math.sqrt(self.sums[2 if decay else 4].item())
+
+    def direction_norm(self, lr: float, *, decay: bool = True) -> float:
+        """Return ‖u‖."""
+        return self.step_norm(decay=decay) / lr
+
+    def slope(self, lr: float, *, decay: bool = True) -> float:
+        """Return ⟨g,u⟩."""
+        return self.sums[1 if decay else 3].item() / lr
+
+
+@triton.jit
+def adamw_kernel(
+    table, blocks, rates, scalars, sums,
+    DTYPE: tl.constexpr, ACC: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Step the entries of one block of one tensor in place, and write its sums, (5,).
+
+    ``table``: of each tensor the addresses of θ, g, m and v, and its length; ``blocks``: of each program its tensor and
+    first entry; ``rates``: of each tensor η/(1 − β₁ᵗ) and √(1 − β₂ᵗ), float64;
+    ``scalars``: 1 − β₁, β₂, 1 − β₂, ε, 1 − ηλ, float64, since β near 1 loses its difference from 1 in float32.
+    """
+    program = tl.program_id(0)
+    tensor, first = tl.load(blocks + 2 * program), tl.load(blocks + 2 * program + 1)
+    of_tensor = table + 5 * tensor
+    theta_at = tl.load(of_tensor).to(tl.pointer_type(DTYPE))
+    g_at = tl.load(of_tensor + 1).to(tl.pointer_type(DTYPE))
+    m_at = tl.load(of_tensor + 2).to(tl.pointer_type(DTYPE))
+    v_at = tl.load(of_tensor + 3).to(tl.pointer_type(DTYPE))
+    if ALIGNED:  # so that neighbours are loaded together
+        theta_at, g_at = tl.multiple_of(theta_at, 16), tl.multiple_of(g_at, 16)
+        m_at, v_at = tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16)
+        first = tl.multiple_of(first, BLOCK)
+    entry = first + tl.arange(0, BLOCK)
+    inside = entry < tl.load(of_tensor + 4)
+    theta = tl.load(theta_at + entry, mask=inside, other=0.0).to(ACC)
+    g = tl.load(g_at + entry, mask=inside, other=0.0).to(ACC)
+    m = tl.load(m_at + entry, mask=inside, other=0.0).to(ACC)
+    v = tl.load(v_at + entry, mask=inside, other=0.0).to(ACC)
+    rate = tl.load(rates + 2 * tensor).to(ACC)
+    root = tl.load(rates + 2 * tensor + 1).to(ACC)
+    rest1, beta2 = tl.load(scalars).to(ACC), tl.load(scalars + 1).to(ACC)
+    rest2, epsilon, kept = tl.load(scalars + 2).to(ACC), tl.load(scalars + 3).to(ACC), tl.load(scalars + 4).to(ACC)
+    m = m + rest1 * (g - m)
+    v = beta2 * v + rest2 * g * g
+    step = rate * (m / (tl.sqrt(v) / root + epsilon))
+    after = rounded(theta * kept - step, DTYPE)
+    tl.store(theta_at + entry, after, mask=inside)
+    tl.store(m_at + entry, rounded(m, DTYPE), mask=inside)
+    tl.store(v_at + entry, rounded(v, DTYPE), mask=inside)
+    moved = after.to(ACC) - theta
+    alone = rounded(theta - step, DTYPE).to(ACC) - theta
+    tl.store(sums + 5 * program, tl.sum(g * g))
+    tl.store(sums + 5 * program + 1, tl.sum(g * moved))
+    tl.store(sums + 5 * program + 2, tl.sum(moved * moved))
+    tl.store(sums + 5 * program + 3, tl.sum(g * alone))
+    tl.store(sums + 5 * program + 4, tl.sum(alone * alone))
+
+
+@torch.no_grad()
+def adamw_probe(
+    params: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+) -> Probe:
+    """Take one AdamW step in place, as `torch.optim.AdamW` takes it, in one launch for all tensors: m ← m + (1 − β₁)
+    (g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − ηλ)θ − η/(1 − β₁ᵗ) · m/(√v/√(1 − β₂ᵗ) + ε). Return its sums.
+
+    ``steps``: of each tensor t ≥ 1, this step included, a scalar of float32. All tensors are on one device and of one
+    dtype: float32 or bfloat16, computed in float32, or float64; none has gaps or repeats in memory. Sums are of blocks in
+    that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does not
+    take.
+    """
+    gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
+    _check(params, means, squares)
+    table, blocks, is_aligned = _table(params, gradients, means, squares)
+    device, (beta1, beta2) = params[0].device, betas
+    taken = torch.stack([step.to(device) for step in steps]).double()
+    rates = torch.stack([lr / (1 - beta1**taken), (1 - beta2**taken).sqrt()], 1)
+    wide = torch.float64 if params[0].dtype == torch.float64 else torch.float32
+    sums = torch.empty(len(blocks), NUM_SUMS, dtype=wide, device=device)
+    scalars = [1 - beta1, beta2, 1 - beta2, epsilon, 1 - lr * weight_decay]
+    scalars = torch.tensor(scalars, dtype=torch.float64).to(device, non_blocking=True)
+    constants = {"DTYPE": DTYPES[params[0].dtype], "ACC": DTYPES[wide], "ALIGNED": is_aligned, "BLOCK": BLOCK}
+    with torch.cuda.device_of(params[0]):
+        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants, num_warps=NUM_WARPS)
+    return Probe(sums.double().sum(0))
+
+
+def _laid_like(gradient: Tensor, param: Tensor) -> Tensor:
+    """Return the gradient with its entries in the parameter's order in memory."""
+    if gradient.stride() == param.stride() and gradient.dtype == param.dtype:
+        return gradient
+    return torch.empty_like(param).copy_(gradient)
+
+
+def _check(params: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[Tensor]) -> None:
+    first = params[0]
+    for param, mean, square in zip(params, means, squares, strict=True):
+        if param.dtype not in DTYPES:
+            raise ValueError(
+                f"adamw_probe: {param.dtype} is not one of float32, bfloat16 and float64; use impl=reference"
+            )
+        for each in (param, mean, square):
+            if each.dtype != first.dtype or each.device != first.device or each.stride() != param.stride():
+                raise ValueError("adamw_probe: parameters and state differ in dtype, device or layout")
+        if not _is_dense(param):
+            raise ValueError(f"adamw_probe: a parameter of shape {tuple(param.shape)} has gaps or repeats in memory")
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether the entries fill a stretch of memory, each once, in whatever order of the axes."""
+    filled = 1
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and step != filled:
+            return False
+        filled *= size
+    return True
+
+
+def _table(*columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, bool]:
+    """Return the table and the blocks that `adamw_kernel` reads, and whether every address is a multiple of 16."""
+    addresses = tuple(tuple(each.data_ptr() for each in row) for row in zip(*columns, strict=True))
+    lengths = tuple(each.numel() for each in columns[0])
+    is_aligned = all(address % 16 == 0 for row in addresses for address in row)
+    device = columns[0][0].device
+    return _on_device(addresses, lengths, device), _blocks(lengths, device), is_aligned
+
+
+@lru_cache(maxsize=16)
+def _on_device(addresses: tuple[tuple[int, ...], ...], lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    rows = [[*row, length] for row, length in zip(addresses, lengths, strict=True)]
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=16)
+def _blocks(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    rows = [(tensor, first) for tensor, length in enumerate(lengths) for first in range(0, length, BLOCK)]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2).to(device, non_blocking=True)
+
+
+def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Traffic:
+    """Return what the launch loads, stores and computes for tensors of so many entries: four numbers of an entry in,
+    three out, and a few of each program's own."""
+    entries, programs = sum(lengths), sum(triton.cdiv(length, BLOCK) for length in lengths)
+    own = (2 + 5 + 2 + 5) * 8  # its block, its row of the table, its rates, the scalars
+    read, written = 4 * dtype.itemsize * entries + own * programs, 3 * dtype.itemsize * entries
+    return Traffic(read, written + max(4, dtype.itemsize) * NUM_SUMS * programs, FLOPS * entries)
