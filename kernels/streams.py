@@ -75,15 +75,15 @@ class Shape:
 
     @property
     def block_width(self) -> int:
-        return min(256 // self.padded_streams, max(16, triton.next_power_of_2(self.width)))
+        return min(128 // self.padded_streams, max(16, triton.next_power_of_2(self.width)))
 
     @property
     def join_tokens(self) -> int:
-        return 32 // self.padded_streams
+        return 16 // self.padded_streams
 
     @property
     def join_width(self) -> int:
-        return min(128, triton.next_power_of_2(self.width))
+        return min(64, triton.next_power_of_2(self.width))
 
     @property
     def column_programs(self) -> int:
