@@ -1,5 +1,5 @@
-"""Make differentiable operations of kernels: a first derivative that refuses to be differentiated again, where torch's own
-wrappers would be silently wrong, and a rule for the second order along a line where the kernel brings one."""
+"""Make differentiable operations of kernels: a first derivative that refuses to be differentiated again, where torch's
+own wrappers would be silently wrong, and a rule for the second order along a line where the kernel brings one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class _First(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        return None, None, *_Gradient.apply(ctx.operation, ctx.settings, needed, ctx.count, len(gradients), *gradients, *saved)
+        about = (ctx.operation, ctx.settings, needed, ctx.count, len(gradients))
+        return None, None, *_Gradient.apply(*about, *gradients, *saved)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
