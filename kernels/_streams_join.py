@@ -139,8 +139,8 @@ def join_backward(
     X, COEFFICIENTS, ADDED, G, DX, DCOEFFICIENTS, DADDED, T, C,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients by X, coefficients (0 for pre) and F, given G = dL/dX', in one pass over X and G: a program has
-    all channels of its tokens, so that sums over channels are finished where they begin, in one order."""
+    """Write the gradients by X, coefficients (0 for pre) and F, given G = dL/dX', in one pass over X and G: a program
+    has all channels of its tokens, so that sums over channels are finished where they begin, in one order."""
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     s = tl.arange(0, NP)
     dtype = COEFFICIENTS.dtype.element_ty

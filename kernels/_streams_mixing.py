@@ -1,5 +1,5 @@
-"""Gates and mixing matrices of the residual schemes with several streams, as parts of kernels: values, exact gradients and
-derivatives along a line.
+"""Gates and mixing matrices of the residual schemes with several streams, as parts of kernels: values, exact gradients
+and derivatives along a line.
 
 Axes of tiles: S streams read, T streams written (both padded), B tokens. Sinkhorn's matrices have the tokens last, so
 that a thread holds whole matrices and sums over their rows and columns without its neighbours.
@@ -12,10 +12,7 @@ import triton.language as tl
 @triton.jit
 def product(a, b, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     """Return a @ b of two tiles. ``WIDE``: they are float64, of which no tensor core is asked."""
-    if WIDE:
-        return tl.sum(a[:, :, None] * b[None, :, :], 1)
-    else:
-        return tl.dot(a, b, input_precision=PRECISION)
+    return tl.sum(a[:, :, None] * b[None, :, :], 1) if WIDE else tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -24,12 +21,11 @@ def tanh(z, WIDE: tl.constexpr):
     small = tl.exp(-2 * tl.abs(z))
     quotient = (1 - small) / (1 + small)
     found = tl.where(z < 0, -quotient, quotient)
-    if WIDE:
-        return found
-    else:
+    if not WIDE:
         square = z * z
         series = z * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
-        return tl.where(tl.abs(z) < 0.125, series, found)
+        found = tl.where(tl.abs(z) < 0.125, series, found)
+    return found
 
 
 @triton.jit
@@ -68,8 +64,8 @@ def sinkhorn(m_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
-    """Return the gradient by m of ⟨adjoint, sinkhorn(m)⟩: each of the 2K steps in turn, exactly, the last one first. A step
-    is a log-softmax: h ← h − p·Σh, p what it gave.
+    """Return the gradient by m of ⟨adjoint, sinkhorn(m)⟩: each of the 2K steps in turn, exactly, the last one first. A
+    step is a log-softmax: h ← h − p·Σh, p what it gave.
 
     ``HISTORY``: room for (2K, NP, B) numbers of this program's own, where f and g of each iteration wait.
     """
@@ -96,8 +92,8 @@ def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.const
 
 @triton.jit
 def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
-    """Return sinkhorn(m) and its first two derivatives along a line. A step y = m − ln Σ exp m has y′ = m′ − ⟨p, m′⟩ and
-    y″ = m″ − ⟨p, m″ + y′²⟩."""
+    """Return sinkhorn(m) and its first two derivatives along a line. A step y = m − ln Σ exp m has y′ = m′ − ⟨p, m′⟩
+    and y″ = m″ − ⟨p, m″ + y′²⟩."""
     f_SB = tl.zeros((NP, B), m_STB.dtype)
     p_STB = m_STB
     for _ in range(K):
@@ -114,8 +110,8 @@ def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B:
 
 @triton.jit
 def softmax_taylor(z, z1, z2):
-    """Return p = softmax z over the last axis of (B, R), p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ + c².
-    What is −∞ in z is 0 in z′ and z″."""
+    """Return p = softmax z over the last axis of (B, R), p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ +
+    c². What is −∞ in z is 0 in z′ and z″."""
     p = normalised(z, 1)
     c = z1 - tl.sum(p * z1, 1)[:, None]
     q = z2 + c * c

@@ -21,10 +21,10 @@ def gate_places(gate, N: tl.constexpr):
 def mix_columns(column, R, N: tl.constexpr, NP: tl.constexpr, LITE: tl.constexpr):
     """Return which of the mixing's logits a column of the padded tile holds, and whether it holds any: as they come (R
     permutations), or the entries of a padded matrix."""
-    if LITE:
-        return column, column < R
-    else:
-        return (column // NP) * N + column % NP, (column // NP < N) & (column % NP < N)
+    option, there = column, column < R
+    if not LITE:
+        option, there = (column // NP) * N + column % NP, (column // NP < N) & (column % NP < N)
+    return option, there
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""The backward kernels of `kernels._streams_read`, in two passes over X: first the gradient by each token's logits, which
-needs sums over all channels, then those by X and by the weights. No sum depends on the order of programs."""
+"""The backward kernels of `kernels._streams_read`, in two passes over X: first the gradient by each token's logits,
+which needs sums over all channels, then those by X and by the weights. No sum depends on the order of programs."""
 
 import triton
 import triton.language as tl
@@ -32,8 +32,8 @@ def gated_logits_backward(
     N: tl.constexpr, NP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, LITE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write dz (T, 2N + R) and ⟨dz, z − bias⟩ (T,), which is what the norm's gradient needs, given du and the gradient by
-    the coefficients. Softmax and Sinkhorn's iterations are computed again from z."""
+    """Write dz (T, 2N + R) and ⟨dz, z − bias⟩ (T,), which is what the norm's gradient needs, given du and the gradient
+    by the coefficients. Softmax and Sinkhorn's iterations are computed again from z."""
     first = tl.program_id(0).to(tl.int64) * BLOCK_T
     token = first + tl.arange(0, BLOCK_T)
     live, outputs = token < T, 2 * N + R
@@ -77,7 +77,7 @@ def gated_logits_backward(
         d_mix = tl.load(DCOEFFICIENTS + base[None, None, :] + from_STB * (N + 2) + 1 + to_STB, inside, other=0.0)
         room = HISTORY + tl.program_id(0).to(tl.int64) * (2 * K * NP * BLOCK_T)
         dz = sinkhorn_backward(bordered(z, from_STB, to_STB, N), d_mix, room, K, NP, BLOCK_T)
-        y = z - tl.load(BIAS + 2 * N + option, inside, other=0.0)
+        y = z - tl.load(BIAS + 2 * N + option, (from_STB < N) & (to_STB < N), other=0.0)
         tl.store(DZ + row[None, None, :] + 2 * N + option, dz, inside)
         along += tl.sum(tl.sum(tl.where(inside, dz * y, 0.0), 0), 0)
     tl.store(ALONG + token, along, live)

@@ -18,8 +18,8 @@ class Operation:
     """A function of tensors that kernels compute, ``operation(*tensors, **settings)``. A tensor may be None (an input
     that is left out); settings are constants.
 
-    - ``forward(*tensors, **settings) -> (out, saved)``: the output, one tensor or a tuple of them (an input may be one),
-      and a tuple of what backward needs beside the inputs.
+    - ``forward(*tensors, **settings) -> (out, saved)``: the output, one tensor or a tuple of them (an input may be
+      one), and a tuple of what backward needs beside the inputs.
     - ``backward(gradient, needed, saved, *tensors, **settings)``: one gradient for each tensor, None for one that
       ``needed`` (bools) does not ask for. It is not differentiable. ``gradient``: of the output; where that is a tuple,
       a tuple of one for each, zeros for one that nothing depends on.

@@ -87,5 +87,8 @@ class LiteHyperConnections(AbstractGatedStreams):
         weights = logits.softmax(-1)
         return (weights @ self.p_RO.to(weights.dtype)).unflatten(-1, (self.config.streams, self.config.streams))
 
+    def kernel_mixing(self) -> dict[str, Any]:
+        return {"p_RO": self.p_RO}
+
 
 EXPORT = LiteHyperConnections
