@@ -27,17 +27,18 @@ def traffic(
     wide: int = 4,
     once: bool = True,
 ) -> Traffic:
-    """Return bytes and operations of one of `LAUNCHES`, by its name.
+    """Return bytes and operations of one of `LAUNCHES` or of the launches of one of `PASSES`, by its name.
 
     - ``options``: logits of the mixing, N² (mhc) or the number of permutations (``lite``); 0 for hyper-connections.
     - ``itemsize``: bytes of a number of X, u and F; ``wide``: of a coefficient and a weight.
     - ``once``: each buffer is moved once, since what is read again comes from a cache; this is what bounds the time of
       a launch from below. False: all that programs load and store.
 
-    Errors: ``KeyError`` for another launch.
+    Errors: ``KeyError`` for another name.
     """
     shape = Shape(tokens, streams, width, options, lite)
-    return LAUNCHES[launch](shape, iterations if options and not lite else 0, itemsize, wide, once)
+    sizes = (shape, iterations if options and not lite else 0, itemsize, wide, once)
+    return sum((LAUNCHES[name](*sizes) for name in PASSES.get(launch, (launch,))), Traffic(0, 0, 0))
 
 
 def _coefficients(shape: Shape) -> int:
@@ -160,4 +161,10 @@ LAUNCHES: dict[str, Callable[[Shape, int, int, int, bool], Traffic]] = {
     "join_taylor": partial(_join, order=2),
     "join_backward": _join_backward,
     "join_backward_plain": partial(_join_backward, by_differences=False),
+}
+# of a connection, without its branch
+PASSES = {
+    "forward": ("read", "join"),
+    "backward": ("join_backward", "logits_backward", "read_backward"),
+    "taylor": ("read_taylor", "join_taylor"),
 }

@@ -3,7 +3,6 @@ and second order along a line, with guards around every buffer."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
@@ -14,11 +13,7 @@ import triton.language as tl
 
 from kernels import _streams_join, _streams_read, _streams_read_backward
 from kernels._streams_mixing import bordered, sinkhorn, sinkhorn_backward
-from kernels.roofline import Traffic
-from kernels.streams import join, read_gated, traffic
-from stability.curvature import NoSecondDerivative, directional
-from tests.kernels.ahead import compiled
-from tests.kernels.counting import counting
+from kernels.streams import join, read_gated
 from tests.kernels.interpreted import interpreter_is_prepared_once
 from tests.kernels.streams_reference import (
     Case,
@@ -203,153 +198,6 @@ def test_twice_gives_the_same_bits():
     leaves = [each.requires_grad_() for each in given]
     one, other = (torch.autograd.grad(case.kernels(*leaves), leaves, gradients) for _ in range(2))
     assert all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
-
-
-def loss_by(case, plain, gradients, held=None):
-    """A loss of a reading and a join in which everything moves but what is ``held`` and not given."""
-    connect = case.plain if plain else case.kernels
-    by_differences = case.scheme == "mhc_lite"
-
-    def loss(params):
-        x, *rest = ((held or {}) | params).values()
-        u, coefficients, x = connect(torch.sin(x), *rest)
-        joining = plain_join if plain else join
-        out = joining(x, coefficients, torch.tanh(u) * u, by_differences=by_differences)
-        return (out * gradients[2].to(out.dtype)).sum() + (coefficients * gradients[1].to(coefficients.dtype)).sum()
-
-    return loss
-
-
-def assert_second_order_equals_the_formulas(case):
-    given, gradients = case.drawn()
-    moves, _ = case.drawn(1)
-    params, direction = ({str(index): each for index, each in enumerate(of)} for of in (given, moves))
-    found = directional(loss_by(case, False, gradients), params, direction, "taylor")
-    params, direction = ({name: each.double() for name, each in of.items()} for of in (params, direction))
-    plain = loss_by(case, True, gradients)
-    value, products = torch.autograd.functional.hvp(
-        lambda *given: plain(dict(zip(params, given, strict=True))), (*params.values(),), (*direction.values(),)
-    )
-    u, hu = (math.sqrt(sum(float(each.square().sum()) for each in of)) for of in (direction.values(), products))
-    truth = directional(plain, params, direction, "double_backward")
-    assert abs(found.curvature - truth.curvature) <= TOLERANCE_OF_CURVATURE[case.dtype] * u * hu
-    assert found.slope == pytest.approx(truth.slope, rel=1e-5)
-    assert value.isfinite()
-
-
-TOLERANCE_OF_CURVATURE = {torch.float32: 1e-5, torch.float64: 1e-12}
-SECOND_ORDER = {
-    "mhc-lite": Case("mhc_lite", 4, 6, 3),
-    "mhc": Case("mhc", 3, 6, 3, torch.float64),
-    "mhc of twenty iterations": Case("mhc", 4, 6, 2, iterations=20, spread=4.0),
-    "hc": Case("hc", 3, 6, 3, torch.float64),
-}
-
-
-@pytest.mark.parametrize("case", SECOND_ORDER.values(), ids=SECOND_ORDER)
-def test_second_order_along_a_line_equals_double_backward_of_the_formulas(case):
-    assert_second_order_equals_the_formulas(case)
-
-
-def test_second_order_holds_where_one_tensor_alone_moves():
-    case = Case("mhc_lite", 2, 3, 2, torch.float64)
-    given, gradients = case.drawn()
-    params, direction = ({str(index): each for index, each in enumerate(of)} for of in (given, case.drawn(1)[0]))
-    for name in params:
-        one, along = {name: params[name]}, {name: direction[name]}
-        found = directional(loss_by(case, False, gradients, held=params), one, along, "taylor")
-        truth = directional(loss_by(case, True, gradients, held=params), one, along, "double_backward")
-        assert (found.slope, found.curvature) == pytest.approx((truth.slope, truth.curvature), rel=1e-9)
-
-
-def test_a_fault_in_the_second_order_is_caught(monkeypatch):
-    monkeypatch.setattr(_streams_join, "row_of", next_row)
-    with pytest.raises(AssertionError):
-        assert_second_order_equals_the_formulas(Case("mhc_lite", 2, 3, 2, torch.float64))
-
-
-@pytest.mark.parametrize(("scheme", "name"), [("mhc", "read_gated"), ("hc", "read_hyper")])
-def test_a_second_derivative_by_autograd_is_refused_by_name(scheme, name):
-    case = Case(scheme, 2, 3, 2, iterations=1)
-    given, gradients = case.drawn()
-    params, direction = ({str(index): each for index, each in enumerate(of)} for of in (given, case.drawn(1)[0]))
-    with pytest.raises(NoSecondDerivative, match=rf"(join|{name}) has no second derivative"):
-        directional(loss_by(case, False, gradients), params, direction, "double_backward")
-
-
-NOTHING = Traffic(0, 0, 0)
-LAUNCHED = {
-    "mhc": Case("mhc", 3, 40, 35, iterations=1),
-    "mhc_lite": Case("mhc_lite", 4, 24, 9),
-    "hc": Case("hc", 3, 40, 11),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LAUNCHED)
-def test_traffic_is_what_the_interpreter_counts(name, dtype):
-    case = dataclasses.replace(LAUNCHED[name], dtype=dtype)
-    given, gradients = case.drawn()
-    leaves = [each.requires_grad_() for each in given]
-    options = {"hc": 0, "mhc": case.streams**2, "mhc_lite": 24}[case.scheme]
-    sizes = {"tokens": case.tokens, "streams": case.streams, "width": case.width, "options": options}
-    sizes |= {"lite": case.scheme == "mhc_lite", "iterations": case.iterations, "itemsize": dtype.itemsize}
-    expected = lambda *names: sum((traffic(each, **sizes, once=False) for each in names), NOTHING)  # noqa: E731
-    with counting() as count:
-        u, coefficients, x = case.kernels(*leaves)
-    assert (count.read, count.written) == (expected("read").read, expected("read").written)
-    with counting() as count:
-        torch.autograd.grad((u, coefficients, x), leaves, gradients)
-    found = expected("logits_backward", "read_backward")
-    assert (count.read, count.written) == (found.read, found.written)
-    for by_differences, backward in ((True, "join_backward"), (False, "join_backward_plain")):
-        inputs = [each.detach().requires_grad_() for each in (x, coefficients, u)]
-        with counting() as count:
-            out = join(*inputs, by_differences=by_differences)
-        assert (count.read, count.written) == (expected("join").read, expected("join").written)
-        with counting() as count:
-            torch.autograd.grad(out, inputs, gradients[2])
-        assert (count.read, count.written) == (expected(backward).read, expected(backward).written)
-
-
-def test_a_connection_moves_its_streams_as_often_as_it_must():
-    """Forward: read once, read to be joined, written; backward, with the gradient: five reads and two writes."""
-    sizes = {"tokens": 65536, "streams": 4, "width": 1024, "options": 24, "lite": True, "itemsize": 2}
-    whole = sizes["tokens"] * sizes["streams"] * sizes["width"] * 2
-    forward = traffic("read", **sizes) + traffic("join", **sizes)
-    backward = (
-        traffic("join_backward", **sizes) + traffic("logits_backward", **sizes) + traffic("read_backward", **sizes)
-    )
-    assert 3 <= forward.bytes / whole <= 3.7
-    assert 8 <= backward.bytes / whole <= 9.5
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_for_an_h100_without_spilling():
-    code = """
-    import torch
-    from kernels.streams import join, read_gated, read_hyper
-    from tests.kernels.streams_reference import Case
-    for scheme in ("mhc_lite", "mhc", "hc"):
-        case = Case(scheme, 4, 256, 512, torch.bfloat16, iterations=20)
-        given, gradients = case.drawn()
-        leaves = [each.requires_grad_() for each in given]
-        out = case.kernels(*leaves)
-        torch.autograd.grad(out, leaves, gradients)
-        given = leaves if scheme == "hc" else [*leaves, case.p]
-        parts = [(None if each is None else each.detach(), None, None) for each in given]
-        (read_hyper if scheme == "hc" else read_gated).second_order(*parts, **case.settings)
-    added, coefficients, gradient = (each.requires_grad_() for each in gradients)
-    x = given[0].detach().requires_grad_()
-    out = join(x, coefficients, added, by_differences=True)
-    torch.autograd.grad(out, (x, coefficients, added), gradient.detach())
-    join.second_order(*[(each.detach(), None, None) for each in (x, coefficients, added)], by_differences=True)
-    """
-    found = compiled(code)
-    assert len(found) == 3 * 4 + 3
-    for each in found:
-        each.assert_fits()
-        assert each.stack <= (64 if "taylor" in each.name else 0), each
 
 
 @pytest.mark.parametrize(
