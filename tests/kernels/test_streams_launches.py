@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.roofline import Traffic
+from kernels.roofline import H100, Traffic
 from kernels.streams import join, traffic
 from tests.kernels.ahead import compiled
 from tests.kernels.counting import counting
