@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.operation import Parts
 
 MOST_STREAMS = 8
+MOST_PERMUTATIONS = 128  # all of five streams: a program holds their weights and matrices whole
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TAYLOR_WARPS = 8  # a value and two derivatives fill the registers of twice as many threads
 PRECISIONS = ("ieee", "tf32", "tf32x3")  # of float32 products with the weights

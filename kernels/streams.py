@@ -19,7 +19,17 @@ import triton
 from torch import Tensor
 
 from kernels._streams_join_operation import join
-from kernels._streams_launch import TAYLOR_WARPS, accumulating, dense, empty, filled, launch, require, three_like
+from kernels._streams_launch import (
+    MOST_PERMUTATIONS,
+    TAYLOR_WARPS,
+    accumulating,
+    dense,
+    empty,
+    filled,
+    launch,
+    require,
+    three_like,
+)
 from kernels._streams_read import read_gated as gated_kernel
 from kernels._streams_read import read_hyper as hyper_kernel
 from kernels._streams_read_backward import gated_logits_backward, hyper_logits_backward, read_backward
@@ -37,6 +47,8 @@ def _gated_shape(x_TSC: Tensor, weight_GO: Tensor, p_RM: Tensor | None, iteratio
     expected = streams**2 if p_RM is None else len(p_RM)
     if options != expected or weight_GO.shape[0] != streams * width:
         raise ValueError(f"weight {tuple(weight_GO.shape)}: give {(streams * width, 2 * streams + expected)}")
+    if p_RM is not None and options > MOST_PERMUTATIONS:
+        raise ValueError(f"{options} permutations: the kernels take {MOST_PERMUTATIONS}; use impl=reference")
     if p_RM is None and iterations < 1:
         raise ValueError(f"iterations={iterations} of Sinkhorn and Knopp: give 1 or more")
     return Shape(tokens, streams, width, options, p_RM is not None)

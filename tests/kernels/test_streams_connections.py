@@ -153,6 +153,11 @@ def test_three_steps_of_training_equal_those_of_the_reference(lab, name):
     ("name", "settings", "message"),
     [
         ("mhc", {"streams": 9, "impl": "triton"}, r"residual.mhc.impl=triton .*streams=9"),
+        (
+            "mhc_lite",
+            {"streams": 6, "permutations": 129, "impl": "triton"},
+            r"residual.mhc_lite.impl=triton .*permutations=129",
+        ),
         ("hc", {"impl": "auto"}, r"residual.hc.impl=auto is settled when a sweep is read"),
     ],
 )
