@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import copy
+import functools
 import gc
 import importlib
 import os
@@ -15,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hydra._internal import defaults_list
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from stability import registry
 from stability.cli.entry import run_entry
@@ -23,6 +27,7 @@ from stability.config.base import checked
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
+from stability.runs import provenance
 from stability.runs.directory import RunDirectory
 
 # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
@@ -37,6 +42,32 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # OmegaConf parses YAML in Python, for a fifth of the time of reading a command line; libyaml gives the same
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# a command line reads thirty files of conf/, most of them twice, and the tests read hundreds of command lines: each file
+# is parsed once, and everyone gets a copy
+_load, _loaded = OmegaConf.load, {}
+
+
+def _load_once(file: Any) -> Any:
+    path = Path(file if isinstance(file, str | Path) else file.name)
+    stat = path.stat()
+    key = (path.resolve(), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    if key not in _loaded:
+        _loaded[key] = _load(file)
+    return copy.deepcopy(_loaded[key])
+
+
+OmegaConf.load = _load_once  # type: ignore[method-assign]
+# for each yaml Hydra collects what all groups have chosen, in case a default names another's choice by ${…}: a fifth of
+# the time of reading a command line, and no yaml of ours does
+_choices = defaults_list._create_interpolation_map
+
+
+def _choices_where_asked(overrides: Any, defaults: Any, self_added: bool) -> Any:
+    is_asked = any(not each.is_self() and each.is_interpolation() for each in defaults)
+    return _choices(overrides, defaults, self_added) if is_asked else None
+
+
+defaults_list._create_interpolation_map = _choices_where_asked
 
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 
@@ -83,6 +114,20 @@ def nothing_waits_for_the_disk():
     its time for that. A process that is killed loses nothing that it has written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", _checked_only)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def git_is_asked_once():
+    """Every run writes down its commit, for which git is started three times; of this checkout once is enough."""
+    asked, here = provenance._commit, provenance.__file__
+    of_here = functools.cache(asked)
+
+    def commit() -> dict[str, Any]:
+        return dict(of_here()) if provenance.__file__ == here else asked()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_commit", commit)
         yield
 
 

@@ -44,6 +44,7 @@ def test_the_loop_s_predictions_are_what_happens_while_steps_are_short(tmp_path)
     assert (tmp_path / "reports" / "alpha_max_in_a_loop.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow  # a process of its own; the numbers it prints are those of the loop above
 def test_the_step_s_alpha_max_is_where_its_parabola_comes_back(tmp_path):
     said = run("loss_along_the_step.py", tmp_path)
     slope, curvature, alpha_max = map(float, re.findall(r"-?\d+\.?\d*", said)[:3])

@@ -17,6 +17,7 @@ print(tuple(model(torch.zeros(1, 4, dtype=torch.long)).logits.shape))
 """
 
 
+@pytest.mark.slow  # `tests/probes/test_hugging_face.py` imports transformers where our package is found, too
 def test_transformers_imports_and_runs_beside_our_kernels_package():
     pytest.importorskip("transformers")
     code = CODE.format(ours=str(ROOT / "kernels" / "__init__.py"))

@@ -18,7 +18,8 @@ import torch
 import yaml
 
 from analysis import sections
-from analysis.report import summary, write_figures
+from analysis.export import write_figures
+from analysis.report import summary
 from analysis.sections import contents
 from stability import sweep
 from stability.runs.results import collect
@@ -123,12 +124,13 @@ def test_the_yaml_of_the_docs_holds_the_defaults_of_its_file(mean):
     assert Registry("mechanisms").load("mean").Config().window == 3
 
 
+# each once: many pages show the same command
 COMMANDS = sorted(
     {
-        (page, command.strip())
+        command.strip(): page
         for page, text in PAGES.items()
         for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", text)
-    }
+    }.items()
 )
 
 
@@ -142,10 +144,10 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my_corpus.jsonl.gz", "my_corpus.jsonl", "my.csv"):
         (tmp_path / name).touch()
-    assert len(COMMANDS) > 40 and {command.split()[0] for _, command in COMMANDS} >= {
+    assert len(COMMANDS) > 40 and {command.split()[0] for command, _ in COMMANDS} >= {
         f"stability.{entry}" for entry in ENTRIES
     }
-    for page, command in COMMANDS:
+    for command, page in COMMANDS:
         entry, *words = shlex.split(command)
         kind = entry.removeprefix("stability.")
         if kind == "status" and words and "=" not in words[0]:

@@ -94,6 +94,7 @@ def test_the_cross_mechanism_is_of_the_mechanisms_kind():
         assert spec.run("x").mechanism.name == mechanism
 
 
+@pytest.mark.slow  # `structure/test_interruptions` leaves a training in either stage, `cli/test_command_line` stops an entry
 def test_ctrl_c_lets_the_step_finish_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     words = [*WORDS, f"runs_dir={tmp_path / 'runs'}", f"reports_dir={tmp_path / 'reports'}"]
     own = training.TokenizerTrainer.advance

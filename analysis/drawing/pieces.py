@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from analysis.drawing.typeset import Table, literal, prose
 
@@ -35,15 +36,17 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a section, drawn into the file ``path``, which lies beside the document, over its caption. It stays
-    whole on one page. ``name``: as in `analysis.sections.section.Section`."""
+    """A figure of a section over its caption. It stays whole on one page. ``name``: as in
+    `analysis.sections.section.Section`; ``file``: the name of the vector file beside the document that it is drawn
+    into."""
 
     name: str
-    path: Path
+    figure: Figure
     caption: str
+    file: str
 
     def typst(self) -> str:
-        return f"#figure(caption: [{prose(self.caption)}], image({literal(self.path.name)}))\n"
+        return f"#figure(caption: [{prose(self.caption)}], image({literal(self.file)}))\n"
 
 
 @dataclass(frozen=True)

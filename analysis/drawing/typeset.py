@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROWS_KEPT_TOGETHER = 16
-LONG_NAME = 14  # characters of a heading beyond which it may break after an underscore
+LONG_NAME = 11  # characters of a heading's word beyond which it may break within
+BREAKS = re.compile("[=,_]")  # after which it may
 TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 
 
@@ -125,10 +126,11 @@ def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a heading of columns; a long word may break after an underscore, lest it run into its neighbour."""
+    """Return a heading of columns; a long word may break after "=", a comma or an underscore, lest it run into its
+    neighbour."""
     source = prose(text)
-    if len(text) > LONG_NAME and " " not in text:
-        source = source.replace("_", "_\u200b")
+    for word in {word for word in text.split(" ") if len(word) > LONG_NAME}:
+        source = source.replace(word, BREAKS.sub("\\g<0>\u200b", word))
     return f"strong[{source}]" if text else "[]"
 
 

@@ -48,7 +48,7 @@ class Section:
     ``body(study, drawn)``: the section's pieces, its heading included. ``drawn``: by name each of its figures, as the
     piece that shows it with its caption.
     ``applies(study)``: whether the study has what the section is about. Where not, nothing else is asked.
-    ``figures(study)``: by name the figures that have data; the name is the file's in `analysis.report.write_figures`,
+    ``figures(study)``: by name the figures that have data; the name is the file's in `analysis.export.write_figures`,
     and no two sections share one.
     ``tables(study, phases)``: what a sweep prints of the section at its end, tables and sentences. ``phases``: the
     checkpoints whose α_max the sweep measured.

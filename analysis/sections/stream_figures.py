@@ -3,7 +3,6 @@ report's part with its table."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from analysis.sections.streams import (
 )
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text, power
+from analysis.words import lr_text, power, wrapped
 from stability.runs.words import Words
 
 SERIES_PER_FIGURE = 4
@@ -101,7 +100,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
             for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
                 ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
             _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
-        line[0].set_ylabel(textwrap.fill(name, 18), fontweight="bold")
+        line[0].set_ylabel(wrapped(name, 18), fontweight="bold")
     for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
         ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
     for ax in axes[-1]:

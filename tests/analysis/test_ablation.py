@@ -241,7 +241,8 @@ def test_the_generative_cell_says_how_many_of_its_runs_diverged(tmp_path):
     assert cell.text == "5.500" and cell.detail.endswith("n=2\ndiverged\n1/3")
 
 
-def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_they_say_more(tmp_path):
+def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_they_say_more(tmp_path, drawn):
+    drawn("ablation")
     path = write_ablation(tmp_path / "one")
     text = summary(path)
     assert (

@@ -15,7 +15,7 @@ from tests.analysis.synthetic import write_study
 
 
 def study_of(tmp_path, **spec):
-    folder = write_study(tmp_path, alpha=lambda *_: [1e-2, 2e-2])
+    folder = write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3, 1e-2], alpha=lambda *_: [1e-2, 2e-2])
     manifest = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps({**manifest, "spec": {**manifest.get("spec", {}), **spec}}))
     return load(folder)

@@ -194,14 +194,16 @@ def test_without_spectra_there_is_no_figure_of_them(quickstart):
     assert [draw(quickstart, "earliest") for draw in (step_figures, profile_figures, density_figures)] == [[]] * 3
 
 
-def test_the_report_shows_what_was_measured(spectra_dir, tmp_path):
+def test_the_report_shows_what_was_measured(spectra_dir, tmp_path, drawn):
+    drawn("steps", "profile", "density", "blocks")
     text = text_of(build(spectra_dir, tmp_path))
     for words in ("Sharpness and its companions", "Steps whose loss really fell", "step by step, terminal checkpoint", "Spectral density of the Hessian",
                   "Batch loss along the step direction", "Learning-rate sensitivity"):  # fmt: skip
         assert words in text
 
 
-def test_a_study_with_spectra_and_no_steps_is_reported(tmp_path):
+def test_a_study_with_spectra_and_no_steps_is_reported(tmp_path, drawn):
+    drawn("density", "blocks")
     path = with_spectra(tmp_path)
     curvature = load(path).curvature.iloc[:0]
     results.write_parquet(

@@ -172,7 +172,8 @@ def test_figures_hold_a_panel_a_series_and_dotted_lines_where_gamma_is_not_one(t
     )
 
 
-def test_the_report_shows_both_and_what_they_say_of_the_hypothesis(tmp_path):
+def test_the_report_shows_both_and_what_they_say_of_the_hypothesis(tmp_path, drawn):
+    drawn("discrepancy", "pdmm")
     text = " ".join(
         "".join(page.extract_text() for page in PdfReader(build(study_with(tmp_path, 3), tmp_path)).pages).split()
     )

@@ -130,7 +130,8 @@ def test_the_edges_figure_has_a_mark_for_every_rate_and_one_for_every_edge(tmp_p
     assert len(figure.axes[0].texts) == 1, "an arrow where the edge is open"
 
 
-def test_the_report_of_edges_has_their_table_and_no_table_full_of_holes(tmp_path):
+def test_the_report_of_edges_has_their_table_and_no_table_full_of_holes(tmp_path, drawn):
+    drawn("edges")
     path = with_edges(tmp_path)
     printed, pdf = summary(path), text_of(build(path, tmp_path))
     for text in (printed, pdf):
@@ -158,7 +159,8 @@ def test_the_searchs_figure_draws_the_lowest_so_far(tmp_path):
     assert list(points.get_ydata()) == [3.0, 3.2, 2.9] and list(lowest.get_ydata()) == [3.0, 3.0, 2.9]
 
 
-def test_the_report_of_a_search_shows_the_search_and_no_curve_over_runs_with_different_settings(tmp_path):
+def test_the_report_of_a_search_shows_the_search_and_no_curve_over_runs_with_different_settings(tmp_path, drawn):
+    drawn("search")
     path = with_search(tmp_path)
     pdf = text_of(build(path, tmp_path))
     assert "The search" in pdf and "Stable windows" not in pdf and "claim" not in pdf

@@ -72,7 +72,8 @@ def test_populations_of_several_seeds_are_drawn_in_a_panel_each(tmp_path):
     assert {len(ax.lines) for ax in panels if ax.get_visible()} == {6 + 1 + 1 + 1}  # segments, taken over, line, points
 
 
-def test_the_report_has_it_and_no_table_of_rates_whose_seeds_would_be_segments(tmp_path):
+def test_the_report_has_it_and_no_table_of_rates_whose_seeds_would_be_segments(tmp_path, drawn):
+    drawn("lineage")
     path, rows = with_lineage(tmp_path)
     printed, pdf = summary(path), text_of(build(path, tmp_path))
     for text in (printed, pdf):

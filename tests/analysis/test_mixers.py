@@ -217,7 +217,8 @@ def test_tables_hold_windows_and_costs(tmp_path):
     assert series[0] == "sa" and costs.rows[0][2].detail == "10.0 ms" and "CPU, 1 thread" in costs.caption
 
 
-def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
+def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, drawn):
+    drawn("mixers")
     folder = write_mixers(tmp_path)
     pdf = text_of(build(folder, tmp_path / "reports"))
     assert pdf.count("Mechanisms beside softmax attention") == 1

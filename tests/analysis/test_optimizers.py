@@ -14,8 +14,9 @@ import pytest
 from analysis.claims.kinds import difference
 from analysis.claims.optimizers import QUANTITIES, reading
 from analysis.drawing.style import RC
+from analysis.export import write_figures
 from analysis.numbers.optimizers import groups, numbers_of
-from analysis.report import build, summary, write_figures
+from analysis.report import build, summary
 from analysis.sections import optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
@@ -175,7 +176,8 @@ def test_a_difference_of_bounds_is_told_by_what_they_leave_possible():
     assert difference(room, {0: (1.0, math.inf), 1: (1.0, math.inf)}, narrow).direction == 1
 
 
-def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(tmp_path):
+def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(tmp_path, drawn):
+    drawn("optimizers")
     lost = VALLEYS | {"sgd": dict.fromkeys(MULTIPLES, math.inf)}
     study = load(write_scaled(tmp_path, valleys=lost))
     texts = reading(study)
@@ -232,7 +234,8 @@ def test_decades_say_what_is_known_of_them(bounds, text):
     assert bounds_text(bounds) == text
 
 
-def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
+def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, drawn):
+    drawn("optimizers")
     folder = write_scaled(tmp_path)
     pdf = text_of(build(folder, tmp_path / "reports"))
     assert pdf.count("Optimizers, each at rates of its own") == 1

@@ -261,7 +261,8 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
     assert "$w=1$: $N^{-2.00}$" in texts and "$N=256$: $w^{3.00}$" in texts
 
 
-def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
+def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path, drawn):
+    drawn("connectivity", "filter", "energy", "qk")
     text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert (
         "What the layers do to their signal" in text

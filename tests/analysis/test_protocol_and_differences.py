@@ -184,7 +184,8 @@ def test_of_two_states_the_sentence_says_whose_gradient_is_whose(study):
     )
 
 
-def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path):
+def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path, drawn):
+    drawn("alpha")
     folder = write_study(
         tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, states=["checkpoint"], alpha=quickstart_alpha
     )

@@ -15,7 +15,8 @@ import pytest
 import typst
 
 from analysis.drawing import pieces, style, typeset
-from analysis.report import build, build_together, summary, write_figures
+from analysis.export import write_figures
+from analysis.report import build, build_together, summary
 from analysis.sections import curves as curve_plots
 from analysis.sections import nll_figures
 from analysis.sections.alpha import state_ratio
@@ -87,8 +88,10 @@ SHAPES = {
     "far_below_unigram": {**SMALL, "nll": lambda _m, lr, _s: 1.0 + 0.01 * abs(math.log10(lr)), "unigram": 4.2},
     "above_axis": {**SMALL, "nll": lambda _m, lr, _s: 30.0 if lr > 5e-2 else 2.9},
     "no_unigram": {**SMALL, "unigram": math.nan},
-    "settings": {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2], "settings": ({"optimizer": "adamw"}, {"optimizer": "muon"}), "alpha": quickstart_alpha},
-    "many": {"mechanisms": ["sa", "fox", "gla", "retnet", "a_mechanism_with_a_long_name"], "lrs": [1e-3, 2e-3], "alpha": quickstart_alpha},
+    "settings": {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2], "settings": ({"optimizer": "adamw"}, {"optimizer": "muon"}), "alpha": quickstart_alpha,
+                 "states": ["checkpoint"]},
+    "many": {"mechanisms": ["sa", "fox", "gla", "retnet", "a_mechanism_with_a_long_name"], "lrs": [1e-3, 2e-3], "alpha": quickstart_alpha,
+             "states": ["checkpoint"]},
     "one_state_early": {"states": ["checkpoint"], "phases": ["earliest"], "alpha": quickstart_alpha, "mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2]},
     "half_measured": {"alpha": lambda m, lr, s, state: quickstart_alpha(m, lr, s, state) if (m, state) != ("sa", "paper") else [],
                       "mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2]},
@@ -146,7 +149,8 @@ def test_text_of_any_kind_is_not_taken_for_markup(tmp_path):
     assert 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k' in text and "#let x = 1" in text
 
 
-def test_several_studies_make_one_report_with_the_figures_of_each(tmp_path):
+def test_several_studies_make_one_report_with_the_figures_of_each(tmp_path, drawn):
+    drawn("nll")
     studies = [
         write_study(tmp_path, name=name, mechanisms=["sa", "sc"], lrs=lrs)
         for name, lrs in (("first", [1e-3, 1e-2]), ("second", [2e-3, 5e-2]))

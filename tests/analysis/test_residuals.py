@@ -11,7 +11,7 @@ import pytest
 from analysis.claims.judging import judge
 from analysis.drawing import pieces
 from analysis.drawing.style import looks
-from analysis.report import write_figures
+from analysis.export import write_figures
 from analysis.sections import gradient_norms, nll
 from analysis.sections import stream_figures as stream_plots
 from analysis.sections import streams as stream_tables

@@ -208,7 +208,8 @@ def test_a_record_without_settings_is_said_to_be_one(tmp_path):
     assert "record does not say whether both have the same mask" in found["best NLL attentionx"].text
 
 
-def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path):
+def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path, drawn):
+    drawn("nll")
     study = study_of(tmp_path, 0.1)
     table = throughput_table(load(study))
     assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [

@@ -95,7 +95,8 @@ def test_every_character_is_seen_as_itself_or_as_a_sign(study_dir):
     assert visible(NASTY) == NASTY
 
 
-def test_nasty_samples_reach_the_page_as_they_are(study_dir, tmp_path):
+def test_nasty_samples_reach_the_page_as_they_are(study_dir, tmp_path, drawn):
+    drawn("generative")
     samples(study_dir, [of(NASTY), of(UNPRINTABLE + "\nnext\r\nline"), of(EMOJI), of("ACGT" * 80)])
     read = text_of(build(study_dir, tmp_path / "out"))
     assert "What the models write" in read

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.pieces import heading, shown
 from analysis.drawing.typeset import Cell, Table
-from analysis.report import build, summary, write_figures
+from analysis.export import write_figures
+from analysis.report import build, summary
 from analysis.sections import contents
 from analysis.sections.section import Section, pictures, sourced
 from tests.analysis.synthetic import write_study

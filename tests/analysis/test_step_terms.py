@@ -29,7 +29,7 @@ OWN_RATE = (
 
 
 def study_of(tmp_path, **terms):
-    study = load(write_study(tmp_path, alpha=lambda *_: [1e-2, 2e-2]))
+    study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3, 1e-2], alpha=lambda *_: [1e-2, 2e-2]))
     protocol = json.loads(protocol_of(CurvatureSpec())) | {"batch": 8, "clip_norm": 1.0}
     text = json.dumps(protocol | ({"optimizer": terms} if terms else {}))
     return replace(study, curvature=study.curvature.assign(protocol=text))

@@ -109,7 +109,8 @@ def test_the_layers_are_shown_at_the_budget_next_to_a_half(budgets, shown):
     assert shown_budget(budgets) == shown
 
 
-def test_the_report_shows_figure_and_tables(tmp_path):
+def test_the_report_shows_figure_and_tables(tmp_path, drawn):
+    drawn("training_free")
     pages = PdfReader(build(study_with(tmp_path), tmp_path)).pages
     text = " ".join("".join(page.extract_text() for page in pages).split())
     for words in (

@@ -1,5 +1,5 @@
 """Every field of a run changes what the run leaves, by real runs of eight steps; so does every setting of a mechanism, a
-cross mechanism and a residual scheme. Settings of the other parts are shown by the contract tests of their families.
+cross mechanism and a residual scheme, by runs of three. Settings of the other parts are shown by the contract tests of their families.
 
 A field that is added is looked at by itself; where its other value is not found from its type, or needs another setting
 to be read, the tests fail until `OTHERS` or `WITH` says so.
@@ -237,6 +237,10 @@ SETTINGS = [
 ]
 
 
+# what a layer computes shows in its first loss or, where what it changes begins at zero, in the next ones
+SHORT = {"steps": 3, "evaluation": {"every_steps": 3, "sequences": 2}}
+
+
 @pytest.mark.parametrize(("axis", "name", "key"), SETTINGS)
 def test_every_setting_of_a_mechanism_or_residual_scheme_changes_what_a_run_leaves(lab, axis, name, key):
     path, config = f"{name}.{key}", Registry("mechanisms" if axis != "residual" else "residuals").load(name).Config
@@ -244,6 +248,7 @@ def test_every_setting_of_a_mechanism_or_residual_scheme_changes_what_a_run_leav
     base = merged({axis: {"name": name}} | (CONTEXT if axis == "cross" else {}), WITH.get(path, {}))
     if name in RECURRENT:
         base["objective"] = "ar"
+    base |= SHORT
     assert run_of(lab, base, {axis: {key: value}}) != base_of(lab, base)
 
 

@@ -124,6 +124,7 @@ print(*(prepare(source, folder / "cache").fingerprint for source in sources))
 """
 
 
+@pytest.mark.slow  # two processes that import torch; the next test has the loser of such a race
 def test_two_processes_prepare_at_once(tmp_path):
     for index in range(20):
         (tmp_path / f"{index}.txt").write_text(CONTENT + str(index))

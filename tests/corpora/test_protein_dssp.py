@@ -1,5 +1,7 @@
 """Secondary structure against DSSP 4's own output, pydssp and closed forms."""
 
+from functools import cache
+
 import numpy as np
 import pydssp
 import pytest
@@ -15,6 +17,7 @@ FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [
 ]
 
 
+@cache
 def chain_of(name, which):
     files = members(name, which if isinstance(which, str) else ".pdb")
     file = sorted(files)[which if isinstance(which, int) else 0]

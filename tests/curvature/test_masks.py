@@ -57,7 +57,11 @@ def test_a_fully_padded_row_of_a_hugging_face_model_is_finite_and_exact(name):
     assert_same(loss, params, random_direction(params), rel=1e-6)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+# a row of one key and a batch of padding alone are in the test of each mechanism above
+@pytest.mark.parametrize(
+    "lengths",
+    [pytest.param(LENGTHS[name], id=name, marks=[pytest.mark.slow] * (name != "fully_padded_row")) for name in LENGTHS],
+)
 @pytest.mark.parametrize("model", TOKEN_MODELS, ids="-".join)
 def test_padding_through_a_whole_model_is_finite_and_exact(model, lengths):
     spec = spec_of(*model)

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.fuzz_command_lines import SECRET, Outcome, Sandbox, fault, is_named, storm
 from tests.faults.random_words import BASES, LAST, Line
 
-SAMPLE, ALL = 60, 2000
+SAMPLE, ALL = 30, 2000
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from stability.registry import Registry
 from tests.mechanisms import checks, sparse_oracles
 from tests.mechanisms.sparse_oracles import holes, made, sequences
 from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
+from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
 SETTINGS = (
@@ -59,7 +60,7 @@ def keys(layer, direction, num_positions, block=4, window=1, random=1, global_bl
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("num_positions", [1, 3, 4, 5, 16, 17, 40])
+@pytest.mark.parametrize("num_positions", with_slow([1, 5, 17], [3, 4, 16, 40]))
 def test_equals_a_loop_over_the_papers_sets(settings, direction, num_positions):
     layer, x_BND = made("bigbird", direction, **settings), sequences(num_positions)
     sets = keys(layer, direction, num_positions, **settings)

@@ -15,6 +15,7 @@ from stability.registry import Registry
 from tests.mechanisms import checks, sparse_oracles
 from tests.mechanisms.sparse_oracles import attend, holes, made, projected, sequences
 from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
+from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
 SETTINGS = (
@@ -73,7 +74,7 @@ def apart(layer):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("num_positions", [1, 2, 3, 4, 16, 19, 40])
+@pytest.mark.parametrize("num_positions", with_slow([1, 4, 19], [2, 3, 16, 40]))
 def test_equals_a_loop_over_the_papers_sets(settings, direction, num_positions):
     layer, x_BND = apart(made("longformer", direction, **settings)), sequences(num_positions)
     for mask_BN in (None, holes(num_positions)):

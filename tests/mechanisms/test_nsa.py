@@ -21,6 +21,7 @@ from stability.registry import Registry
 from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.test_sw import LargestTensor
+from tests.sizes import with_slow
 
 WIDTH, HEADS = 16, 4
 SMALL = {"block": 2, "stride": 1, "selected_block": 2, "selected": 4, "window": 3}
@@ -160,7 +161,7 @@ def padded(num_positions: int) -> Tensor:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
 @pytest.mark.parametrize("with_padding", [False, True])
-@pytest.mark.parametrize("num_positions", [1, 3, 9, 17, 26])
+@pytest.mark.parametrize("num_positions", with_slow([1, 9, 26], [3, 17]))
 def test_equals_the_papers_equations_position_by_position(num_positions, with_padding, settings):
     layer, x_BND = module(**settings), checks.inputs(num_positions=num_positions)
     mask_BN = padded(num_positions) if with_padding and num_positions > 3 else None

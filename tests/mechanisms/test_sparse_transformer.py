@@ -14,6 +14,7 @@ from tests.mechanisms import checks, sparse_oracles
 from tests.mechanisms.sparse_oracles import holes, made, sequences
 from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
 from tests.mechanisms.test_sw import LargestTensor
+from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
 SETTINGS = (
@@ -50,7 +51,7 @@ def keys(direction, num_positions, near_heads, pattern="strided", stride=4, summ
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("num_positions", [1, 3, 4, 5, 16, 17, 40])
+@pytest.mark.parametrize("num_positions", with_slow([1, 5, 17], [3, 4, 16, 40]))
 def test_equals_a_loop_over_the_papers_sets(settings, direction, num_positions):
     layer, x_BND = made("sparse_transformer", direction, **settings), sequences(num_positions)
     sets = keys(direction, num_positions, 1, **settings)

@@ -17,6 +17,7 @@ from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
 from tests.mechanisms.test_sw import LargestTensor
+from tests.sizes import with_slow
 
 DIRECTIONS = ["bidirectional", "causal"]
 
@@ -81,7 +82,7 @@ def min_block(request, monkeypatch):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("settings", [{"k": 1, "window": 0}, {"k": 3, "window": None}, {"k": 5, "window": 2}])
-@pytest.mark.parametrize("num_positions", [1, 4, 5, 17, 40])
+@pytest.mark.parametrize("num_positions", with_slow([1, 5, 17], [4, 40]))
 @torch.no_grad()
 def test_equals_loops_over_the_projection_of_each_prefix(min_block, direction, settings, num_positions):
     x_BND, layer = inputs(num_positions=num_positions)[:2], module(direction, **settings)

@@ -27,6 +27,7 @@ from tests.mechanisms import checks
 from tests.mechanisms.checks import BATCH, HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
+from tests.sizes import with_slow
 
 HEAD_WIDTH = WIDTH // HEADS
 GATED = {"form": "gated_attention", "window": 3}
@@ -147,7 +148,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("settings", "chunk"), CASES, ids=str)
-@pytest.mark.parametrize("num_positions", [1, 9, 40, 70])
+@pytest.mark.parametrize("num_positions", with_slow([1, 9, 40], [70]))
 def test_equals_a_loop_in_which_autograd_differentiates_the_inner_loss(num_positions, settings, chunk):
     layer, x_BND = module(**settings), inputs(num_positions=num_positions)
     for mask_BN in (None, scattered_padding(num_positions)):

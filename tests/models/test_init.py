@@ -13,6 +13,7 @@ from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from tests.objectives.test_multitrack import SIZES, run_spec
 from tests.reading import read_spec
+from tests.sizes import with_slow
 
 VOCAB = 256
 
@@ -57,7 +58,7 @@ def test_every_track_of_proteins_starts_so_and_positions_and_patches_do_not():
     assert all(torch.equal(after[key], before[key] * 0.5) for key in changed)
 
 
-@pytest.mark.parametrize("model", ["nano", "text_54m", "gpt_s", "vit_nano"])
+@pytest.mark.parametrize("model", with_slow(["nano", "vit_nano"], ["text_54m", "gpt_s"]))
 def test_it_is_set_on_the_command_line_whatever_the_size(model):
     words = [f"model={model}", "model.embedding_std=0.02", "mechanism=sa", "lr=1e-3", "seeds=1"]
     (run,) = read_spec("sweep", words).expand("f" * 64)

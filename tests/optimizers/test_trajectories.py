@@ -11,6 +11,7 @@ from torch import Tensor
 from stability.optimizers import TakingHessian, set_lr
 from stability.registry import Registry
 from tests.optimizers.checks import Toy, built, steps
+from tests.sizes import with_slow
 
 NAMES = Registry("optimizers").names()
 NUM_STEPS = 12  # RAdam's first five are those of a mean gradient
@@ -51,7 +52,7 @@ class Bowl:
         return (self.curvature * (self.model.matrix - self.target) ** 2).sum() / 2
 
 
-@pytest.mark.parametrize("multiple", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("multiple", with_slow([1.0, 10.0], [3.0]))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_convex_quadratic_is_descended_at_multiples_of_the_reference_rate(name, multiple):
     """200 steps, a tenth of them warm-up, then down to 0 in a line."""

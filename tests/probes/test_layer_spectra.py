@@ -71,26 +71,32 @@ def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope, bas
     layer.rope = Rope(base)
     with torch.no_grad():
         source, target, weights = layer.edge_weights(x_BND)
+    basis = torch.eye(K, dtype=torch.float64)
+    rho_NKK = torch.stack([rotated(row.expand(N, K), base=base) for row in basis], 2)  # ρ(j) in its columns
     for head, found in enumerate(spectra_of(layer, x_BND)):
         u_NK = signal(layer, x_BND, head)
 
-        def disagreement(u_NK, i, j):
-            if rope == "relative":  # ρ(i − j)u_i − u_j = ρ(j)⁻¹(ρ(i)u_i − ρ(j)u_j)
-                basis = torch.eye(K, dtype=torch.float64)
-                rho_j = torch.stack([rotated(row.expand(N, K), base=base)[j] for row in basis], 1)
-                return rho_j.T @ (rotated(u_NK, base=base)[i] - rotated(u_NK, base=base)[j])
-            turned = rotated(u_NK, base=base) if rope == "absolute" else u_NK
-            return turned[i] - turned[j]
+        def disagreement(turned_NK, i, j):
+            apart = turned_NK[i] - turned_NK[j]
+            return (
+                rho_NKK[j].T @ apart if rope == "relative" else apart
+            )  # ρ(i − j)u_i − u_j = ρ(j)⁻¹(ρ(i)u_i − ρ(j)u_j)
+
+        def turned(u_NK):
+            return u_NK if rope == "none" else rotated(u_NK, base=base)
 
         edges = list(zip(source.tolist(), target.tolist(), weights[0, head], strict=True))
 
         def energy(u_NK, edges=edges):
-            return 0.5 * sum(float(disagreement(u_NK, i, j) @ r @ disagreement(u_NK, i, j)) for i, j, r in edges)
+            turned_NK = turned(u_NK)
+            return 0.5 * sum(
+                float(disagreement(turned_NK, i, j) @ r @ disagreement(turned_NK, i, j)) for i, j, r in edges
+            )
 
-        g_NK = torch.zeros_like(u_NK)
+        g_NK, turned_NK = torch.zeros_like(u_NK), turned(u_NK)
         for i, j, r in edges:
-            g_NK[i] += r @ disagreement(u_NK, i, j)
-            g_NK[j] -= r @ disagreement(u_NK, i, j)
+            g_NK[i] += r @ disagreement(turned_NK, i, j)
+            g_NK[j] -= r @ disagreement(turned_NK, i, j)
         after_NK = u_NK - 0.03 * g_NK
         assert found.numbers["energy_before"] == pytest.approx(energy(u_NK), rel=1e-9)
         assert found.numbers["energy_after"] == pytest.approx(energy(after_NK), rel=1e-9)

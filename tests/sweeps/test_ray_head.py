@@ -47,6 +47,7 @@ def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
     assert commands(scratch) == []
 
 
+@pytest.mark.slow  # that a cluster's processes and folder are gone after it is in the test above
 def test_ray_that_was_begun_for_nothing_leaves_nothing_behind():
     with ray_head.early(1):
         begun = ray_head._early[0]

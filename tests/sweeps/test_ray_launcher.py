@@ -164,10 +164,10 @@ def test_a_node_that_is_left_out_is_asked_for_nothing_more(cluster, monkeypatch)
     asked = fakes.imported("sweeps.launchers.ray.request").request(Share(1, 0))
     left_out = {"0" * 56, ray.get_runtime_context().get_node_id(), "f" * 56}
     arrived = []
-    for ids in (set(), left_out):
+    for ids, patience_s in ((set(), 30), (left_out, 2)):  # what arrives does so within some hundredths of a second
         monkeypatch.setattr(ray_cluster.session(), "left_out", ids)
         group = asked.to_placement_group()
-        arrived.append((group.wait(5), len(ray_cluster.alive())))
+        arrived.append((group.wait(patience_s), len(ray_cluster.alive())))
         ray.util.remove_placement_group(group)
     assert arrived == [(True, 1), (False, 0)]
 
@@ -188,6 +188,12 @@ def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path)
     assert states(trials) == ["interrupted"] * 2 + ["queued"] * 3
     saved = [json.loads((trial.directory.path / "saved.json").read_text()) for trial in trials[:2]]
     assert all(0 < step < 200 for step in saved)
+
+
+@pytest.mark.slow  # workers start once more; that a run goes on where it stopped is in the test of a worker that dies
+def test_what_was_interrupted_goes_on_where_it_stopped(cluster, tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=200) for index in range(5)]
+    launch(trials, on_tick=fakes.interrupt_once(trials[:2]), run=fakes.run_slowly)
     launch(trials[:2], run=fakes.run_fake)
     assert states(trials[:2]) == ["stable"] * 2
     assert [len(trial.directory.metrics_file.read_text().splitlines()) for trial in trials[:2]] == [200, 200]
@@ -230,7 +236,13 @@ def sweep(spec, trials):
     return launching.run(spec, trials, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("choice", [["ray"], ["slurm", "slurm.executor=local"]], ids=["ray", "slurm"])
+@pytest.mark.parametrize(
+    "choice",
+    [  # slurm's jobs are in `test_slurm_launcher`, with a stand-in for the training, which is the same code
+        pytest.param(["ray"], id="ray"),
+        pytest.param(["slurm", "slurm.executor=local"], id="slurm", marks=pytest.mark.slow),
+    ],
+)
 def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, serial_ledger, choice):
     trials, (_, expected) = swept(*choice), serial_ledger
     assert ledger(trials) == expected
@@ -298,10 +310,10 @@ def run_and_leave_a_mess(trial):
 
 
 def test_a_worker_runs_the_same_spec_first_and_last_with_the_same_bits(cluster, tmp_path):
-    first, *others = make_sweep(tmp_path, "seeds=2")[1]
+    first, *others = make_sweep(tmp_path, "lr=1e-2", "seeds=2")[1]
     last = replace(first, run_id="0" * 12)
     trials = [first, *others, last]
-    assert len(trials) == 9
+    assert len(trials) == 5
     launch(trials, cpus_per_trial=2, run=run_and_leave_a_mess)
     assert len({trial.directory.status()["owner"]["pid"] for trial in trials}) == 1
     one, other = ({Path(name).parts[1:]: file for name, file in ledger([trial]).items()} for trial in (first, last))
@@ -322,6 +334,7 @@ def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, swept):
         assert files[0] == files[1] and len(files[0].splitlines()) == 2
 
 
+@pytest.mark.slow  # a worker of its own; curvature in Ray's workers is measured in the test above but one
 def test_the_monitor_and_parallel_directional_work_inside_a_ray_task(cluster):
     import ray
 

@@ -14,6 +14,7 @@ from sweeps.search.optuna import OptunaSearch, propose
 from sweeps.search.rounds import search_of
 from sweeps.trial import trials_of
 from tests.reading import read_spec
+from tests.sizes import with_slow
 from tests.sweeps import fakes
 from tests.sweeps.searching import EDGES, Sweep, cut_at
 
@@ -63,7 +64,7 @@ def test_wandb_s_server_is_looked_for_once_in_all_rounds_and_not_where_nothing_i
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("lr=edge", 7), ("lr=edge", 25), ("search=optuna", 0), ("search=optuna", 16)]
+    ("kind", "count"), with_slow([("lr=edge", 7), ("search=optuna", 16)], [("lr=edge", 25), ("search=optuna", 0)])
 )
 def test_a_search_that_was_cut_off_ends_with_the_runs_of_one_that_was_not(tmp_path, kind, count):
     (tmp_path / "cut").mkdir()

@@ -188,6 +188,7 @@ def test_two_processes_give_the_bits_of_one(lab, tmp_path):
     assert held(run(lab, spec, tmp_path / "shared", devices=2)) == held(run(lab, spec, tmp_path / "alone"))
 
 
+@pytest.mark.slow  # the test above has two processes, `test_sharded` two shards
 def test_two_shards_drop_what_one_device_drops_of_the_same_microbatches(lab, tmp_path):
     """Each shard's half of the batch begins at the row where the second microbatch of one device does."""
     spec = spec_of(lab, microbatch=3, steps=4)
