@@ -96,12 +96,18 @@ class Jet(Tensor):
 
 def _brought(func: Any) -> Rule | None:
     """Return the rule that an operation of someone else's brings with it as ``second_order``: a function of (f, f′, f″)
-    of each positional argument, which gives those of the result. None where it has no such attribute."""
+    of each positional argument, which gives those of the result, or of several results. None where it has no such
+    attribute."""
     if not hasattr(func, "second_order"):
         return None
     if func.second_order is None:
         raise NoRule(f"taylor has no rule for {name_of(func)}")
-    return lambda *args, **kwargs: jet(*func.second_order(*map(parts, args), **kwargs))
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        found = func.second_order(*map(parts, args), **kwargs)
+        return tuple(jet(*each) for each in found) if isinstance(found[0], tuple) else jet(*found)
+
+    return rule
 
 
 def _getter(attribute: str) -> Any:

@@ -10,11 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.config.impl import Impl, Use
 from stability.models.precision import in_float32, rounds_products
 from stability.residuals._base import AbstractResidual, Branch
 from stability.residuals._sinkhorn import sinkhorn
 
 INITIAL_SCALE = 0.01  # a of every dynamic part
+MOST_STREAMS_OF_KERNELS = 8  # of kernels.streams
 
 
 class StreamSettings(Settings):
@@ -27,6 +29,7 @@ class StreamSettings(Settings):
             "same for all schemes swept"
         ),
     )
+    impl: Impl = "reference"
 
 
 class Coefficients(NamedTuple):
@@ -46,9 +49,12 @@ class AbstractStreams(AbstractResidual):
 
     static: ClassVar[tuple[str, ...]]
     sums_to_one: ClassVar[bool] = False
+    kernels_second_order = True
 
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__(config, width=width, layer=layer)
+        for asked in self.kernels(config):
+            asked.inside("residual").check(Use(width, heads=1))
         self.config = config
         self.first_stream = layer % config.streams
 
@@ -56,8 +62,19 @@ class AbstractStreams(AbstractResidual):
     def own_decay(self) -> dict[str, bool]:
         return dict.fromkeys(self.static, bool(self.config.decay_static))
 
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        if cls.read is AbstractStreams.read:
+            return "coefficients of one's own"
+        return f"streams={config.streams}" if config.streams > MOST_STREAMS_OF_KERNELS else None
+
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
-        """Return the pre, mix and post that `forward` uses at each token of the state."""
+        """Return the pre, mix and post that `forward` uses at each token of the state; by torch's own operations."""
+        raise NotImplementedError
+
+    def read(self, x_PSD: Tensor, dtype: torch.dtype, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return u (P, D), the coefficients (P, S, S + 2) as `kernels.streams` lays them out and X itself, of the
+        streams of P tokens, by its kernels; weights in ``dtype``."""
         raise NotImplementedError
 
     def enter(self, x_BND: Tensor) -> Tensor:
@@ -66,6 +83,8 @@ class AbstractStreams(AbstractResidual):
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         """Return X' (B, N, S, D), in the dtype of ``state``."""
+        if self.config.impl == "triton":
+            return self._fused(state, branch)
         # Coefficients, and what they are multiplied with, stay in float32: a matrix rounded to bfloat16 loses 0.18 % of
         # a constant signal at each connection. Where products are rounded nevertheless, streams are mixed by their
         # differences to the first: X'_t = X_1 + Σ_s mix_st (X_s − X_1), in which equal streams are kept exactly however
@@ -84,6 +103,22 @@ class AbstractStreams(AbstractResidual):
                 u, mixed_BNSD = both.split([1, wide.shape[-2]], -2)
         added_BND = branch(u.squeeze(-2).to(state.dtype)).to(wide.dtype)
         return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), added_BND.unsqueeze(-2)).to(state.dtype)
+
+    def _fused(self, state: Tensor, branch: Branch) -> Tensor:
+        """Return what `forward` does, by kernels. They keep coefficients and sums in float32 whatever computes around
+        them, and mix by differences where the columns of mix sum to 1."""
+        from kernels.streams import join
+
+        is_tf32 = state.is_cuda and torch.get_float32_matmul_precision() != "highest"
+        with in_float32(state.device):
+            x_PSD = state.flatten(0, 1)
+            wide = torch.promote_types(state.dtype, torch.float32)
+            u_PD, coefficients, x_PSD = self.read(x_PSD, wide, "tf32" if is_tf32 else "ieee")
+        added_BND = branch(u_PD.unflatten(0, state.shape[:2]))
+        with in_float32(state.device):
+            added_PD = added_BND.flatten(0, 1).to(state.dtype)
+            out = join(x_PSD, coefficients, added_PD, by_differences=self.sums_to_one)
+        return out.unflatten(0, state.shape[:2])
 
     def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
         return final_norm(state).sum(-2)
@@ -118,21 +153,38 @@ class AbstractGatedStreams(AbstractStreams):
         """Return mix_BNST, made of logits (B, N, …) of the shape of ``bias_mix``."""
         raise NotImplementedError
 
+    def kernel_mixing(self) -> dict[str, Any]:
+        """Return how `kernels.streams.read_gated` is told what `mixing` does."""
+        raise NotImplementedError
+
+    def read(self, x_PSD: Tensor, dtype: torch.dtype, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+        from kernels.streams import read_gated
+
+        scale_O, bias_O = self._rows()
+        weight = ((1 + self.gain).unsqueeze(-1) * (self.weight * scale_O)).to(dtype)
+        told = self.kernel_mixing()
+        return read_gated(x_PSD, weight, bias_O.to(dtype), told.pop("p_RO", None), **told, precision=precision)
+
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
         gates, mix = self._logits(x_BNSD)
         pre_BNS, post_BNS = gates.sigmoid().chunk(2, -1)
         return Coefficients(pre_BNS, self.mixing(mix), 2 * post_BNS)
 
     def _logits(self, x_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first:
-        few operations on all tokens, many on single rows."""
+        """Return the logits of pre and post, (B, N, 2n), and of the mixing."""
         num, size = self.config.streams, self.bias_mix.numel()
-        scale_O = spread(self.scale, [num, num, size])
-        bias_O = torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
+        scale_O, bias_O = self._rows()
         gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split(
             [2 * num, size], -1
         )
         return gates, mix.unflatten(-1, self.bias_mix.shape)
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Return scales and biases, joined to one row for all logits: few operations on all tokens, many on single
+        rows."""
+        num, size = self.config.streams, self.bias_mix.numel()
+        scale_O = spread(self.scale, [num, num, size])
+        return scale_O, torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
 
 
 class AbstractSinkhornStreams(AbstractGatedStreams):
@@ -144,6 +196,9 @@ class AbstractSinkhornStreams(AbstractGatedStreams):
 
     def mixing(self, logits: Tensor) -> Tensor:
         return sinkhorn(logits, self.config.iterations)
+
+    def kernel_mixing(self) -> dict[str, Any]:
+        return {"iterations": self.config.iterations}
 
 
 def spread(scales: Tensor, sizes: list[int]) -> Tensor:

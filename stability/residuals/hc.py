@@ -39,6 +39,14 @@ class HyperConnections(AbstractStreams):
         self.weight = nn.Parameter(torch.zeros(width, 2 + config.streams))
         self.scale = nn.Parameter(torch.full((2,), INITIAL_SCALE))
 
+    def read(self, x_PSD: Tensor, dtype: torch.dtype, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+        from kernels.streams import read_hyper
+
+        weight = ((1 + self.gain).unsqueeze(-1) * self.weight).to(dtype)
+        static_SO = torch.cat([self.static_read, self.static_post.unsqueeze(-1)], -1).to(dtype)
+        amplitude_O = spread(self.scale, [1 + self.config.streams, 1]).to(dtype)
+        return read_hyper(x_PSD, weight, static_SO, amplitude_O, precision=precision)
+
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
         num = self.config.streams
         dynamic = normed_product(x_BNSD, self.gain, self.weight).tanh()

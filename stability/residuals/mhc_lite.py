@@ -9,12 +9,14 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
+from stability.config.impl import Use
 from stability.residuals._permutations import permutation_matrices
 from stability.residuals._streams import AbstractGatedStreams, StreamSettings
 
 OTHERS = -8.0
 # 120 permutations; the 720 of 6 streams would cost more weights than the branch that they serve
 MOST_STREAMS_OF_ALL = 5
+MOST_PERMUTATIONS_OF_KERNELS = 128  # of kernels.streams
 
 
 def _all_or_whole(value: Any) -> Any:
@@ -83,9 +85,18 @@ class LiteHyperConnections(AbstractGatedStreams):
         super().__init__(config, width=width, layer=layer, bias_mix=bias_mix)
         self.register_buffer("p_RO", matrices_RO, persistent=False)  # the settings make it
 
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        if (config.count or 0) > MOST_PERMUTATIONS_OF_KERNELS:
+            return f"permutations={config.count}"
+        return super().no_kernel(config, use)
+
     def mixing(self, logits: Tensor) -> Tensor:
         weights = logits.softmax(-1)
         return (weights @ self.p_RO.to(weights.dtype)).unflatten(-1, (self.config.streams, self.config.streams))
+
+    def kernel_mixing(self) -> dict[str, Any]:
+        return {"p_RO": self.p_RO}
 
 
 EXPORT = LiteHyperConnections

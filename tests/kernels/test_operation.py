@@ -91,3 +91,42 @@ def test_forward_mode_is_refused_by_name(numbers):
         torch.func.jvp(lambda x: WITHOUT(x, x, factor=1.0), (x,), (x,))
     with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="cubed has no forward mode"):
         WITHOUT(torch.autograd.forward_ad.make_dual(x, x), x, factor=1.0)
+
+
+def two_forward(x, weight):
+    return (x * weight, x), ()
+
+
+def two_backward(gradients, needed, saved, x, weight):
+    of_product, of_x = gradients
+    return of_product * weight + of_x, of_product * x
+
+
+def two_second_order(x, weight):
+    (x0, x1, x2), (w0, w1, w2) = (
+        [torch.zeros_like(of[0]) if part is None else part for part in of] for of in (x, weight)
+    )
+    return (x0 * w0, x1 * w0 + x0 * w1, x2 * w0 + 2 * x1 * w1 + x0 * w2), x
+
+
+def test_an_operation_may_have_several_outputs_an_input_among_them(numbers):
+    two = Operation("two", two_forward, two_backward, two_second_order)
+    params, direction = numbers
+    x, weight = (each.clone().requires_grad_() for each in params.values())
+    assert torch.autograd.gradcheck(two, (x, weight))
+    product, _ = two(x, weight)
+    (found,) = torch.autograd.grad(product.sum(), x)  # of the other output there is no gradient: zeros
+    assert torch.equal(found, weight)
+
+    def loss(params):
+        product, same = two(torch.sin(params["x"]), params["weight"])
+        return (product * same**2).sum()
+
+    def plain(params):
+        return (torch.sin(params["x"]) ** 3 * params["weight"]).sum()
+
+    truth = directional(plain, params, direction, "double_backward")
+    found = directional(loss, params, direction, "taylor")
+    assert (found.slope, found.curvature) == pytest.approx((truth.slope, truth.curvature), rel=1e-12)
+    with pytest.raises(NoSecondDerivative, match="two has no second derivative"):
+        directional(loss, params, direction, "double_backward")

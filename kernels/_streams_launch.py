@@ -1,0 +1,57 @@
+"""What the operations of `kernels.streams` share: what they take, allocations and launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.operation import Parts
+
+MOST_STREAMS = 8
+MOST_PERMUTATIONS = 128  # all of five streams: a program holds their weights and matrices whole
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+TAYLOR_WARPS = 8  # a value and two derivatives fill the registers of twice as many threads
+PRECISIONS = ("ieee", "tf32", "tf32x3")  # of float32 products with the weights
+
+
+def accumulating(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel, unless there is nothing for it to do."""
+    if all(grid):
+        kernel[grid](*arguments, **constants)
+
+
+def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def dense(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in tensors]
+
+
+def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ieee") -> None:
+    """Raise a ``ValueError`` for what the kernels cannot take. ``accumulated``: must have the dtype of sums."""
+    if x_TSC.dtype not in DTYPES:
+        raise ValueError(f"streams of {x_TSC.dtype}: the kernels take float64, float32, bfloat16 and float16")
+    if not 1 <= x_TSC.shape[1] <= MOST_STREAMS:
+        raise ValueError(f"{x_TSC.shape[1]} streams: the kernels take 1 to {MOST_STREAMS}; use impl=reference")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: give one of {', '.join(PRECISIONS)}")
+    for tensor in accumulated:
+        if tensor.dtype != accumulating(x_TSC):
+            raise ValueError(f"weights and coefficients of {tensor.dtype}: give {accumulating(x_TSC)}")
+
+
+def filled(parts: Parts) -> list[Tensor]:
+    """Return value and derivatives, laid out densely and all of one dtype, zeros for what is None."""
+    value = parts[0].contiguous()
+    return [value, *(torch.zeros_like(value) if part is None else part.contiguous() for part in parts[1:])]
+
+
+def three_like(tensor: Tensor, *shape: int) -> list[Tensor]:
+    return [empty(tensor, *shape) for _ in range(3)]

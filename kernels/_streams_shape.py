@@ -1,0 +1,76 @@
+"""The sizes of a connection of several streams, and how kernels pad them and cut them into blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a connection: tokens T, streams N, channels C and logits of the mixing R (0: hyper-connections); and
+    how they are padded and cut into blocks.
+
+    Blocks are chosen for 128 threads and tiles that fit their registers; they do not depend on the device, and neither
+    do results.
+    """
+
+    tokens: int
+    streams: int
+    width: int
+    options: int = 0
+    lite: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """The number of logits of a token, or of each of its streams (hyper-connections)."""
+        return 2 * self.streams + self.options if self.options else self.streams + 2
+
+    @property
+    def padded_streams(self) -> int:
+        return max(4, triton.next_power_of_2(self.streams))
+
+    @property
+    def padded_outputs(self) -> int:
+        return max(16, triton.next_power_of_2(self.outputs))
+
+    @property
+    def padded_options(self) -> int:
+        return max(16, triton.next_power_of_2(self.options)) if self.lite else self.padded_streams**2
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of a program that reads; all streams of a token are rows of a product in hyper-connections."""
+        return 32 if self.options else 32 // self.padded_streams
+
+    @property
+    def read_programs(self) -> int:
+        return triton.cdiv(self.tokens, self.block_tokens)
+
+    @property
+    def block_width(self) -> int:
+        return min(128 // self.padded_streams, max(16, triton.next_power_of_2(self.width)))
+
+    @property
+    def join_tokens(self) -> int:
+        return 16 // self.padded_streams
+
+    @property
+    def join_width(self) -> int:
+        return min(64, triton.next_power_of_2(self.width))
+
+    @property
+    def column_programs(self) -> int:
+        """The number of blocks of channels, of all streams."""
+        return self.streams * triton.cdiv(self.width, self.block_width)
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of the tokens whose gradients by the weights are added up apart: enough programs for a
+        GPU, not so many that the parts are more than X."""
+        return max(1, min(triton.cdiv(self.tokens, 256), triton.cdiv(1024, self.column_programs)))
+
+    @property
+    def part_tokens(self) -> int:
+        return triton.cdiv(self.tokens, self.parts)
