@@ -1,0 +1,175 @@
+"""Lay out what the kernels of consensus are given: sizes, addresses and the shapes of their tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
+LARGEST = {"window": 16, "rank": 16, "hidden": 256, "head width": 128}
+COLUMNS = 256  # of Λ that a program holds at once
+
+
+class Ends(NamedTuple):
+    """The two ends of the edges: the signal of each, what each gives to the edge network, which of each are valid.
+
+    ``own_HKBN, other_HKBJ, source_HXBN, target_HXBJ, own_mask_BN, other_mask_BJ``; masks are bool or None. ``both``:
+    the other end is the same sequence, and each of its edges goes both ways. ``window``: None for every i → j.
+    """
+
+    own: Tensor
+    other: Tensor
+    source: Tensor
+    target: Tensor
+    own_mask: Tensor | None
+    other_mask: Tensor | None
+    both: bool
+    window: int | None
+
+    def swapped(self) -> Ends:
+        """Return the ends with source and target changed round."""
+        return Ends(
+            self.other, self.own, self.target, self.source, self.other_mask, self.own_mask, self.both, self.window
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """How many other ends a tile goes through."""
+        if self.window is None:
+            return self.other.shape[-1]
+        return self.window if self.both else 2 * self.window + 1
+
+    @property
+    def halo(self) -> int:
+        return self.window or 0 if self.both else 0
+
+
+class Network(NamedTuple):
+    """The second layers of the edge network, ``scalar_weight_HSX``, ``scalar_bias_HS`` and, at rank r > 0,
+    ``lambda_weight_HYX``, ``lambda_bias_HY`` with Y = r·K."""
+
+    scalar_weight: Tensor
+    scalar_bias: Tensor
+    lambda_weight: Tensor | None
+    lambda_bias: Tensor | None
+
+    def rank(self, head_width: int) -> int:
+        return 0 if self.lambda_weight is None else self.lambda_weight.shape[1] // head_width
+
+
+def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network]:
+    """Return ends and network as the kernels read them: features lead, nodes are contiguous. Errors: ``ValueError`` for
+    sizes that the kernels are not made for."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
+    head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
+    sizes = {
+        "window": ends.window or 0,
+        "rank": network.rank(head_width),
+        "hidden": num_hidden,
+        "head width": head_width,
+    }
+    for name, size in sizes.items():
+        if size > LARGEST[name]:
+            raise ValueError(
+                f"consensus' kernels are made for a {name} up to {LARGEST[name]}, got {size}; impl=reference takes any"
+            )
+    laid_out = [_features_lead(each) for each in ends[:4]]
+    masks = [None if mask is None else mask.contiguous().view(torch.uint8) for mask in ends[4:6]]
+    weights = (None if weight is None else weight.contiguous() for weight in network)
+    return Ends(*laid_out, *masks, ends.both, ends.window), Network(*weights)
+
+
+def _features_lead(x_HFBN: Tensor) -> Tensor:
+    """Return the tensor with (F, B, N) contiguous; heads may be any distance apart."""
+    features, batch, nodes = x_HFBN.shape[1:]
+    return x_HFBN if x_HFBN.stride()[1:] == (batch * nodes, nodes, 1) else x_HFBN.contiguous()
+
+
+def tile_settings(ends: Ends, network: Network, precision: str) -> dict[str, Any]:
+    """Return the compile-time settings that all kernels share."""
+    head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
+    rank, wide = network.rank(head_width), wide_of(ends.own)
+    width = max(16, triton.next_power_of_2(head_width))
+    rows = max(1, min(COLUMNS // width, triton.next_power_of_2(max(rank, 1))))
+    return {
+        "BOTH": ends.both,
+        "COMPLETE": ends.window is None,
+        "OWN_MASKED": ends.own_mask is not None,
+        "OTHER_MASKED": ends.other_mask is not None,
+        "RANKED": rank > 0,
+        "M": tile_nodes(ends),
+        "K": width,
+        "X": min(32, max(16, triton.next_power_of_2(num_hidden))),
+        "ROWS": rows,
+        "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
+        "MATRIX": tl.bfloat16 if precision == "bf16" else tl.float64 if wide == torch.float64 else tl.float32,
+        "PRECISION": "ieee" if precision == "bf16" else precision,
+        "SMALLEST": torch.finfo(wide).tiny ** (1 / 3),
+    }
+
+
+def wide_of(tensor: Tensor) -> torch.dtype:
+    """Return the dtype in which sums are taken: float64 of float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def tile_nodes(ends: Ends) -> int:
+    """Return M, the nodes of a tile: a tile with its halo is at least four times as long as that."""
+    fewest = max(16, triton.next_power_of_2(4 * ends.halo))
+    return max(fewest, min(64, triton.next_power_of_2(ends.own.shape[-1])))
+
+
+def num_tiles(ends: Ends) -> int:
+    """Return how many tiles cover a sequence."""
+    return triton.cdiv(ends.own.shape[-1], tile_nodes(ends) - ends.halo)
+
+
+def arguments(ends: Ends, network: Network) -> dict[str, Any]:
+    """Return the tensors and sizes that all kernels take, by name. A tensor that is left out is another one, which is
+    then not read."""
+    scalar_weight, head_width = network.scalar_weight, ends.own.shape[1]
+    rank = network.rank(head_width)
+    return {
+        "own": ends.own,
+        "other": ends.other,
+        "source": ends.source,
+        "target": ends.target,
+        "scalar_weight": scalar_weight,
+        "scalar_bias": network.scalar_bias,
+        "lambda_weight": network.lambda_weight if rank else scalar_weight,
+        "lambda_bias": network.lambda_bias if rank else scalar_weight,
+        "own_mask": scalar_weight if ends.own_mask is None else ends.own_mask,
+        "other_mask": scalar_weight if ends.other_mask is None else ends.other_mask,
+        "own_head": ends.own.stride(0),
+        "other_head": ends.other.stride(0),
+        "source_head": ends.source.stride(0),
+        "target_head": ends.target.stride(0),
+        "batch": ends.own.shape[2],
+        "num_own": ends.own.shape[3],
+        "num_other": ends.other.shape[3],
+        "num_tiles": num_tiles(ends),
+        "num_steps": ends.num_steps,
+        "window": ends.window or 0,
+        "rank": rank,
+        "head_width": head_width,
+        "num_hidden": ends.source.shape[1],
+    }
+
+
+def num_programs(ends: Ends) -> int:
+    """Return how many programs compute a tile each."""
+    heads, _, batch, _ = ends.own.shape
+    return heads * batch * num_tiles(ends)
+
+
+NUM_WARPS = 8
+
+
+def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an output that a kernel fills."""
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
