@@ -87,6 +87,7 @@ def ends_kernel(
     other_head,
     source_head,
     target_head,
+    heads,
     batch,
     num_own,
     num_other,

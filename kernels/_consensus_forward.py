@@ -34,6 +34,7 @@ def flow_kernel(
     other_head,
     source_head,
     target_head,
+    heads,
     batch,
     num_own,
     num_other,

@@ -37,15 +37,21 @@ class Ends(NamedTuple):
         )
 
     @property
+    def reach(self) -> int:
+        """How far apart two ends in the window are at most; 0 without a window."""
+        return 0 if self.window is None else max(0, min(self.window, self.own.shape[-1] - 1))
+
+    @property
     def num_steps(self) -> int:
         """How many other ends a tile goes through."""
         if self.window is None:
             return self.other.shape[-1]
-        return self.window if self.both else 2 * self.window + 1
+        return self.reach if self.both else 2 * self.reach + 1
 
     @property
     def halo(self) -> int:
-        return self.window or 0 if self.both else 0
+        """How many nodes before those that a tile stores it begins."""
+        return self.reach if self.both else 0
 
 
 class Network(NamedTuple):
@@ -68,7 +74,7 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
         raise ValueError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
     sizes = {
-        "window": ends.window or 0,
+        "window": ends.reach,
         "rank": network.rank(head_width),
         "hidden": num_hidden,
         "head width": head_width,
@@ -149,12 +155,13 @@ def arguments(ends: Ends, network: Network) -> dict[str, Any]:
         "other_head": ends.other.stride(0),
         "source_head": ends.source.stride(0),
         "target_head": ends.target.stride(0),
+        "heads": ends.own.shape[0],
         "batch": ends.own.shape[2],
         "num_own": ends.own.shape[3],
         "num_other": ends.other.shape[3],
         "num_tiles": num_tiles(ends),
         "num_steps": ends.num_steps,
-        "window": ends.window or 0,
+        "window": ends.reach,
         "rank": rank,
         "head_width": head_width,
         "num_hidden": ends.source.shape[1],
