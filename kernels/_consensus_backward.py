@@ -26,33 +26,17 @@ from kernels._consensus_edges import (
 
 @triton.jit
 def add_to(base, tile_MF, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexpr):
-    """Add a tile to what the same program has stored there before."""
+    """Add a tile to what the same program, be it another thread of it, has stored there before."""
+    tl.debug_barrier()
     before_MF = read(base, node_M, valid_M, feature_F, num_features, step, WIDE)
     write(base, before_MF + tile_MF, node_M, valid_M, feature_F, num_features, step)
 
 
 @triton.jit
 def difference_and_pull(
-    own,
-    other,
-    gradient,
-    own_M,
-    other_M,
-    valid_M,
-    width_K,
-    head_width,
-    own_step,
-    other_step,
-    num_own,
-    num_other,
-    h,
-    b,
-    FROM_OWN: tl.constexpr,
-    FROM_OTHER: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    own, other, gradient, own_M, other_M, valid_M, width_K, head_width, own_step, other_step, num_own, num_other,
+    h, b, FROM_OWN: tl.constexpr, FROM_OTHER: tl.constexpr, M: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Return the disagreement of each row's edge, and the gradient by its flow, (M, K) each: the gradient of g at the
     ends that the flow is added to, less that at those it is taken off at."""
     difference_MK = read(own, own_M, valid_M, width_K, head_width, own_step, WIDE)
@@ -69,50 +53,13 @@ def difference_and_pull(
 
 @triton.jit
 def ends_kernel(
-    own,
-    other,
-    source,
-    target,
-    scalar_weight,
-    scalar_bias,
-    lambda_weight,
-    lambda_bias,
-    own_mask,
-    other_mask,
-    gradient,
-    by_own,
-    by_source,
-    by_target,
-    own_head,
-    other_head,
-    source_head,
-    target_head,
-    heads,
-    batch,
-    num_own,
-    num_other,
-    num_tiles,
-    num_steps,
-    window,
-    rank,
-    head_width,
-    num_hidden,
-    FROM_OWN: tl.constexpr,
-    FROM_OTHER: tl.constexpr,
-    BOTH: tl.constexpr,
-    COMPLETE: tl.constexpr,
-    OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr,
-    RANKED: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    X: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SMALLEST: tl.constexpr,
-):
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask,
+    gradient, by_own, by_source, by_target, own_head, other_head, source_head, target_head, heads, batch, num_own,
+    num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, FROM_OWN: tl.constexpr,
+    FROM_OTHER: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
     """Store the gradients by the own signal (H, K, B, N) and by what the own nodes give to the edge network (H, ξ, B,
     N), which must be zero before: as sources of edges and, where these go both ways, as targets. Tiles as in
     `flow_kernel`."""
@@ -134,36 +81,13 @@ def ends_kernel(
     for step in range(num_steps):
         other_M = other_end(own_M, step, window, M, BOTH, COMPLETE)
         valid_M = edge_is_valid(
-            own_mask + b * num_own,
-            other_mask + b * num_other,
-            own_M,
-            other_M,
-            num_own,
-            num_other,
-            OWN_MASKED,
+            own_mask + b * num_own, other_mask + b * num_other, own_M, other_M, num_own, num_other, OWN_MASKED,
             OTHER_MASKED,
-        )
+        )  # fmt: skip
         difference_MK, pull_MK = difference_and_pull(
-            own,
-            other,
-            gradient,
-            own_M,
-            other_M,
-            valid_M,
-            width_K,
-            head_width,
-            own_step,
-            other_step,
-            num_own,
-            num_other,
-            h,
-            b,
-            FROM_OWN,
-            FROM_OTHER,
-            M,
-            K,
-            WIDE,
-        )
+            own, other, gradient, own_M, other_M, valid_M, width_K, head_width, own_step, other_step, num_own,
+            num_other, h, b, FROM_OWN, FROM_OTHER, M, K, WIDE,
+        )  # fmt: skip
         drawn_MK = tl.zeros([M, K], WIDE)
         for direction in range(2 if BOTH else 1):
             if direction == 0:
@@ -172,44 +96,13 @@ def ends_kernel(
                 at_own, at_other, by_at_own, by_at_other = target, source, by_target, by_source
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
-                    at_own,
-                    at_other,
-                    own_M,
-                    other_M,
-                    valid_M,
-                    own_step,
-                    other_step,
-                    scalar_weight,
-                    scalar_bias,
-                    lambda_weight,
-                    lambda_bias,
-                    row,
-                    rank,
-                    head_width,
-                    num_hidden,
-                    RANKED,
-                    M,
-                    K,
-                    X,
-                    ROWS,
-                    WIDE,
-                    MATRIX,
-                    PRECISION,
-                )
+                    at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
+                    lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,
+                    MATRIX, PRECISION,
+                )  # fmt: skip
                 of_rows_MK, by_alpha_M, by_beta_M, by_lambda_MC = gradients_of_edge(
-                    alpha_M,
-                    beta_M,
-                    lambda_MRK,
-                    difference_MK,
-                    pull_MK,
-                    row,
-                    rank,
-                    RANKED,
-                    M,
-                    K,
-                    ROWS,
-                    SMALLEST,
-                )
+                    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
+                )  # fmt: skip
                 drawn_MK += of_rows_MK
                 for first in range(0, num_hidden, X):
                     hidden_X = first + tl.arange(0, X)
@@ -237,52 +130,14 @@ def ends_kernel(
 
 @triton.jit
 def weights_kernel(
-    own,
-    other,
-    source,
-    target,
-    scalar_weight,
-    scalar_bias,
-    lambda_weight,
-    lambda_bias,
-    own_mask,
-    other_mask,
-    gradient,
-    by_scalar_weight,
-    by_scalar_bias,
-    by_lambda_weight,
-    by_lambda_bias,
-    own_head,
-    other_head,
-    source_head,
-    target_head,
-    heads,
-    batch,
-    num_own,
-    num_other,
-    num_tiles,
-    num_steps,
-    num_groups,
-    num_parts,
-    window,
-    rank,
-    head_width,
-    num_hidden,
-    BOTH: tl.constexpr,
-    COMPLETE: tl.constexpr,
-    OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr,
-    RANKED: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    X: tl.constexpr,
-    ALL_X: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask,
+    gradient, by_scalar_weight, by_scalar_bias, by_lambda_weight, by_lambda_bias, own_head, other_head,
+    source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, num_groups, num_parts,
+    window, rank, head_width, num_hidden, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
+    ALL_X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
-):
+):  # fmt: skip
     """Store one program's part of the gradients by the edge network's second layers: of a head, of ROWS rows of Λ, of
     every ``num_parts``-th tile. Each edge belongs to one program for each group of rows; α's part is that of the first
     group, β's part is the sum over all.
@@ -310,80 +165,26 @@ def weights_kernel(
         for step in range(num_steps):
             other_M = other_end(own_M, step, window, M, BOTH, COMPLETE)
             valid_M = edge_is_valid(
-                own_mask + b * num_own,
-                other_mask + b * num_other,
-                own_M,
-                other_M,
-                num_own,
-                num_other,
-                OWN_MASKED,
+                own_mask + b * num_own, other_mask + b * num_other, own_M, other_M, num_own, num_other, OWN_MASKED,
                 OTHER_MASKED,
-            )
+            )  # fmt: skip
             difference_MK, pull_MK = difference_and_pull(
-                own_hb,
-                other_hb,
-                gradient,
-                own_M,
-                other_M,
-                valid_M,
-                width_K,
-                head_width,
-                own_step,
-                other_step,
-                num_own,
-                num_other,
-                h,
-                b,
-                True,
-                BOTH,
-                M,
-                K,
-                WIDE,
-            )
+                own_hb, other_hb, gradient, own_M, other_M, valid_M, width_K, head_width, own_step, other_step,
+                num_own, num_other, h, b, True, BOTH, M, K, WIDE,
+            )  # fmt: skip
             for direction in range(2 if BOTH else 1):
                 if direction == 0:
                     at_own, at_other = source_hb, target_hb
                 else:
                     at_own, at_other = target_hb, source_hb
                 alpha_M, beta_M, lambda_MRK = edge_network(
-                    at_own,
-                    at_other,
-                    own_M,
-                    other_M,
-                    valid_M,
-                    own_step,
-                    other_step,
-                    scalar_weight,
-                    scalar_bias,
-                    lambda_weight,
-                    lambda_bias,
-                    row,
-                    rank,
-                    head_width,
-                    num_hidden,
-                    RANKED,
-                    M,
-                    K,
-                    X,
-                    ROWS,
-                    WIDE,
-                    MATRIX,
-                    PRECISION,
-                )
+                    at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
+                    lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,
+                    MATRIX, PRECISION,
+                )  # fmt: skip
                 _, by_alpha_M, by_beta_M, by_lambda_MC = gradients_of_edge(
-                    alpha_M,
-                    beta_M,
-                    lambda_MRK,
-                    difference_MK,
-                    pull_MK,
-                    row,
-                    rank,
-                    RANKED,
-                    M,
-                    K,
-                    ROWS,
-                    SMALLEST,
-                )
+                    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
+                )  # fmt: skip
                 z_MX = preactivation(
                     at_own, at_other, own_M, other_M, valid_M, all_X, num_hidden, own_step, other_step, WIDE
                 )

@@ -111,10 +111,9 @@ def other_end(node_M, step, window, M: tl.constexpr, BOTH: tl.constexpr, COMPLET
     an edge goes both ways, every one of the context where it is complete, else offset −w … w."""
     if BOTH:
         return node_M + (step + 1)
-    elif COMPLETE:
+    if COMPLETE:
         return tl.zeros([M], tl.int32) + step
-    else:
-        return node_M + (step - window)
+    return node_M + (step - window)
 
 
 @triton.jit
@@ -141,30 +140,10 @@ def preactivation(
 
 @triton.jit
 def edge_network(
-    at_own,
-    at_other,
-    own_M,
-    other_M,
-    valid_M,
-    own_step,
-    other_step,
-    scalar_weight,
-    scalar_bias,
-    lambda_weight,
-    lambda_bias,
-    row,
-    rank,
-    head_width,
-    num_hidden,
-    RANKED: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    X: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias, lambda_weight,
+    lambda_bias, row, rank, head_width, num_hidden, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return α and β before their softplus, (M,) each, and the rows row, row + 1, … of Λ, (M, ROWS, K), before they are
     normalised. The hidden layer is made X features at a time. Without Λ (r = 0) β and Λ mean nothing."""
     alpha_M = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
@@ -174,7 +153,9 @@ def edge_network(
         beta_M += tl.load(scalar_bias + 1).to(WIDE)
     for first in range(0, num_hidden, X):
         hidden_X = first + tl.arange(0, X)
-        z_MX = preactivation(at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE)
+        z_MX = preactivation(
+            at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+        )
         z_MX = z_MX * gaussian_cdf(z_MX)
         alpha_M += tl.sum(z_MX * read_vector(scalar_weight, hidden_X, num_hidden, WIDE)[None, :], 1)
         if RANKED:
@@ -188,19 +169,9 @@ def edge_network(
 
 @triton.jit
 def gradients_of_edge(
-    alpha_M,
-    beta_M,
-    lambda_MRK,
-    difference_MK,
-    pull_MK,
-    row,
-    rank,
-    RANKED: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    SMALLEST: tl.constexpr,
-):
+    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
     """Return what ⟨R·difference, pull⟩ of each edge gives: R·pull (M, K), and the gradients by what `edge_network`
     returned, as far as the rows row, row + 1, … of Λ go. The part of α belongs to row 0."""
     drawn_MK = tl.zeros_like(difference_MK)

@@ -19,45 +19,12 @@ from kernels._consensus_edges import (
 
 @triton.jit
 def flow_kernel(
-    own,
-    other,
-    source,
-    target,
-    scalar_weight,
-    scalar_bias,
-    lambda_weight,
-    lambda_bias,
-    own_mask,
-    other_mask,
-    out,
-    own_head,
-    other_head,
-    source_head,
-    target_head,
-    heads,
-    batch,
-    num_own,
-    num_other,
-    num_tiles,
-    num_steps,
-    window,
-    rank,
-    head_width,
-    num_hidden,
-    BOTH: tl.constexpr,
-    COMPLETE: tl.constexpr,
-    OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr,
-    RANKED: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    X: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SMALLEST: tl.constexpr,
-):
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, out,
+    own_head, other_head, source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, window,
+    rank, head_width, num_hidden, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
     """Store g (H, K, B, N) of a tile of nodes of one head and sequence.
 
     Where edges go both ways, the flow of the pair {i, i + offset} is added at i and taken off at i + offset, and the
@@ -78,15 +45,9 @@ def flow_kernel(
     for step in range(num_steps):
         other_M = other_end(own_M, step, window, M, BOTH, COMPLETE)
         valid_M = edge_is_valid(
-            own_mask + b * num_own,
-            other_mask + b * num_other,
-            own_M,
-            other_M,
-            num_own,
-            num_other,
-            OWN_MASKED,
+            own_mask + b * num_own, other_mask + b * num_other, own_M, other_M, num_own, num_other, OWN_MASKED,
             OTHER_MASKED,
-        )
+        )  # fmt: skip
         difference_MK = read(own, own_M, valid_M, width_K, head_width, own_step, WIDE) - read(
             other, other_M, valid_M, width_K, head_width, other_step, WIDE
         )
@@ -98,30 +59,10 @@ def flow_kernel(
                 at_own, at_other = target, source
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
-                    at_own,
-                    at_other,
-                    own_M,
-                    other_M,
-                    valid_M,
-                    own_step,
-                    other_step,
-                    scalar_weight,
-                    scalar_bias,
-                    lambda_weight,
-                    lambda_bias,
-                    row,
-                    rank,
-                    head_width,
-                    num_hidden,
-                    RANKED,
-                    M,
-                    K,
-                    X,
-                    ROWS,
-                    WIDE,
-                    MATRIX,
-                    PRECISION,
-                )
+                    at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
+                    lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,
+                    MATRIX, PRECISION,
+                )  # fmt: skip
                 if row == 0:
                     flow_MK += softplus(alpha_M)[:, None] * difference_MK
                 if RANKED:

@@ -11,7 +11,12 @@ from torch import Tensor
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 LARGEST = {"window": 16, "rank": 16, "hidden": 256, "head width": 128}
+LONGEST = 64  # nodes of a tile, unless its halo asks for more
 COLUMNS = 256  # of Λ that a program holds at once
+SLAB = 32  # features of the hidden layer at once
+HELD = 1 << 14  # entries of the gradient by W_Λ that a program holds
+PROGRAMS = 264  # that sum up gradients by weights: two for each multiprocessor of an H100
+NUM_WARPS = 8
 
 
 class Ends(NamedTuple):
@@ -96,26 +101,86 @@ def _features_lead(x_HFBN: Tensor) -> Tensor:
     return x_HFBN if x_HFBN.stride()[1:] == (batch * nodes, nodes, 1) else x_HFBN.contiguous()
 
 
-def tile_settings(ends: Ends, network: Network, precision: str) -> dict[str, Any]:
-    """Return the compile-time settings that all kernels share."""
+class Tiles(NamedTuple):
+    """The pieces in which a launch computes. Sizes of blocks are powers of two, 16 at least, as products need them.
+
+    - ``nodes``: M of a tile, ``halo`` of them before those that it stores; ``num_own`` in a sequence.
+    - ``width``: head width; ``hidden`` of ``num_hidden`` features of the hidden layer at a time.
+    - ``rows``: of Λ at a time, of ``rank``; ``weight_rows`` in the kernel that sums their weights' gradients, where a
+      program holds these.
+    """
+
+    nodes: int
+    halo: int
+    num_own: int
+    width: int
+    hidden: int
+    num_hidden: int
+    rows: int
+    weight_rows: int
+    rank: int
+
+    @property
+    def count(self) -> int:
+        """How many tiles cover a sequence."""
+        return triton.cdiv(self.num_own, self.nodes - self.halo)
+
+    @property
+    def count_without_halo(self) -> int:
+        return triton.cdiv(self.num_own, self.nodes)
+
+    @property
+    def all_hidden(self) -> int:
+        return _block(self.num_hidden)
+
+    def groups(self, rows: int) -> int:
+        """Return how many times ``rows`` rows of Λ make all; 1 without Λ, for α alone."""
+        return triton.cdiv(max(self.rank, 1), rows)
+
+    def parts(self, batch: int, heads: int) -> int:
+        """Return into how many parts the sums of weights' gradients are cut: enough programs for a large GPU, and the
+        same on every one."""
+        programs = heads * self.groups(self.weight_rows)
+        return max(1, min(self.count_without_halo * batch, triton.cdiv(PROGRAMS, programs)))
+
+
+def tiles_of(num_own: int, halo: int, head_width: int, num_hidden: int, rank: int) -> Tiles:
+    """Return the pieces for some sizes. A tile is at least four times as long as its halo."""
+    width, of_rank = _block(head_width), triton.next_power_of_2(max(rank, 1))
+    nodes = max(_block(4 * halo), min(LONGEST, _block(num_own)))
+    rows = max(1, min(COLUMNS // width, of_rank))
+    weight_rows = max(1, min(rows, HELD // (width * _block(num_hidden))))
+    return Tiles(nodes, halo, num_own, width, min(SLAB, _block(num_hidden)), num_hidden, rows, weight_rows, rank)
+
+
+def _block(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
+def tiles_for(ends: Ends, network: Network) -> Tiles:
+    """Return the pieces for these tensors."""
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
-    rank, wide = network.rank(head_width), wide_of(ends.own)
-    width = max(16, triton.next_power_of_2(head_width))
-    rows = max(1, min(COLUMNS // width, triton.next_power_of_2(max(rank, 1))))
+    return tiles_of(ends.own.shape[-1], ends.halo, head_width, num_hidden, network.rank(head_width))
+
+
+def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
+    """Return the compile-time settings that all kernels share."""
+    wide = wide_of(ends.own)
     return {
         "BOTH": ends.both,
         "COMPLETE": ends.window is None,
         "OWN_MASKED": ends.own_mask is not None,
         "OTHER_MASKED": ends.other_mask is not None,
-        "RANKED": rank > 0,
-        "M": tile_nodes(ends),
-        "K": width,
-        "X": min(32, max(16, triton.next_power_of_2(num_hidden))),
-        "ROWS": rows,
+        "RANKED": tiles.rank > 0,
+        "M": tiles.nodes,
+        "K": tiles.width,
+        "X": tiles.hidden,
+        "ROWS": tiles.rows,
         "WIDE": tl.float64 if wide == torch.float64 else tl.float32,
         "MATRIX": tl.bfloat16 if precision == "bf16" else tl.float64 if wide == torch.float64 else tl.float32,
         "PRECISION": "ieee" if precision == "bf16" else precision,
         "SMALLEST": torch.finfo(wide).tiny ** (1 / 3),
+        "num_warps": NUM_WARPS,
     }
 
 
@@ -124,22 +189,10 @@ def wide_of(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def tile_nodes(ends: Ends) -> int:
-    """Return M, the nodes of a tile: a tile with its halo is at least four times as long as that."""
-    fewest = max(16, triton.next_power_of_2(4 * ends.halo))
-    return max(fewest, min(64, triton.next_power_of_2(ends.own.shape[-1])))
-
-
-def num_tiles(ends: Ends) -> int:
-    """Return how many tiles cover a sequence."""
-    return triton.cdiv(ends.own.shape[-1], tile_nodes(ends) - ends.halo)
-
-
-def arguments(ends: Ends, network: Network) -> dict[str, Any]:
+def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
     """Return the tensors and sizes that all kernels take, by name. A tensor that is left out is another one, which is
     then not read."""
-    scalar_weight, head_width = network.scalar_weight, ends.own.shape[1]
-    rank = network.rank(head_width)
+    scalar_weight, rank = network.scalar_weight, tiles.rank
     return {
         "own": ends.own,
         "other": ends.other,
@@ -159,22 +212,19 @@ def arguments(ends: Ends, network: Network) -> dict[str, Any]:
         "batch": ends.own.shape[2],
         "num_own": ends.own.shape[3],
         "num_other": ends.other.shape[3],
-        "num_tiles": num_tiles(ends),
+        "num_tiles": tiles.count,
         "num_steps": ends.num_steps,
         "window": ends.reach,
         "rank": rank,
-        "head_width": head_width,
+        "head_width": ends.own.shape[1],
         "num_hidden": ends.source.shape[1],
     }
 
 
-def num_programs(ends: Ends) -> int:
+def num_programs(ends: Ends, tiles: Tiles) -> int:
     """Return how many programs compute a tile each."""
     heads, _, batch, _ = ends.own.shape
-    return heads * batch * num_tiles(ends)
-
-
-NUM_WARPS = 8
+    return heads * batch * tiles.count
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -161,9 +161,15 @@ def flow_along_kernel(
                 for first in range(0, num_hidden, X):
                     hidden_X = first + tl.arange(0, X)
                     z0, z1, z2 = gelu_of(
-                        preactivation(i0, j0, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE),
-                        preactivation(i1, j1, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE),
-                        preactivation(i2, j2, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE),
+                        preactivation(
+                            i0, j0, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+                        ),
+                        preactivation(
+                            i1, j1, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+                        ),
+                        preactivation(
+                            i2, j2, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+                        ),
                     )
                     p0, p1, p2 = scalar_along(
                         z0, z1, z2, scalar_weight, hidden_X, num_hidden, of_scalars * num_hidden, WIDE
