@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def gaussian_cdf(z):
@@ -87,6 +89,8 @@ def read_lambda_bias(base, row, rank, head_width, ROWS: tl.constexpr, K: tl.cons
 @triton.jit
 def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     """Return left @ right, its factors rounded to MATRIX, its sum in WIDE."""
+    if INTERPRETED:  # by NumPy, which takes the bits of a bfloat16 for an integer
+        return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
     return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
 
 

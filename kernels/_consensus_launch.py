@@ -11,7 +11,7 @@ from torch import Tensor
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 LARGEST = {"window": 16, "rank": 16, "hidden": 256, "head width": 128}
-LONGEST = 64  # nodes of a tile, unless its halo asks for more
+LONGEST = 32  # nodes of a tile, unless its halo asks for more
 COLUMNS = 256  # of Λ that a program holds at once
 SLAB = 32  # features of the hidden layer at once
 HELD = 1 << 14  # entries of the gradient by W_Λ that a program holds
