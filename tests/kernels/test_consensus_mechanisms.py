@@ -10,7 +10,7 @@ import torch
 
 from kernels.consensus import LARGEST as SIZES
 from stability.config.computed import require_second_derivatives
-from stability.curvature import directional
+from stability.curvature import directional, hvp
 from stability.mechanisms import build
 from stability.mechanisms._edge_weights import LARGEST
 from tests.curvature import test_dense_oracle as oracle
@@ -75,19 +75,33 @@ def test_what_the_kernels_do_not_compute_is_refused_by_name(name, settings, what
 
 
 def test_alpha_max_of_a_model_is_measured_through_the_kernels():
-    """Against the dense float64 Hessian of the model by torch's own operations, with AdamW's step as direction."""
+    """Against double backward in float64 through torch's own operations, which `oracle` holds to a dense Hessian, along
+    AdamW's step."""
     spec = oracle.spec_of("sc", "layernorm", "mlm")
     settings = spec.mechanism.model_copy(update={"window": 1, "rank": 1, "edge_hidden": 3})
-    spec = spec.model_copy(update={"mechanism": settings})
-    fused_spec = spec.model_copy(update={"mechanism": settings.model_copy(update={"impl": "triton"})})
-    plain = oracle.shaken_model(spec, 1.0)
-    truth = oracle.oracle_of(spec, plain)
-    fused = oracle.build_model(fused_spec, oracle.format_for(spec))
+    by_impl = {
+        impl: spec.model_copy(update={"mechanism": settings.model_copy(update={"impl": impl})})
+        for impl in ("triton", "reference")
+    }
+    plain = oracle.shaken_model(by_impl["reference"], 1.0)
+    fused = oracle.build_model(by_impl["triton"], oracle.format_for(spec))
     fused.load_state_dict(plain.state_dict())
-    loss = oracle.loss_of(fused, oracle.build_objective(spec, oracle.format_for(spec)), oracle.batch_of(spec, 0))
-    found = directional(loss, truth.single(), truth.directions["adamw"], "auto")
+    objective, examples = oracle.build_objective(spec, oracle.format_for(spec)), oracle.batch_of(spec, 0)
+    exact = oracle.loss_of(plain, objective, examples)
+    direction = oracle.optimizer_step(by_impl["reference"], plain, [exact])
+    params = {name: param.detach() for name, param in plain.named_parameters()}
+    truth = directional(exact, params, direction, "double_backward")
+    found = directional(
+        oracle.loss_of(fused, objective, examples),
+        {name: param.float() for name, param in params.items()},
+        {name: step.float() for name, step in direction.items()},
+        "auto",
+    )
+    product = oracle.flatten(hvp(exact, params, direction))
+    scale = float(oracle.flatten(direction).norm() * product.norm())
     assert found.method == "taylor"
-    truth.assert_right(found, "adamw", 1e-5)
+    assert found.curvature == pytest.approx(truth.curvature, abs=1e-5 * scale)
+    assert found.alpha_max == pytest.approx(truth.alpha_max, rel=1e-5 * (1 + scale / abs(truth.curvature)))
 
 
 def test_a_run_may_ask_for_alpha_max_along_a_line(lab):
@@ -97,19 +111,16 @@ def test_a_run_may_ask_for_alpha_max_along_a_line(lab):
 
 @pytest.mark.slow
 def test_three_steps_of_training_equal_those_of_the_reference(lab):
-    model = {"name": "tiny", "layers": 1, "width": 8, "heads": 2, "positions": 8}
+    changes = {
+        "model": {"name": "tiny", "layers": 1, "width": 8, "heads": 2, "positions": 8},
+        "evaluation": {"every_steps": 3, "sequences": 2},
+        "steps": 3,
+        "batch": 2,
+    }
     losses = []
     for impl in ("triton", "reference"):
-        spec = lab.spec(
-            mechanism={"name": "sc", "impl": impl, "rank": 2, "edge_hidden": 8}, model=model, steps=3, batch=2
-        )
+        spec = lab.spec(mechanism={"name": "sc", "impl": impl, "rank": 2, "edge_hidden": 8}, **changes)
         lines = (lab.train(spec).path / "metrics.jsonl").read_text().splitlines()
-        losses.append(
-            [
-                value
-                for line in lines
-                for key, value in sorted(json.loads(line).items())
-                if "loss" in key or "nll" in key
-            ]
-        )
+        numbers = [value for line in lines for _, value in sorted(json.loads(line).items())]
+        losses.append([value for value in numbers if isinstance(value, float)])
     assert len(losses[0]) >= 3 and losses[0] == pytest.approx(losses[1], rel=1e-5)
