@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterable
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -68,7 +71,48 @@ def listed(words: Iterable[str]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]."""
+    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]; a long list as `shortened` has it."""
     if isinstance(value, list):
-        return f"[{','.join(map(value_text, value))}]"
+        return shortened(f"[{','.join(map(value_text, value))}]")
     return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def shortened(label: str) -> str:
+    """Return a label with names that follow each other in a list counted: pattern=[gla,gla,gla,sa] becomes
+    pattern=[3×gla,sa]; numbers stay as they are."""
+    return re.sub(r"\[([^\[\]]+)\]", lambda found: f"[{','.join(_counted(found[1].split(',')))}]", label)
+
+
+def _counted(items: list[str]) -> Iterator[str]:
+    """Yield each run of equal names with its length."""
+    for item, same in itertools.groupby(items):
+        number = len(list(same))
+        if number > 1 and item[:1].isalpha() and item not in ("true", "false", "null"):
+            yield f"{number}×{item}"
+        else:
+            yield from [item] * number
+
+
+def wrapped(name: str, width: int) -> str:
+    """Return a name over lines of at most ``width`` characters: broken at its spaces; a longer word after "=" or ",",
+    where that does not do after "_", and only where nothing does between any two letters."""
+    lines = [""]
+    for word in name.split(" "):
+        glue = " " if lines[-1] else ""
+        for piece in _pieces(word, width, ("=,", "_")):
+            if len(lines[-1]) + len(glue) + len(piece) <= width:
+                lines[-1] += glue + piece
+            else:
+                lines.append(piece)
+            glue = ""
+    return "\n".join(line for line in lines if line)
+
+
+def _pieces(word: str, width: int, separators: tuple[str, ...]) -> list[str]:
+    """Return a word in parts of at most ``width`` characters; whole where it fits."""
+    if len(word) <= width:
+        return [word]
+    if not separators:
+        return textwrap.wrap(word, width)
+    parts = re.findall(f"[^{separators[0]}]*[{separators[0]}]|[^{separators[0]}]+", word)
+    return [piece for part in parts for piece in _pieces(part, width, separators[1:])]

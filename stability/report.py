@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import publish
@@ -9,11 +11,12 @@ from stability.cli.words import Invocation
 from stability.config.entries import ReportSpec
 
 HELP = """
-python -m stability.report name=NAME_OR_FOLDER [runs_dir=runs] [reports_dir=reports]
+python -m stability.report name=NAME_OR_FOLDER [format=pdf] [runs_dir=runs] [reports_dir=reports]
 python -m stability.report name=[NAME,NAME,…] together=TITLE
 
 Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of several studies: one
-PDF about all of them, reports_dir/TITLE.pdf.
+PDF about all of them, reports_dir/TITLE.pdf. format=html writes one page for the browser, whose figures can be zoomed into, in its place;
+format=files each table as CSV, Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, into reports_dir/<name>/; format=[pdf,html] both.
 """
 
 
@@ -24,12 +27,32 @@ def main(argv: list[str]) -> int:
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
     for study in studies:
-        publish(study, spec.reports_dir if spec.together is None else None)
+        publish(study, spec.reports_dir if spec.together is None and "pdf" in spec.format else None)
+    folders = [study.path for study in studies]
     if spec.together is not None:
+        _write(folders, spec.together, spec)
+    else:
+        for folder in folders:
+            _write([folder], folder.name, spec)
+    return 0
+
+
+def _write(studies: list[Path], name: str, spec: ReportSpec) -> None:
+    """Write what is asked for beside the PDF that `publish` makes of one study."""
+    if "pdf" in spec.format and spec.together is not None:
         from analysis.report import build_together
 
-        print(f"report: {build_together([study.path for study in studies], spec.together, spec.reports_dir)}")
-    return 0
+        print(f"report: {build_together(studies, name, spec.reports_dir)}")
+    if "html" in spec.format:
+        from analysis.page import build_page
+
+        print(f"report: {build_page(studies, name, spec.reports_dir)}")
+    if "files" in spec.format:
+        from analysis.export import export
+
+        for study in studies:
+            folder = Path(spec.reports_dir) / study.name
+            print(f"files: {len(export(study, folder))} in {folder}")
 
 
 if __name__ == "__main__":

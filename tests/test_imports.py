@@ -36,6 +36,7 @@ HOMES = {
     "transformers": ("benchmarks", "stability.probes.pretrained"),
     "triton": ("kernels",),  # which hold none yet
     "typst": ("analysis.report",),
+    "plotly": ("analysis.page",),
     "wandb": ("stability.runs.wandb_sink",),
 }
 AT_HOME_EVERYWHERE = {

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pypdf import PdfReader
 
-from analysis.report import write_figures
+from analysis.export import write_figures
 from analysis.sections import accuracy
 from analysis.study.load import load
 from stability import generate, hessian, probe, report, sweep

@@ -18,7 +18,8 @@ import torch
 import yaml
 
 from analysis import sections
-from analysis.report import summary, write_figures
+from analysis.export import write_figures
+from analysis.report import summary
 from analysis.sections import contents
 from stability import sweep
 from stability.runs.results import collect

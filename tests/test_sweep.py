@@ -196,6 +196,9 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
         == 0
     )
     assert [path.name for path in (tmp_path / "three").iterdir()] == ["both.pdf"]
+    words = ["name=small", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'four'}"]
+    assert report.main([*words, "format=[html,files]"]) == 0
+    assert {path.name for path in (tmp_path / "four").iterdir()} == {"small.html", "small"}
 
 
 def test_a_run_keeps_its_provenance(lab, words):

@@ -83,6 +83,7 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     sides = [
         Side(
             str(study.of(a.series)["mechanism"].iloc[0]),
+            str(study.of(a.series)["label"].iloc[0]),
             a.series,
             a,
             b,
@@ -98,8 +99,8 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
     """Return the claims on one setting: mechanisms that learned too little, windows and best NLLs, limits, and α_max;
     "not judged" where sa or sc is missing or untrained."""
     claims = [
-        Claim(f"trained {name}", "not judged", f"{name} {_said_of(side)}.")
-        for name, side in sides.items()
+        Claim(f"trained {side.name}", "not judged", f"{side.name} {_said_of(side)}.")
+        for side in sides.values()
         if side.shortfall
     ]
     absent = [name for name in ("sa", "sc") if name not in sides]
@@ -117,7 +118,7 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
                 f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged.",
             )
         )
-    claims += _limits({name: side for name, side in sides.items() if side.trained}, wording.words(study))
+    claims += _limits({side.name: side for side in sides.values() if side.trained}, wording.words(study))
     return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
 
 

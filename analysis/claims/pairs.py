@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from analysis.study import wording
-from analysis.study.load import SETTING_AXES, Frame, Study
+from analysis.study.load import Frame, Study
 from analysis.study.masks import sees_itself
+from analysis.study.naming import SETTING_AXES
 
 UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 PLAIN = "identity"

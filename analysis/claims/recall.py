@@ -18,7 +18,8 @@ from analysis.claims.pairs import Measure, Pair
 from analysis.claims.rivals import best_claim
 from analysis.numbers.shares import compares_recall, shortfalls
 from analysis.study import wording
-from analysis.study.load import SETTING_AXES, Study
+from analysis.study.load import Study
+from analysis.study.naming import SETTING_AXES
 from stability.runs.words import ShareWords
 
 RECALLS = 0.9

@@ -56,12 +56,11 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
             f"{LEADER} has the largest {'% stable' if kind == 'stable steps' else kind} of all ({phase}, state {state})"
         )
         results = {
-            side.mechanism: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None
-            for side in others
+            side.name: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None for side in others
         }
         found = [(name, result) for name, result in results.items() if result is not None]
         if len(found) < len(others) or not found:
-            lacking = [side for side in others if results[side.mechanism] is None]
+            lacking = [side for side in others if results[side.name] is None]
             text = (
                 f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest "
                 f"{what} cannot be judged."
@@ -75,7 +74,7 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
 def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
     """Say why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results
     without an α_max."""
-    names = f"{leader.mechanism} and {listed(side.mechanism for side in lacking)}"
+    names = f"{leader.name} and {listed(side.name for side in lacking)}"
     if not lrs:
         return f"{names} share no learning rate with results of a seed of both"
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
@@ -219,7 +218,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     low, high = share_interval(below, n)
     verdict: Verdict = "holds" if low > 0.5 else "contradicted" if high < 0.5 else "undecided"
     by_mechanism = [
-        f"{side.mechanism} {int(part['below'].sum())} of {len(part)}"
+        f"{side.name} {int(part['below'].sum())} of {len(part)}"
         for side in sides
         if len(part := bad[bad["series"] == side.series])
     ]

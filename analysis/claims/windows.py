@@ -33,6 +33,7 @@ class Side:
     it is not)."""
 
     mechanism: str
+    name: str  # which sentences call it by: the mechanism's, of an ablation's base with what that is made of
     series: str
     found: SeriesWindows
     learned: Learned
@@ -52,9 +53,10 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
         found = (
             {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
         )
+        names = {name: side.name for name, side in sides.items()}
         trained = {name for name, side in sides.items() if side.trained}
         claims += [
-            _window_claim(study, (subject, wide, narrow), found, column)
+            _window_claim(study, (subject, wide, narrow), found, names, column)
             for subject, wide, narrow in WIDER
             if {wide, narrow} <= trained
         ]
@@ -78,15 +80,18 @@ def wider(wide: str, narrow: str) -> str:
     return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
 
 
-def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], column: str) -> Claim:
+def _window_claim(
+    study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], names: dict[str, str], column: str
+) -> Claim:
     """Judge whether one mechanism's stable window is wider than another's on one NLL, by the paired difference of their
-    widths in decades."""
+    widths in decades. ``found``, ``names``: by mechanism; the paper's statement keeps the paper's names."""
     subject, wide, narrow = claimed
+    statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
     first, second = found[wide], found[narrow]
+    wide, narrow = names[wide], names[narrow]
     lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
     result, numbers = compare_windows(first, second, lost), _widths((wide, first), (narrow, second))
     numbers += _only_one_diverged((wide, first, lost[0]), (narrow, second, lost[1]))
-    statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
     known = {"statement": statement, "n": result.n, "effect": _effect((wide, first), (narrow, second))}
     known |= {"interval": interval_text(result.interval, result.n, "decades")}
     subject += "" if column == VALIDATION else " generative"
@@ -120,62 +125,64 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     tests), not where a difference could not be shown."""
     subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
     statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
+    names = (mix.name, sa.name)
     bests = compare_bests(study, mix.series, sa.series, column)
     if bests is None or bests.result.n < 2:
         n = 0 if bests is None else bests.result.n
-        numbers = "" if bests is None else f"; measured: {_best_words(bests)}{_lost(bests)}"
+        numbers = "" if bests is None else f"; measured: {_best_words(bests, names)}{_lost(bests, names)}"
         return Claim(
             subject,
             "no claim",
-            f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.",
+            f"{too_few(n)} on whether {mix.name} reaches {sa.name}'s best {KIND[column]} is made{numbers}.",
             statement,
             n,
         )
     low, high = (100 * bound for bound in bests.result.interval)
-    limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests)
+    limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests, names)
     known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
-    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests)}"
+    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests, names)}"
     if low > limit:
         return Claim(
             subject,
             "contradicted",
-            f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).",
+            f"{weight(n)} that {mix.name} stays behind {sa.name}'s best {KIND[column]}, unlike what the paper claims "
+            f"({numbers}).",
             **known,
         )
     if high < limit:
         how = (
-            "reaches sa's"
+            f"reaches {sa.name}'s"
             if low > -limit
-            else "reaches sa's, and may well lie below it"
+            else f"reaches {sa.name}'s, and may well lie below it"
             if high > -limit
-            else "lies below sa's by more than the margin, so reaches it:"
+            else f"lies below {sa.name}'s by more than the margin, so reaches it:"
         )
         return Claim(
             subject,
             "holds",
-            f"{weight(n)} that mix's best {KIND[column]} {how}, as the paper claims ({numbers}).",
+            f"{weight(n)} that {mix.name}'s best {KIND[column]} {how}, as the paper claims ({numbers}).",
             **known,
         )
     text = (
-        f"Whether mix reaches sa's best {KIND[column]} cannot be told: the paired differences do not lie within the "
-        f"margin as a whole ({numbers})."
+        f"Whether {mix.name} reaches {sa.name}'s best {KIND[column]} cannot be told: the paired differences do not lie "
+        f"within the margin as a whole ({numbers})."
     )
     return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
 
 
-def _best_words(bests: Bests) -> str:
+def _best_words(bests: Bests, names: tuple[str, str]) -> str:
     return ", ".join(
         f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}"
-        for name, nll in (("mix", bests.first), ("sa", bests.second))
+        for name, nll in zip(names, (bests.first, bests.second), strict=True)
     )
 
 
-def _lost(bests: Bests) -> str:
+def _lost(bests: Bests, names: tuple[str, str]) -> str:
     """Say in how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in
     none."""
     told = [
         f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}"
-        for name, count in zip(("mix", "sa"), bests.lost, strict=True)
+        for name, count in zip(names, bests.lost, strict=True)
         if count
     ]
     return "".join(f"; {each}" for each in told)

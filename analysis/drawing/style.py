@@ -1,11 +1,12 @@
-"""Fix how figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the
-width of an A4 column."""
+"""Fix how figures look: one colour and marker per mechanism, the same in every figure and every study, and per variant
+where a study has many of one mechanism; sizes for the width of an A4 column."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from analysis.study.load import Study, paper_rank
+from analysis.study.load import Frame, Study, paper_rank
 from analysis.words import lr_text
 
 WIDTH_INCHES = 6.53
@@ -109,7 +110,8 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 def looks(study: Study) -> dict[str, Look]:
     """Return each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is
     compared with itself under several settings, as residual schemes are, each setting has a colour and marker of its
-    own."""
+    own; so has each variant of a mechanism that has more of them than there are dashes, and its base keeps the
+    mechanism's. No two look the same as long as there are dashes to tell them apart."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
@@ -118,11 +120,26 @@ def looks(study: Study) -> dict[str, Look]:
             name: Look(*palette[place % len(palette)], DASHES[(place + place // len(palette)) % len(DASHES)])
             for place, name in enumerate(study.series)
         }
-    pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
-    return {
-        pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])
-        for pair in sorted(pairs, key=lambda pair: study.series.index(pair.series))
-    }
+    rows = study.runs.drop_duplicates("series").set_index("series").loc[list(study.series)]
+    of_variants = _variant_looks(rows, by_mechanism)
+    found: dict[str, Look] = {}
+    for series, mechanism, variant, setting in zip(
+        rows.index, rows["mechanism"], rows["variant"], rows["setting"], strict=True
+    ):
+        own, place = of_variants.get((mechanism, variant), by_mechanism[mechanism]), settings.index(setting)
+        wishes = [Look(*own, DASHES[(place + shift) % len(DASHES)]) for shift in range(len(DASHES))]
+        found[series] = next((wish for wish in wishes if wish not in found.values()), wishes[0])
+    return found
+
+
+def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the colour and marker of each variant of the mechanisms that have too many for dashes, by mechanism and
+    variant: of those that no mechanism of the study has, one after another. ``rows``: one of each series."""
+    kinds = rows[["mechanism", "variant"]].drop_duplicates()
+    number = kinds.groupby("mechanism")["variant"].transform("size")
+    many = kinds[(number > len(DASHES)) & (kinds["variant"] != "")].itertuples(index=False, name=None)
+    free = [look for look in (*OTHERS, *FIXED.values()) if look not in by_mechanism.values()] or [*OTHERS]
+    return dict(zip(many, itertools.cycle(free), strict=False))
 
 
 def panels_width(columns: int) -> float:

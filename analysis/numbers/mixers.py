@@ -11,12 +11,12 @@ import numpy as np
 from analysis.numbers import kinds
 from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.windows import outcomes, windows
-from analysis.study.load import FINISHED, SETTING_AXES, Study
-from analysis.words import value_text
+from analysis.study.load import FINISHED, Study
+from analysis.study.naming import SETTING_AXES
+from analysis.words import shortened
 
 PLAIN = "sa"
 ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # what other sections and claims compare with it
-MADE_OF = {"mix": "pattern", "two_way": "of"}  # mechanisms that are made of others, and the setting that says of which
 NEVER: Bounds = (-math.inf, -math.inf)  # no rate was low enough
 Edges = Callable[[Study, str], dict[int, Bounds]]
 
@@ -43,31 +43,12 @@ def _is_comparison(mechanisms: set[str]) -> bool:
 def common_of(study: Study, group: tuple[str, ...]) -> str:
     """Name what the series of a group have in common, beside their mechanism."""
     row = study.of(group[0]).iloc[0]
-    return str(row["setting"]).removesuffix(str(row["variant"])).strip()
+    return str(row["setting"]).removesuffix(shortened(str(row["variant"]))).strip()
 
 
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
-    """Return the numbers of each series of a group, under its mechanism's name with the setting that varies. A base
-    that is made of other mechanisms is told by what it is made of, as its variants are."""
-    rows = {series: study.of(series).iloc[0] for series in group}
-    made_of = _made_of(study)
-    names = {
-        series: f"{row['mechanism']} {row['variant'] or made_of.get(row['mechanism'], '')}".strip()
-        for series, row in rows.items()
-    }
-    return kinds.numbers_of(study, names, {})
-
-
-def _made_of(study: Study) -> dict[str, str]:
-    """Return by mechanism that is made of others the setting of its base that says of which, as the labels of its
-    variants have it; of those that the study varies."""
-    return {
-        item["part"]: f"{item['setting']}={value_text(value['value'])}"
-        for item in study.study.get("ablations") or []
-        if MADE_OF.get(item["part"]) == item["setting"]
-        for value in item["values"]
-        if not value["variant"]
-    }
+    """Return the numbers of each series of a group, under its mechanism's name with the setting that varies."""
+    return kinds.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})
 
 
 def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from analysis.numbers import kinds
 from analysis.numbers.kinds import Numbers
 from analysis.study import multiples
-from analysis.study.load import SETTING_AXES, Study
+from analysis.study.load import Study
+from analysis.study.naming import SETTING_AXES
 
 PLAIN = "adamw"  # what the others are compared with, where it is there
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
-from analysis.drawing import typeset
+from analysis.drawing import pieces
+from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
 from analysis.drawing.typeset import Table
 from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, typst
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
+TURNED_DEGREES, LABEL_GAP = 35, 3  # of labels that would overlap; pixels between two that do not
 CAPTION = (
     "Validation NLL against one setting at a time, the others at the base's, whose value has the ring. Points: "
     "seeds; line: their median; ×: diverged runs of all runs there."
@@ -27,7 +31,7 @@ CAPTION = (
 
 def figures(study: Study) -> Figures:
     """Draw one figure for each base with a finite NLL, "ablation-0" and on."""
-    drawn = [_figure(each, looks(study)[each.base]) for each in ablations(study)]
+    drawn = [_figure(each, looks(study)) for each in ablations(study)]
     return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
 
@@ -39,55 +43,81 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*ablation_tables(study), *directions(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    said = typeset.boxed(directions(study))
-    return typeset.heading("One setting at a time") + typst(ablation_tables(study)) + pictures(drawn) + said
+def body(study: Study, drawn: Drawn) -> Pieces:
+    said = pieces.boxed(directions(study))
+    return pieces.heading("One setting at a time") + shown(ablation_tables(study)) + pictures(drawn) + said
 
 
-def _figure(ablation: Ablation, look: Look) -> Figure | None:
-    """Draw one panel for each setting of an ablation; None where no run has a finite NLL."""
+def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
+    """Draw one panel for each setting of an ablation; None where no run has a finite NLL. ``styles``: by series."""
     if not any(math.isfinite(group.best) for group in ablation.groups):
         return None
     lines, columns = math.ceil(len(ablation.groups) / PANELS_PER_ROW), min(PANELS_PER_ROW, len(ablation.groups))
     figure = Figure(figsize=(WIDTH_INCHES * (0.25 + 0.25 * columns), 2.3 * lines), layout="constrained")
     axes = np.atleast_1d(figure.subplots(lines, columns, sharey=True, squeeze=False)).ravel()
     for index, (ax, group) in enumerate(zip(axes, ablation.groups, strict=False)):
-        _panel(ax, group, look)
+        _panel(ax, group, styles[ablation.base], styles)
         if index % columns == 0:
             ax.set_ylabel("validation NLL (nats)")
     for ax in axes[len(ablation.groups) :]:
         ax.remove()
+    _turn_labels(figure, lines)
     return figure
 
 
-def _panel(ax: Axes, group: Group, look: Look) -> None:
-    """Draw one setting's NLLs, positive numbers on a log axis, other values side by side."""
+def _turn_labels(figure: Figure, lines: int) -> None:
+    """Turn the labels below every panel where some overlap, and make the figure taller by what they then take more."""
+    figure.draw_without_rendering()
+    if not any(map(_overlap, figure.axes)):
+        return
+    flat = _label_height(figure)
+    for label in _labels(figure):
+        label.set(rotation=TURNED_DEGREES, ha="right", rotation_mode="anchor")
+    taller = (_label_height(figure) - flat) / figure.dpi
+    figure.set_figheight(figure.get_figheight() + lines * taller)
+
+
+def _overlap(ax: Axes) -> bool:
+    """Return whether two neighbouring labels of the x axis touch."""
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+    boxes.sort(key=lambda box: box.x0)
+    return any(one.x1 + LABEL_GAP > other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def _labels(figure: Figure) -> list[Text]:
+    return [label for ax in figure.axes for label in ax.get_xticklabels()]
+
+
+def _label_height(figure: Figure) -> float:
+    """Return the height in pixels of the tallest label below a panel."""
+    return max(label.get_window_extent().height for label in _labels(figure))
+
+
+def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> None:
+    """Draw one setting's NLLs, positive numbers on a log axis, other values side by side; each value in its series'
+    colour, names with its marker, too. ``look``: the base's, ``styles``: by series."""
     log = group.numeric and all(column.value > 0 for column in group.columns)
     places = [float(column.value) if group.numeric else float(index) for index, column in enumerate(group.columns)]
     medians = [column.median if math.isfinite(column.median) else math.nan for column in group.columns]
-    ax.plot(
-        places,
-        medians,
-        color=look.color,
-        zorder=3,
-        linestyle="-" if group.numeric else "none",
-        marker="" if group.numeric else "_",
-        markersize=14,
-    )
+    if group.numeric:
+        ax.plot(places, medians, color=look.color, zorder=3)
     for place, column, median in zip(places, group.columns, medians, strict=True):
+        color, marker = styles[column.series].color, look.marker if group.numeric else styles[column.series].marker
+        if not group.numeric:
+            ax.plot(place, median, "_", color=color, markersize=14, zorder=3)
         finite = column.by_seed[np.isfinite(column.by_seed)]
         ax.plot(
             [place] * len(finite),
             finite,
-            look.marker,
-            color=look.color,
+            marker,
+            color=color,
             markersize=4,
             markeredgecolor="white",
             markeredgewidth=0.5,
             zorder=4,
         )
         if diverged := int(np.isinf(column.by_seed).sum()):
-            ax.plot(place, 0.965, color=look.color, transform=ax.get_xaxis_transform(), zorder=5, **CROSS)
+            ax.plot(place, 0.965, color=color, transform=ax.get_xaxis_transform(), zorder=5, **CROSS)
             ax.text(
                 place,
                 0.92,
@@ -96,7 +126,7 @@ def _panel(ax: Axes, group: Group, look: Look) -> None:
                 ha="center",
                 va="top",
                 fontsize=6,
-                color=look.color,
+                color=color,
             )
         if column.value == group.base_value:
             ax.plot(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded, shown_series
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED
+from analysis.words import wrapped
 
 PANELS_PER_ROW = 4
 DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point on a log axis
@@ -63,7 +63,7 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
             count = counts[state]
             _panel(ax, part, count[count["series"] == name], styles[name], lrs, limits)
             if line == 0:
-                ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+                ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
         grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
         ax.set_xlabel("learning rate α")

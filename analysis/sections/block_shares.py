@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.sections.spectrum_figures import shown
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, wrapped
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
 PANELS_PER_ROW, LRS_SHOWN = 4, 3
@@ -115,7 +114,7 @@ def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
         for column, name in enumerate(series):
             _panel(grid[line, column], rows[(rows["series"] == name) & (rows["run_lr"] == lr)], layers, kinds)
             if line == 0:
-                grid[line, column].set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+                grid[line, column].set_title(wrapped(name, 22), loc="left", fontweight="bold")
         grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\n% of $|u^\\top Hu|$")
     for ax in grid[-1]:
         ax.set_xlabel("layer")

@@ -3,7 +3,6 @@ figures, and whether it falls."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.pieces import Pieces, paragraph, shown
 from analysis.drawing.style import MUTED, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks, source
-from analysis.drawing.typeset import Cell, Table, paragraph
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.layers import spread_cell
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
-from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text
+from analysis.words import listed, lr_text, wrapped
 
 OWN, UNSCALED = "own", "unscaled"
 PANELS_PER_ROW = 4
@@ -162,7 +162,7 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
         _depth_panel(ax, rows[rows["series"] == name], colors)
-        ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("discrepancy / values")
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
@@ -202,10 +202,10 @@ def figures(study: Study) -> Figures:
     return made
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     """Return the section: figures, what they say of the hypothesis, tables."""
     said = hypothesis(study)
-    return pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
+    return pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
 def hypothesis(study: Study) -> str:

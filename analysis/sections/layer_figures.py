@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.sections.layers import layer_and_filter, qk_heads
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, wrapped
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
 FILTER_CAPTION = (
@@ -88,7 +87,7 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
             mixer = "" if part.empty else f" ({part['mixer'].iloc[0]})"
             ax.set_title(f"layer {layer:.0f}{mixer}", loc="left")
         _factor_ticks(grid[line, 0])
-        grid[line, 0].set_ylabel(f"{textwrap.fill(name, 18)}\nfactor")
+        grid[line, 0].set_ylabel(f"{wrapped(name, 18)}\nfactor")
     for ax in grid[-1]:
         ax.set_xlabel("share of directions")
     _lr_legend(figure, colors)
@@ -190,7 +189,7 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
             for quantity, dashes in (("variance", "-"), ("energy", ":")):
                 line = kept(at_lr, quantity)
                 ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1, marker="o", markersize=2.5)
-        ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
         ax.set_xlabel("layer")
         ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
         ax.set_yscale("log")
@@ -235,9 +234,7 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
     handles = [
-        Line2D(
-            [], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)
-        )
+        Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=wrapped(name, 30))
         for name in present
     ]
     fitting_legend(figure, handles, 4)

@@ -16,8 +16,10 @@ from analysis.numbers.spread import Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.nll_figures import nll_limits
 from analysis.study.load import Frame, Study
+from analysis.words import wrapped
 
 PANELS_PER_ROW = 4
+TITLE_WIDTH = 26  # characters
 APART_CAPTION = (
     "{opening}, {plain}'s in grey in each. Line: median over seeds; shade: over the seeds that "
     "finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ 3); star: the best rate; ×: diverged runs "
@@ -46,7 +48,7 @@ def panels(
         _panel(ax, tables[name], numbers[name], units[name], styles[name].color)
         lr_axis(ax, rates, most=4)
         ax.set_xticks(ticks := ax.get_xticks(), [f"{tick:.3g}" for tick in ticks], fontsize=7)
-        ax.set_title(numbers[name].name, loc="left", fontsize=8.5)
+        ax.set_title(wrapped(numbers[name].name, TITLE_WIDTH), loc="left", fontsize=8.5)
         if index % PANELS_PER_ROW == 0:
             ax.set_ylabel("NLL (nats)", fontsize=8)
         ax.tick_params(labelbottom=index + PANELS_PER_ROW >= len(numbers))

@@ -4,7 +4,6 @@ spectral density."""
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from analysis.numbers.step_shares import DIVERGED, counted
 from analysis.sections.step_figures import PANELS_PER_ROW, TRAINING, say_diverged
 from analysis.sections.steps import of_trained
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, wrapped
 
 MODEL: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (5, 1.5, 1, 1.5))}
 ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle": (0, (1, 1.2))}
@@ -81,7 +80,7 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
             runs = count[(count["series"] == name) & (count["run_lr"] == lr)]
             _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr, bool((runs["outcome"] == DIVERGED).any()))
             if line == 0:
-                ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+                ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
             if len(part):
                 say_diverged(ax, runs, "series")
         grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\nloss (nats)")
@@ -162,7 +161,7 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
         runs = count[count["series"] == name]
         _density_panel(ax, rows[rows["series"] == name], colors, bool((runs["outcome"] == DIVERGED).any()))
         say_diverged(ax, runs, "run_lr")
-        ax.set_title(textwrap.fill(name, 40), loc="left", fontweight="bold")
+        ax.set_title(wrapped(name, 40), loc="left", fontweight="bold")
         ax.set_xlabel("eigenvalue of the Hessian")
     for ax in axes[len(series) :]:
         ax.remove()

@@ -17,7 +17,7 @@ from analysis.drawing.style import INK, MUTED, Look, fitting_legend, looks, pane
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, wrapped
 
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
@@ -69,7 +69,7 @@ def _step_figure(
         ax.set_xlabel("recorded step")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     handles = [
-        Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=textwrap.fill(name, 30))
+        Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=wrapped(name, 30))
         for name in present
     ]
     handles += [Line2D([], [], label="training LR $\\alpha$", **TRAINING)]

@@ -3,7 +3,6 @@ report's part with its table."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.drawing.tables import chunks
-from analysis.drawing.typeset import heading, paragraph
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, iterations_of, thresholds
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.sections.streams import (
     PRECISION,
     example_text,
@@ -29,7 +28,7 @@ from analysis.sections.streams import (
 )
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text, power
+from analysis.words import lr_text, power, wrapped
 from stability.runs.words import Words
 
 SERIES_PER_FIGURE = 4
@@ -85,10 +84,10 @@ def _caption(shown: Frame, phase: str, words: Words) -> str:
     )
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     said = example_text(iterations_of(study.probed(NAME)))
     head = heading("How doubly stochastic the mixing of residual streams is")
-    return head + pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
+    return head + pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:
@@ -101,7 +100,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
             for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
                 ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
             _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
-        line[0].set_ylabel(textwrap.fill(name, 18), fontweight="bold")
+        line[0].set_ylabel(wrapped(name, 18), fontweight="bold")
     for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
         ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
     for ax in axes[-1]:

@@ -7,7 +7,7 @@ It imports the files' columns from `stability.runs.schema`, which imports nothin
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.study import multiples
+from analysis.study import multiples, naming
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, YOUNGER, own_columns
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": 
 THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
 # By the name of every table.
 COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}
-# Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
-SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
 FINISHED = ("stable", "spiked", "plateaued")
 PENDING = ("queued", "running", "interrupted", "stopped")
@@ -45,10 +43,9 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 class Study:
     """A study's three tables, its `study.json`, and by name the further tables that it has (`schema.OPTIONAL`).
 
-    `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none
-    does), `series` (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base`
-    (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder with what its
-    structure tokenizer does. ``throughput``: what `benchmarks.throughput` measured side by side, {} where it did not.
+    `runs` carries the columns that `naming.with_series` adds to its file's: `setting`, `series`, `base` and `label`.
+    ``tokenizer``: the folder with what its structure tokenizer does. ``throughput``: what `benchmarks.throughput`
+    measured side by side, {} where it did not.
     """
 
     name: str
@@ -70,7 +67,7 @@ class Study:
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
         return tuple(
             pair.series
-            for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism)))
+            for pair in sorted(pairs, key=lambda pair: (naming.setting_rank(pair.setting), paper_rank(pair.mechanism)))
         )
 
     @property
@@ -135,12 +132,12 @@ def load(study_dir: Path | str) -> Study:
     }  # fmt: skip
     if multiples.are_rates_of_their_own(manifest):
         frames, extra = multiples.of_tables(frames, extra, manifest)
-    frames["runs"] = _with_series(frames["runs"])
+    frames["runs"] = naming.with_series(frames["runs"], manifest)
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
         tokenizer=_tokenizer(study_dir, manifest),
-        throughput=_throughput(study_dir),
+        throughput=_throughput(study_dir, naming.earlier(frames["runs"])),
         **extra,
         **frames,
     )
@@ -154,9 +151,9 @@ def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
     return folder if identity and (folder / "summary.json").is_file() else None
 
 
-def _throughput(study_dir: Path) -> dict[str, Any]:
+def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
     """Read the side-by-side throughput of a study; {} where none was measured, ``ValueError`` where the file is of
-    another version."""
+    another version. ``renamed``: series' names by those that an older file may have for them."""
     path = study_dir / "results" / "throughput.json"
     if not path.is_file():
         return {}
@@ -167,7 +164,7 @@ def _throughput(study_dir: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("version") != THROUGHPUT_VERSION or not found.get("rows"):
         again = f"`python -m benchmarks.throughput {study_dir}` writes it again"
         raise ValueError(f"{path} holds no throughput of version {THROUGHPUT_VERSION}: {again}")
-    return found
+    return found | {"rows": [row | {"series": renamed.get(row["series"], row["series"])} for row in found["rows"]]}
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -250,52 +247,6 @@ def _typed(frame: Frame) -> Frame:
     return pd.DataFrame(columns)
 
 
-def _with_series(runs: Frame) -> Frame:
-    """Add the columns ``base``, ``setting`` and ``series``: a mechanism's name followed by those settings that vary
-    within the study."""
-    # A float's last digit must not split one learning rate in two columns.
-    runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
-    varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]
-    # With cross=auto each mechanism has its own: a name's second half, unless one mechanism comes with several.
-    varying += ["cross"] if (runs.groupby("mechanism")["cross"].nunique() > 1).any() else []
-    named = [
-        f"{m}+{cross}" if cross and "cross" not in varying else m
-        for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
-    ]
-    columns = [_labels(axis, list(runs[axis])) for axis in varying]
-    labels = [[label for label in row if label] for row in zip(*columns, strict=True)] if varying else [[]] * len(runs)
-    runs["base"] = [" ".join([m, *label]) for m, label in zip(named, labels, strict=True)]
-    runs["setting"] = [
-        " ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)
-    ]
-    runs["series"] = [f"{m} {s}".strip() for m, s in zip(named, runs["setting"], strict=True)]
-    return runs
-
-
-def _labels(axis: str, values: list[str]) -> list[str]:
-    """Return what a series' name says of an axis, one of each run. A size that all runs have is left out: of "nano" and
-    "nano precision=bf16" are left "" and "precision=bf16"."""
-    if axis == "data_fingerprint":
-        return [value[:12] or "none" for value in values]
-    sizes = {value.partition(" ")[0] for value in values}
-    if axis == "model" and len(sizes) == 1:
-        return [value.partition(" ")[2] for value in values]
-    return [value or "none" for value in values]
-
-
-def _setting_rank(setting: str) -> tuple[bool, Any]:
-    """Sort key: settings by name, those with the plain residual before the others that they are compared with."""
-    return (setting.split(" ")[0] != "identity", _natural(setting))
-
-
-def _natural(text: str) -> tuple[tuple[str, float], ...]:
-    """Sort key under which window=8 comes before window=12."""
-    return tuple(
-        (part, 0.0) if index % 2 == 0 else ("", float(part))
-        for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))
-    )
-
-
 def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:
     """Sort key of checkpoints' names: terminal, earliest, then any other by its step."""
-    return phase != "terminal", _natural(phase)
+    return phase != "terminal", naming.natural(phase)

@@ -102,10 +102,20 @@ class ReportSpec(Settings):
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
     together: str | None = Field(
-        default=None, pattern=STUDY_NAME, description="name of one PDF about all of them; null: one each"
+        default=None, pattern=STUDY_NAME, description="name of one PDF, or page, about all of them; null: one each"
+    )
+    format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_several)] = Field(
+        default=("pdf",),
+        min_length=1,
+        description=(
+            "what is written: pdf; html, one page for the browser with figures to zoom into; files, each table as CSV, "
+            "Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, in a folder named after the study"
+        ),
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
+    reports_dir: Annotated[str, Place()] = Field(
+        default="reports", min_length=1, description="folder of what is written"
+    )
 
 
 def _interval(value: Any) -> Any:

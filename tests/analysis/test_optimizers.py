@@ -14,8 +14,9 @@ import pytest
 from analysis.claims.kinds import difference
 from analysis.claims.optimizers import QUANTITIES, reading
 from analysis.drawing.style import RC
+from analysis.export import write_figures
 from analysis.numbers.optimizers import groups, numbers_of
-from analysis.report import build, summary, write_figures
+from analysis.report import build, summary
 from analysis.sections import optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples

@@ -1,0 +1,115 @@
+"""Render a table for other programs: as a data frame (CSV, parquet), Markdown and LaTeX (booktabs)."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from analysis.drawing.typeset import Cell, Table
+
+# what LaTeX's own encodings lack; everything else passes
+SYMBOLS = {
+    "α_max": r"$\alpha_{\max}$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ε": r"$\varepsilon$",
+    "η": r"$\eta$", "θ": r"$\theta$", "κ": r"$\kappa$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "μ": r"$\mu$",
+    "ν": r"$\nu$", "ξ": r"$\xi$", "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$", "Σ": r"$\Sigma$", "Φ": r"$\Phi$",
+    "∇": r"$\nabla$", "∞": r"$\infty$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "·": r"$\cdot$",
+    "±": r"$\pm$", "−": r"$-$", "→": r"$\to$", "≈": r"$\approx$", "√": r"$\surd$",
+    "½": r"$\tfrac{1}{2}$", "²": r"$^2$", "³": r"$^3$", "ᵀ": r"$^\top$", "′": r"$'$", "″": r"$''$",
+    "‖": r"$\|$", "⟨": r"$\langle$", "⟩": r"$\rangle$", "…": r"\dots{}",
+    "—": "---", "–": "--", "“": "``", "”": "''", "’": "'", "\u200b": "",
+}  # fmt: skip
+SPECIAL = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    character: "\\" + character for character in "&%$#_"
+}
+
+
+def columns(table: Table) -> list[str]:
+    """Return one name for each column: its group's and its own, and numbered where two would be alike."""
+    over = [text for text, span in table.groups for _ in range(span)] or [""] * len(table.header)
+    names = [" / ".join(filter(None, pair)) for pair in zip(over, table.header, strict=True)]
+    return [name if names.index(name) == index else f"{name} ({index + 1})" for index, name in enumerate(names)]
+
+
+def frame(table: Table) -> pd.DataFrame:
+    """Return a table as text, cell by cell. What stands below the values of a column, interval and n, is a column of
+    its own beside it; so is, of a column with cells that stand out, whether they do."""
+    data: dict[str, list[str] | list[bool]] = {}
+    for index, name in enumerate(columns(table)):
+        cells = [row[index] for row in table.rows]
+        data[name] = [cell.text for cell in cells]
+        if any(cell.detail for cell in cells):
+            data[f"{name}: detail"] = [cell.detail.replace("\n", "; ") for cell in cells]
+        if any(cell.bold for cell in cells):
+            data[f"{name}: bold"] = [cell.bold for cell in cells]
+    return pd.DataFrame(data)
+
+
+def csv(table: Table) -> str:
+    return frame(table).to_csv(index=False, lineterminator="\n")
+
+
+def markdown(table: Table) -> str:
+    """Return a table of GitHub's Markdown under its title, over its caption; details in small type below the values."""
+    aligned = table.align or ("left",) + ("center",) * (len(table.header) - 1)
+    marks = {"left": ":---", "center": ":---:", "right": "---:"}
+    lines = [
+        _row(_markdown(name) for name in columns(table)),
+        _row(marks.get(side, ":---:") for side in aligned),
+        *(_row(_markdown_cell(cell) for cell in row) for row in table.rows),
+    ]
+    return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + f"\n\n{_markdown(table.caption)}\n"
+
+
+def _row(cells) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown(text: str) -> str:
+    """Return text in which nothing is taken for markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text).replace("\n", " ")
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = f"**{_markdown(cell.text)}**" if cell.bold and cell.text else _markdown(cell.text)
+    return text + "".join(f"<br><sub>{_markdown(line)}</sub>" for line in cell.detail.split("\n") if line)
+
+
+def latex(table: Table) -> str:
+    """Return a LaTeX table with the rules of booktabs; it needs booktabs and, where values have details, makecell."""
+    aligned = table.align or ("left",) + ("center",) * (len(table.header) - 1)
+    sides = "".join(side[0] if side in ("left", "center", "right") else "l" for side in aligned)
+    head, rules, start = [], [], 1
+    for text, span in table.groups:
+        head.append(rf"\multicolumn{{{span}}}{{c}}{{{tex(text)}}}")
+        rules += [rf"\cmidrule(lr){{{start}-{start + span - 1}}}"] if text else []
+        start += span
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{\textbf{{{tex(table.title)}.}} {tex(table.caption)}}}",
+        rf"\begin{{tabular}}{{{sides}}}",
+        r"\toprule",
+        *([" & ".join(head) + r" \\", "".join(rules)] if head else []),
+        " & ".join(rf"\textbf{{{tex(name)}}}" if name else "" for name in table.header) + r" \\",
+        r"\midrule",
+        *(" & ".join(_latex_cell(cell) for cell in row) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tex(text: str) -> str:
+    """Return text as LaTeX reads it back: its special characters escaped, symbols as mathematics."""
+    found = "|".join(map(re.escape, [*SYMBOLS, *SPECIAL]))
+    return re.sub(found, lambda match: SYMBOLS.get(match[0]) or SPECIAL.get(match[0], ""), text).replace("\n", " ")
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = rf"\textbf{{{tex(cell.text)}}}" if cell.bold else tex(cell.text)
+    if not cell.detail:
+        return text
+    below = "".join(rf" \\ {{\scriptsize {tex(line)}}}" for line in cell.detail.split("\n") if line)
+    return rf"\makecell[t]{{{text}{below}}}"

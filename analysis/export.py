@@ -1,0 +1,65 @@
+"""Write a study's tables and figures as single files, for a paper, a talk or another program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from analysis import assembly
+from analysis.drawing import formats
+from analysis.drawing.files import replaced
+from analysis.drawing.pieces import Picture, Pieces
+from analysis.drawing.typeset import Table
+from analysis.study.load import load
+
+TABLES = {"csv": formats.csv, "md": formats.markdown, "tex": formats.latex}
+FIGURES = ("pdf", "svg", "png")
+
+
+def export(study_dir: Path | str, folder: Path | str) -> list[Path]:
+    """Write every table of a study's report as ``tables/<name>.csv``, ``.md``, ``.tex`` and ``.parquet``, and every
+    figure as ``figures/<name>.pdf``, ``.svg`` and ``.png``; return the paths. A table is named after its title.
+
+    Errors: as `load`.
+    """
+    study, folder, written, taken = load(study_dir), Path(folder), [], set()
+    for pieces in assembly.pieces(study):
+        written += _write_figures(pieces, folder / "figures", FIGURES)
+        for name, table in _named(pieces, taken):
+            written += _write_table(table, folder / "tables", name)
+    return written
+
+
+def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg") -> list[Path]:
+    """Write the report's figures as single files (`nll.svg`, …), for a README or a talk, and return their paths."""
+    study, folder = load(study_dir), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = (tuple(assembly.pictures(section, study)) for section in assembly.sections(study))
+    return [path for pictures in drawn for path in _write_figures(pictures, folder, [suffix])]
+
+
+def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [piece for piece in pieces if isinstance(piece, Picture)]
+    return [assembly.save(each.figure, folder / f"{each.name}.{suffix}") for each in pictures for suffix in suffixes]
+
+
+def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
+    """Yield the tables with names of their own, numbered where two have one title."""
+    for piece in pieces:
+        if isinstance(piece, Table):
+            plain = re.sub(r"[^a-z0-9]+", "-", piece.title.lower().replace("α", "alpha")).strip("-")
+            name, number = plain, 1
+            while name in taken:
+                number += 1
+                name = f"{plain}-{number}"
+            taken.add(name)
+            yield name, piece
+
+
+def _write_table(table: Table, folder: Path, name: str) -> list[Path]:
+    paths = [replaced(folder / f"{name}.{suffix}", render(table).encode("utf-8")) for suffix, render in TABLES.items()]
+    parquet = folder / f"{name}.parquet"
+    formats.frame(table).to_parquet(parquet, index=False)
+    return [*paths, parquet]

@@ -1,0 +1,157 @@
+"""Make reports/<name>.html: one page that needs nothing beside itself, with the tables of the PDF and its figures to
+zoom into."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis import assembly
+from analysis.drawing.files import replaced
+from analysis.drawing.interactive import Unknown, described
+from analysis.drawing.pieces import Boxed, Facts, Heading, Paragraph, Picture, Piece
+from analysis.drawing.typeset import Cell, Table
+from analysis.study.load import load
+from analysis.words import listed
+
+STYLE = """
+:root { color: #1d232b; background: #fff; font: 16px/1.5 Georgia, 'Times New Roman', serif; }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; }
+h2 { font-size: 1.5rem; margin-top: 3rem; }
+h3 { font-size: 1.15rem; margin-top: 2.2rem; }
+.muted, .detail { color: #5b6470; } .detail { display: block; font-size: .72rem; line-height: 1.25; }
+.boxed { background: #f3f5f7; padding: .7rem 1rem; border-radius: 4px; } .boxed p { margin: .4rem 0; }
+figure { margin: 1.8rem 0; overflow-x: auto; } figcaption { font-size: .88rem; margin: .5rem 0; max-width: 56rem; }
+table { border-collapse: collapse; font-size: .88rem; border-top: 2px solid; border-bottom: 2px solid; }
+thead { border-bottom: 1px solid; } th, td { padding: .22rem .6rem; vertical-align: top; text-align: center; }
+th[colspan] { border-bottom: 1px solid #5b6470; } .left { text-align: left; } .right { text-align: right; }
+dl { display: grid; grid-template-columns: 10rem 1fr; gap: .3rem .8rem; }
+dt { color: #5b6470; } dd { margin: 0; overflow-wrap: anywhere; }
+nav a { display: block; } img { max-width: 100%; } .plotly-graph-div { border: 1px solid #e3e6ea; }
+"""
+
+
+def build_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.html`` about one study or several, and return its path. The same results give the
+    same bytes.
+
+    Errors: as `analysis.study.load.load`; ``RuntimeError`` where plotly is not installed.
+    """
+    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+    several = len(studies) > 1
+    numbers = Numbers()
+    parts, contents = [], []
+    for study in studies:
+        if several:
+            contents.append(_link(study.name, study.name))
+            parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
+        parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
+        for pieces in assembly.pieces(study):
+            for piece in pieces:
+                if isinstance(piece, Heading):
+                    anchor = f"{study.name}: {piece.text}" if several else piece.text
+                    contents.append(_link(anchor, piece.text))
+                    parts.append(f"<h3 id={_quoted(anchor)}>{text(piece.text)}</h3>")
+                else:
+                    parts.append(shown(piece, numbers))
+    title = assembly.title(name if several else studies[0].name)
+    head = f"<h1>{text(title)}</h1>" + (f"<p>{text(listed([study.name for study in studies]))}</p>" if several else "")
+    page = (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
+        f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{''.join(contents)}</nav>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+    return replaced(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
+
+
+class Numbers:
+    """A count of the tables and figures so far."""
+
+    def __init__(self) -> None:
+        self.tables = self.figures = 0
+
+
+def shown(piece: Piece, numbers: Numbers) -> str:
+    """Return a piece as HTML."""
+    if isinstance(piece, Paragraph):
+        return f"<p>{text(piece.text)}</p>"
+    if isinstance(piece, Boxed):
+        return f'<div class="boxed">{"".join(f"<p>{text(each)}</p>" for each in piece.paragraphs)}</div>'
+    if isinstance(piece, Facts):
+        return f"<dl>{''.join(f'<dt>{text(name)}</dt><dd>{text(value)}</dd>' for name, value in piece.pairs)}</dl>"
+    if isinstance(piece, Table):
+        numbers.tables += 1
+        return _table(piece, numbers.tables)
+    assert isinstance(piece, Picture), "headings are the page's own"
+    numbers.figures += 1
+    return _picture(piece, numbers.figures)
+
+
+def text(words: str) -> str:
+    """Return text in which nothing is taken for markup; α_max with its index."""
+    return html.escape(words).replace("α_max", "α<sub>max</sub>")
+
+
+def _quoted(anchor: str) -> str:
+    return f'"{html.escape(anchor, quote=True).replace(" ", "-")}"'
+
+
+def _link(anchor: str, words: str) -> str:
+    return f'<a href="#{_quoted(anchor)[1:-1]}">{text(words)}</a>'
+
+
+def _table(table: Table, number: int) -> str:
+    """Return a table under its caption, headings of groups over those of columns."""
+    sides = table.align or ("left",) + ("center",) * (len(table.header) - 1)
+    groups = "".join(f'<th colspan="{span}">{text(words)}</th>' for words, span in table.groups)
+    names = "".join(f'<th class="{side}">{text(name)}</th>' for name, side in zip(table.header, sides, strict=True))
+    head = (f"<tr>{groups}</tr>" if groups else "") + f"<tr>{names}</tr>"
+    rows = "".join(
+        "<tr>" + "".join(_cell(cell, side) for cell, side in zip(row, sides, strict=True)) + "</tr>\n"
+        for row in table.rows
+    )
+    caption = f"<b>Table {number}: {text(table.title)}.</b> {text(table.caption)}"
+    body = f"<table><thead>{head}</thead><tbody>\n{rows}</tbody></table>"
+    return f"<figure><figcaption>{caption}</figcaption>{body}</figure>"
+
+
+def _cell(cell: Cell, side: str) -> str:
+    words = f"<b>{text(cell.text)}</b>" if cell.bold else text(cell.text)
+    below = "".join(f'<span class="detail">{text(line)}</span>' for line in cell.detail.split("\n") if line)
+    return f'<td class="{side}">{words}{below}</td>'
+
+
+def _picture(picture: Picture, number: int) -> str:
+    """Return a figure as plotly draws it; one that plotly has no words for (three dimensions) as a picture."""
+    caption = f"<figcaption><b>Figure {number}:</b> {text(picture.caption)}</figcaption>"
+    try:
+        spec = described(picture.figure)
+    except Unknown:
+        return f"<figure>{_image(picture)}{caption}</figure>"
+    data = json.dumps(spec, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    place = f'<div id="figure-{number}" class="plotly-graph-div"></div>'
+    script = f'(s => Plotly.newPlot("figure-{number}", s.data, s.layout, {{displaylogo: false}}))({data})'
+    return f"<figure>{place}<script>{script}</script>{caption}</figure>"
+
+
+def _image(picture: Picture) -> str:
+    drawn = io.BytesIO()
+    assembly.write(picture.figure, drawn, "svg")
+    source = base64.b64encode(drawn.getvalue()).decode()
+    return f'<img alt={_quoted(picture.name)} src="data:image/svg+xml;base64,{source}">'
+
+
+def _plotly() -> str:
+    """Return plotly's library for the browser. Errors: ``RuntimeError`` of one line where it is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise RuntimeError("format=html needs plotly: pip install plotly") from error
+    return get_plotlyjs()
