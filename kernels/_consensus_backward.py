@@ -73,7 +73,7 @@ def ends_kernel(
     other, target = other + h * other_head + b * num_other, target + h * target_head + b * num_other
     by_source += h * num_hidden * own_step + b * num_own
     by_target += h * num_hidden * own_step + b * num_own
-    num_scalars: tl.constexpr = 2 if RANKED else 1
+    num_scalars = 2 if RANKED else 1
     scalar_weight, scalar_bias = scalar_weight + h * num_scalars * num_hidden, scalar_bias + h * num_scalars
     lambda_weight, lambda_bias = lambda_weight + h * rank * head_width * num_hidden, lambda_bias + h * rank * head_width
     rank_or_one = rank if RANKED else 1
@@ -150,7 +150,7 @@ def weights_kernel(
     row, rows_before = group * ROWS, part.to(tl.int64) * heads + h
     width_K, all_X, column_C = tl.arange(0, K), tl.arange(0, ALL_X), tl.arange(0, ROWS * K)
     own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
-    num_scalars: tl.constexpr = 2 if RANKED else 1
+    num_scalars = 2 if RANKED else 1
     scalar_weight, scalar_bias = scalar_weight + h * num_scalars * num_hidden, scalar_bias + h * num_scalars
     lambda_weight, lambda_bias = lambda_weight + h * rank * head_width * num_hidden, lambda_bias + h * rank * head_width
     by_alpha_X, by_beta_X = tl.zeros([ALL_X], WIDE), tl.zeros([ALL_X], WIDE)
@@ -170,7 +170,7 @@ def weights_kernel(
             )  # fmt: skip
             difference_MK, pull_MK = difference_and_pull(
                 own_hb, other_hb, gradient, own_M, other_M, valid_M, width_K, head_width, own_step, other_step,
-                num_own, num_other, h, b, True, BOTH, M, K, WIDE,
+                num_own, num_other, h, b, tl.constexpr(True), BOTH, M, K, WIDE,
             )  # fmt: skip
             for direction in range(2 if BOTH else 1):
                 if direction == 0:

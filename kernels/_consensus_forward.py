@@ -37,7 +37,7 @@ def flow_kernel(
     own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
     own, source = own + h * own_head + b * num_own, source + h * source_head + b * num_own
     other, target = other + h * other_head + b * num_other, target + h * target_head + b * num_other
-    num_scalars: tl.constexpr = 2 if RANKED else 1
+    num_scalars = 2 if RANKED else 1
     scalar_weight, scalar_bias = scalar_weight + h * num_scalars * num_hidden, scalar_bias + h * num_scalars
     lambda_weight, lambda_bias = lambda_weight + h * rank * head_width * num_hidden, lambda_bias + h * rank * head_width
     rank_or_one = rank if RANKED else 1

@@ -89,10 +89,11 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
             raise ValueError(
                 f"consensus' kernels are made for a {name} up to {LARGEST[name]}, got {size}; impl=reference takes any"
             )
-    laid_out = [_features_lead(each) for each in ends[:4]]
-    masks = [None if mask is None else mask.contiguous().view(torch.uint8) for mask in ends[4:6]]
-    weights = (None if weight is None else weight.contiguous() for weight in network)
-    return Ends(*laid_out, *masks, ends.both, ends.window), Network(*weights)
+    nodes = {name: _features_lead(getattr(ends, name)) for name in ("own", "other", "source", "target")}
+    masks = {name: getattr(ends, name) for name in ("own_mask", "other_mask")}
+    bytes_of = {name: None if mask is None else mask.contiguous().view(torch.uint8) for name, mask in masks.items()}
+    weights = {name: None if w is None else w.contiguous() for name, w in zip(network._fields, network, strict=True)}
+    return ends._replace(**nodes, **bytes_of), network._replace(**weights)
 
 
 def _features_lead(x_HFBN: Tensor) -> Tensor:

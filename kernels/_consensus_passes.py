@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,19 @@ from kernels._consensus_taylor import flow_along_kernel
 from kernels.operation import Component, Parts
 
 
+def _launch(kernel: Any, num_programs: int, **given: Any) -> None:
+    kernel[(num_programs,)](**given)
+
+
 def flow(ends: Ends, network: Network, precision: str) -> Tensor:
     """Return g (H, K, B, N)."""
     tiles, out = tiles_for(ends, network), empty(ends.own.shape, ends.own)
-    flow_kernel[(num_programs(ends, tiles),)](
-        **arguments(ends, network, tiles), out=out, **settings(ends, tiles, precision)
+    _launch(
+        flow_kernel,
+        num_programs(ends, tiles),
+        **arguments(ends, network, tiles),
+        out=out,
+        **settings(ends, tiles, precision),
     )
     return out
 
@@ -40,7 +50,9 @@ def by_ends(
     by_own = empty(ends.own.shape, ends.own)
     by_source = empty(of_hidden, gradient, wide_of(ends.own)).zero_()
     by_target = empty(of_hidden, gradient, wide_of(ends.own)).zero_() if ends.both else by_source
-    ends_kernel[(num_programs(ends, tiles),)](
+    _launch(
+        ends_kernel,
+        num_programs(ends, tiles),
         **arguments(ends, network, tiles),
         gradient=gradient,
         by_own=by_own,
@@ -65,7 +77,9 @@ def by_network(gradient: Tensor, ends: Ends, network: Network, precision: str) -
         "by_lambda_bias": (num_parts, heads, of_lambda),
     }
     parts = {name: empty(shape, gradient, wide_of(ends.own)) for name, shape in shapes.items()}
-    weights_kernel[(num_parts * num_groups * heads,)](
+    _launch(
+        weights_kernel,
+        num_parts * num_groups * heads,
         **arguments(ends, network, tiles) | {"num_tiles": tiles.count_without_halo},
         **parts,
         gradient=gradient,
@@ -90,7 +104,9 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
         for order, of_order in enumerate(derivatives, 1)
         for name, part in zip(names, of_order[:4], strict=True)
     }
-    flow_along_kernel[(num_programs(ends, tiles),)](
+    _launch(
+        flow_along_kernel,
+        num_programs(ends, tiles),
         **arguments(ends, network, tiles) | {name: weight for name, weight in stacked.items() if weight is not None},
         **nodes,
         out=outs[0],

@@ -89,8 +89,8 @@ def anisotropic_of(
     is_zero = s0 <= SMALLEST
     inverse = 1.0 / tl.where(is_zero, 1.0, s0)
     moving = tl.where(is_zero, 0.0, inverse)  # a zero row is divided by the constant 1
-    q0, q1 = inverse, -s1 * moving * moving
-    q2 = (2.0 * s1 * s1 * moving - s2) * moving * moving
+    q0, q1 = inverse, -s1 * moving * moving  # pyright: ignore[reportOperatorIssue]
+    q2 = (2.0 * s1 * s1 * moving - s2) * moving * moving  # pyright: ignore[reportOperatorIssue]
     a0, a1, a2 = times(l0, l1, l2, d0[:, None, :], d1[:, None, :], d2[:, None, :])
     a0, a1, a2 = times(q0, q1, q2, tl.sum(a0, 2), tl.sum(a1, 2), tl.sum(a2, 2))
     b0, b1, b2 = softplus_of(b0, b1, b2)
@@ -121,7 +121,7 @@ def flow_along_kernel(
     own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
     at_own_signal, at_other_signal = h * own_head + b * num_own, h * other_head + b * num_other
     at_source, at_target = h * source_head + b * num_own, h * target_head + b * num_other
-    num_scalars: tl.constexpr = 2 if RANKED else 1
+    num_scalars = 2 if RANKED else 1
     of_scalars, of_lambda = heads * num_scalars, heads * rank * head_width
     scalar_weight, scalar_bias = scalar_weight + h * num_scalars * num_hidden, scalar_bias + h * num_scalars
     lambda_weight, lambda_bias = lambda_weight + h * rank * head_width * num_hidden, lambda_bias + h * rank * head_width

@@ -20,6 +20,7 @@ in float32; everything else is float32. float64 is computed in float64. Sizes: w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,9 @@ __all__ = ["LARGEST", "cross_consensus", "self_consensus", "traffic"]
 Given = tuple[Ends, Network]
 
 
-def _of_self(u: Tensor, source: Tensor, target: Tensor, network: Sequence[Component], mask: Component, window: int):
-    return Ends(u, u, source, target, mask, mask, True, window), Network(*network)  # pyright: ignore[reportArgumentType]
+def _of_self(nodes: Any, network: Any, mask: Component, window: int) -> Given:
+    u, source, target = nodes
+    return Ends(u, u, source, target, mask, mask, True, window), Network(*network)
 
 
 def _self_forward(
@@ -52,13 +54,14 @@ def _self_forward(
     precision: str = "ieee",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_self(u_HKBN, source_HXBN, target_HXBN, network, mask_BN, window), precision)
+    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, mask_BN, window), precision)
     return passes.flow(*given, precision), ()
 
 
 def _self_backward(gradient, needed, saved, u, source, target, *rest, window, precision="ieee") -> list[Component]:
-    ends, network = checked(*_of_self(u, source, target, rest[:4], rest[4], window), precision)
-    gradient, found = gradient.contiguous(), [None] * 8
+    ends, network = checked(*_of_self((u, source, target), rest[:4], rest[4], window), precision)
+    found: list[Any] = [None] * 8
+    gradient = gradient.contiguous()
     if any(needed[:3]):
         found[:3] = passes.by_ends(gradient, ends, network, precision)
     if any(needed[3:7]):
@@ -69,14 +72,15 @@ def _self_backward(gradient, needed, saved, u, source, target, *rest, window, pr
 def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Parts:
     nodes = [_filled(each) for each in (u, source, target)]
     orders = [
-        _of_self(*(node[order] for node in nodes), [each[order] for each in rest[:4]], rest[4][0], window)
+        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], rest[4][0], window)
         for order in range(3)
     ]
     return _along(orders, precision)
 
 
-def _of_cross(nodes: Sequence[Tensor], network: Sequence[Component], masks: Sequence[Component], window: int | None):
-    return Ends(*nodes, *masks, False, window), Network(*network)  # pyright: ignore[reportArgumentType]
+def _of_cross(nodes: Any, network: Any, masks: Any, window: int | None) -> Given:
+    (u, v, source, target), (mask, context_mask) = nodes, masks
+    return Ends(u, v, source, target, mask, context_mask, False, window), Network(*network)
 
 
 def _cross_forward(
@@ -102,7 +106,8 @@ def _cross_forward(
 
 def _cross_backward(gradient, needed, saved, *tensors, window, precision="ieee") -> list[Component]:
     ends, network = checked(*_of_cross(tensors[:4], tensors[4:8], tensors[8:], window), precision)
-    gradient, found = gradient.contiguous(), [None] * 10
+    found: list[Any] = [None] * 10
+    gradient = gradient.contiguous()
     if needed[0] or needed[2]:
         found[0], found[2], _ = passes.by_ends(gradient, ends, network, precision)
     if needed[1] or needed[3]:
@@ -132,8 +137,8 @@ def _filled(parts: Parts) -> list[Tensor]:
 def _along(orders: Sequence[Given], precision: str) -> Parts:
     """Return (g, g′, g″) from value, first and second derivative of what `checked` takes."""
     ends, network = checked(*orders[0], precision)
-    networks = tuple(Network(*(None if w is None else w.contiguous() for w in of_order)) for _, of_order in orders[1:])
-    return passes.flow_along((orders[1][0], orders[2][0]), (network, *networks), ends, precision)
+    (first, by_first), (second, by_second) = orders[1:]
+    return passes.flow_along((first, second), (network, by_first, by_second), ends, precision)
 
 
 self_consensus = Operation("self_consensus", _self_forward, _self_backward, _self_second_order)

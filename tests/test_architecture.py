@@ -68,7 +68,7 @@ def test_curvature_stands_on_torch_alone():
 
 ALLOWED = {
     "stability/curvature": {"torch", "stability.curvature"},
-    "kernels": {"torch", "triton"},
+    "kernels": {"kernels", "torch", "triton"},
 }
 # what joins curvature to other people's training loops, which are imported when an adapter is asked for
 ADAPTERS = {"transformers", "lightning"}

@@ -34,7 +34,7 @@ HOMES = {
     "tiktoken": ("stability.corpora.tokens.gpt2",),
     "tiktoken_ext": ("stability.corpora.tokens.gpt2",),
     "transformers": ("benchmarks", "stability.probes.pretrained"),
-    "triton": ("kernels",),  # which hold none yet
+    "triton": ("kernels",),
     "typst": ("analysis.report",),
     "plotly": ("analysis.page",),
     "wandb": ("stability.runs.wandb_sink",),
@@ -166,4 +166,4 @@ def test_every_home_is_lived_in():
         for home in homes
         if not any(party in found for module, found in importing.items() if is_in(module, home))
     }
-    assert empty == {("triton", "kernels")}
+    assert not empty
