@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from stability.config.base import Settings
 from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
+from stability.mechanisms._impl import Impl, Use
+from stability.models.precision import rounds_products
+
+LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
 
 
 class ConsensusSettings(Settings):
@@ -57,6 +61,7 @@ class ConsensusSettings(Settings):
     edge_gain: float = Field(
         default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default"
     )
+    impl: Impl = "reference"
 
 
 class EdgeWeights(NamedTuple):
@@ -93,6 +98,18 @@ class EdgeNetwork(nn.Module):
 
     config: Any
     heads: int
+    kernels_second_order = True
+
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        """Return which of these settings `kernels.consensus` does not compute."""
+        if mlps_of(config) > 1:
+            return "edge_mlp=separate"
+        sizes = {"rank": config.rank, "edge_hidden": config.edge_hidden, "heads of width": use.head_width}
+        if config.graph != "complete":
+            sizes["window"] = config.window
+        over = (f"{name}={size} > {LARGEST[name]}" for name, size in sizes.items() if size > LARGEST[name])
+        return next(over, None)
 
     def add_edge_parameters(self, config: ConsensusSettings, shape: MixerShape) -> None:
         """Create the parameters of the edge MLPs (Algorithms 2 and 3) and, where they are learned, of the step
@@ -160,6 +177,11 @@ class EdgeNetwork(nn.Module):
         )
         return [node_HXM.unflatten(-1, x_BND.shape[:2]) for node_HXM in biased]
 
+    def for_kernels(self) -> tuple[Tensor | None, ...]:
+        """Return the edge MLPs' second layers, as `kernels.consensus` takes them."""
+        of_lambda = (self.lambda_weight, self.lambda_bias) if self.config.rank else (None, None)
+        return self.scalar_weight, self.scalar_bias, *of_lambda
+
     def edge_weights_of(self, hidden_HTXM: Tensor, heads: slice, batch_and_edges: tuple[int, int]) -> EdgeWeights:
         """Return R of some ``heads`` from the activations of their edge MLPs' first layers (Algorithm 2, Eq. 36)."""
         scalars_HTSM = F.softplus(self._scalars(hidden_HTXM, heads))
@@ -183,6 +205,13 @@ class EdgeNetwork(nn.Module):
             return weight @ hidden_HTXM + bias
         of_alpha, of_beta, _ = hidden_HTXM.chunk(3, 2)
         return torch.cat([weight[:, :, :1] @ of_alpha, weight[:, :, 1:] @ of_beta], 2) + bias
+
+
+def precision_on(device: torch.device) -> str:
+    """Return in which precision kernels take products on a device, as torch would."""
+    if torch.is_autocast_enabled(device.type):
+        return "bf16"
+    return "tf32" if rounds_products(device) else "ieee"
 
 
 def mlps_of(config: ConsensusSettings) -> int:

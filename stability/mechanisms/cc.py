@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
-from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
+from stability.mechanisms._edge_weights import (
+    ConsensusSettings,
+    EdgeNetwork,
+    EdgeWeights,
+    cost_per_edge,
+    mlps_of,
+    precision_on,
+)
 from stability.mechanisms._rotation import cos_sin, turned
 
 # Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
@@ -120,6 +127,9 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             if mask_BN is None and context_mask_BJ is None
             else (_or_all(mask_BN, x_BND), _or_all(context_mask_BJ, context_BJD))
         )
+        if self.config.impl == "triton":
+            updated_HKBN = self._updated_by_kernels(x_BND, context_BJD, masks or (None, None))
+            return self.joined(self.out, updated_HKBN)
         slices = self.heads_in_turn(x_BND.device)
         updated = [
             torch.cat(
@@ -145,12 +155,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         """Return the edges, where they are complete in blocks of source rows, so that Λ of one block holds about
         `BLOCK_NUMBERS` numbers."""
         (batch, num_positions, width), num_context = x_BND.shape, context_BJD.shape[1]
-        if self.config.graph == "window" and num_context != num_positions:
-            raise ValueError(
-                f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; "
-                "choose auto or complete"
-            )
-        if self._windowed(self.config, num_positions, num_context):
+        if self._is_in_window(num_positions, num_context):
             return [WindowedEdges(self.config.window, num_positions)]
         of_row = heads_at_once * batch * num_context * max(self.config.rank, 1) * (width // self.heads)
         step = max(BLOCK_NUMBERS // max(of_row, 1), 1)
@@ -158,6 +163,30 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             CompleteEdges(first, min(first + step, num_positions), num_context)
             for first in range(0, num_positions, step)
         ]
+
+    def _is_in_window(self, num_positions: int, num_context: int) -> bool:
+        """Return whether the edges are those in the window. Errors: ``ValueError`` as in `forward`."""
+        if self.config.graph == "window" and num_context != num_positions:
+            raise ValueError(
+                f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; "
+                "choose auto or complete"
+            )
+        return self._windowed(self.config, num_positions, num_context)
+
+    def _updated_by_kernels(
+        self, x_BND: Tensor, context_BJD: Tensor, masks: tuple[Tensor | None, Tensor | None]
+    ) -> Tensor:
+        """Return u′ (H, K, B, N) of all heads, with no edge's weights in memory."""
+        from kernels.consensus import cross_consensus
+
+        u_HKBN, *others = self._sides(x_BND, context_BJD)
+        in_window = self._is_in_window(x_BND.shape[1], context_BJD.shape[1])
+        settings = {"window": self.config.window if in_window else None, "precision": precision_on(x_BND.device)}
+        for step_size in self.step_sizes():
+            turned_HKBN = u_HKBN if self.rope is None else self.rope(u_HKBN, position_dim=-1, width_dim=1)
+            g_HKBN = cross_consensus(turned_HKBN, *others, *self.for_kernels(), *masks, **settings)
+            u_HKBN = u_HKBN - step_size * g_HKBN
+        return u_HKBN
 
     def _updated(
         self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from stability.config.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
-from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
+from stability.mechanisms._edge_weights import (
+    ConsensusSettings,
+    EdgeNetwork,
+    EdgeWeights,
+    cost_per_edge,
+    mlps_of,
+    precision_on,
+)
 from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges, window_edges
+from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
 from stability.models.position import Rope
@@ -77,6 +85,12 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return config.graph == "given"
 
     @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        if config.graph != "window":
+            return f"graph={config.graph}"
+        return "rope=relative" if config.rope == "relative" else super().no_kernel(config, use)
+
+    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         return False
 
@@ -108,7 +122,9 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         x_BND = without_padding(x_BND, mask_BN)
         u_HKBN = self.per_head(self.source, x_BND)
         graph = self._graph(x_BND, mask_BN, edges)
-        if graph.shape[1]:
+        if self.config.impl == "triton":
+            u_HKBN = self._updated_by_kernels(u_HKBN, x_BND, mask_BN)
+        elif graph.shape[1]:
             u_HKBN = self._updated(u_HKBN, self._hidden(x_BND, graph), graph)
         return self.joined(self.out, u_HKBN)
 
@@ -161,6 +177,17 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             differences = graph.differences(u_HKBN).split(at_once)
             flows = [of_heads.flow(difference) for of_heads, difference in zip(weights, differences, strict=True)]
             u_HKBN = u_HKBN - step_size * graph.collect(torch.cat(flows))
+        return u_HKBN
+
+    def _updated_by_kernels(self, u_HKBN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """Return what `_updated` returns on the window's graph, with no edge's weights in memory."""
+        from kernels.consensus import self_consensus
+
+        at_ends, network = self.at_ends(x_BND), self.for_kernels()
+        settings = {"window": self.config.window, "precision": precision_on(x_BND.device)}
+        for step_size in self.step_sizes():
+            turned_HKBN = u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
+            u_HKBN = u_HKBN - step_size * self_consensus(turned_HKBN, *at_ends, *network, mask_BN, **settings)
         return u_HKBN
 
     def edge_weights(

@@ -1,0 +1,204 @@
+"""What the kernels of consensus share: how a tile of nodes is read, and what the network of an edge makes of its ends.
+
+A tile holds M nodes as rows and features as columns. In memory features lead and nodes are contiguous, (H, F, B, N) as
+in `stability.mechanisms`: the addresses of a tile differ by 1 from row to row and by B·N from column to column.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def gaussian_cdf(z):
+    """Return Φ(z), by which GELU(z) = z·Φ(z)."""
+    return 0.5 * (1.0 + tl.math.erf(z * 0.7071067811865476))
+
+
+@triton.jit
+def gaussian_density(z):
+    """Return φ(z) = Φ′(z)."""
+    return 0.3989422804014327 * tl.exp(-0.5 * z * z)
+
+
+@triton.jit
+def softplus(z):
+    """Return log(1 + eᶻ). Where eᶻ is small, log(1 + e) would keep nothing of it: the quotient undoes the rounding of
+    1 + e."""
+    e = tl.exp(-tl.abs(z))
+    above_one = 1.0 + e
+    excess = above_one - 1.0
+    of_excess = tl.log(above_one) * e / tl.where(excess == 0.0, 1.0, excess)
+    return tl.maximum(z, 0.0) + tl.where(excess == 0.0, e, of_excess)
+
+
+@triton.jit
+def sigmoid(z):
+    """Return 1/(1 + e⁻ᶻ), the derivative of `softplus`; no exponential overflows."""
+    e = tl.exp(-tl.abs(z))
+    return tl.where(z >= 0.0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
+def read(base, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexpr):
+    """Return a tile (M, F) of a tensor whose head and sequence ``base`` points to; zeros where a node is not valid.
+
+    ``step``: from one feature to the next.
+    """
+    offset_MF = feature_F[None, :].to(tl.int64) * step + node_M[:, None]
+    given_MF = valid_M[:, None] & (feature_F < num_features)[None, :]
+    return tl.load(base + offset_MF, mask=given_MF, other=0.0).to(WIDE)
+
+
+@triton.jit
+def write(base, tile_MF, node_M, valid_M, feature_F, num_features, step):
+    """Store a tile (M, F), as `read` finds it."""
+    offset_MF = feature_F[None, :].to(tl.int64) * step + node_M[:, None]
+    given_MF = valid_M[:, None] & (feature_F < num_features)[None, :]
+    tl.store(base + offset_MF, tile_MF.to(base.dtype.element_ty), mask=given_MF)
+
+
+@triton.jit
+def read_vector(base, feature_F, num_features, WIDE: tl.constexpr):
+    """Return a vector of weights (F,), zeros beyond its end."""
+    return tl.load(base + feature_F, mask=feature_F < num_features, other=0.0).to(WIDE)
+
+
+@triton.jit
+def read_lambda_weight(base, row, hidden_X, rank, head_width, num_hidden, ROWS: tl.constexpr, K: tl.constexpr):
+    """Return the weights (X, ROWS·K) from some features of the hidden layer to the rows row, row + 1, … of Λ, of a head
+    whose weights (r·d_H, ξ) ``base`` points to; zeros beyond r and beyond d_H."""
+    column_C = tl.arange(0, ROWS * K)
+    row_C, width_C = row + column_C // K, column_C % K
+    given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
+    return tl.load(base + (row_C * head_width + width_C)[None, :] * num_hidden + hidden_X[:, None], given_XC, other=0.0)
+
+
+@triton.jit
+def read_lambda_bias(base, row, rank, head_width, ROWS: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
+    """Return the biases (ROWS·K,) of the rows row, row + 1, … of Λ, as `read_lambda_weight` has its columns."""
+    column_C = tl.arange(0, ROWS * K)
+    row_C, width_C = row + column_C // K, column_C % K
+    given_C = (row_C < rank) & (width_C < head_width)
+    return tl.load(base + row_C * head_width + width_C, mask=given_C, other=0.0).to(WIDE)
+
+
+@triton.jit
+def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """Return left @ right, its factors rounded to MATRIX, its sum in WIDE."""
+    if INTERPRETED:  # by NumPy, which takes the bits of a bfloat16 for an integer
+        return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
+    return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
+
+
+@triton.jit
+def moved_down(tile_MF, distance, M: tl.constexpr, F: tl.constexpr):
+    """Return the tile whose row m is row m − distance of the one given; zeros in the first rows."""
+    from_MF = (tl.arange(0, M) - distance)[:, None] + tl.zeros([M, F], tl.int32)
+    return tl.where(from_MF >= 0, tl.gather(tile_MF, tl.maximum(from_MF, 0), axis=0), 0.0)
+
+
+@triton.jit
+def place_of_program(num_tiles, batch):
+    """Return this program's tile, sequence and head; the two last as int64, since addresses are multiples of them."""
+    program = tl.program_id(0)
+    sequence = (program // num_tiles).to(tl.int64)
+    return program % num_tiles, sequence % batch, sequence // batch
+
+
+@triton.jit
+def other_end(node_M, step, window, M: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr):
+    """Return the node at the other end of each row's edge number ``step``: one to the right for each offset 1 … w where
+    an edge goes both ways, every one of the context where it is complete, else offset −w … w."""
+    if BOTH:
+        return node_M + (step + 1)
+    if COMPLETE:
+        return tl.zeros([M], tl.int32) + step
+    return node_M + (step - window)
+
+
+@triton.jit
+def edge_is_valid(
+    own_mask, other_mask, own_M, other_M, num_own, num_other, OWN_MASKED: tl.constexpr, OTHER_MASKED: tl.constexpr
+):
+    """Return whether both ends of each row's edge exist and neither is padding; the masks are those of a sequence."""
+    valid_M = (own_M >= 0) & (own_M < num_own) & (other_M >= 0) & (other_M < num_other)
+    if OWN_MASKED:
+        valid_M = valid_M & (tl.load(own_mask + own_M, mask=valid_M, other=0) != 0)
+    if OTHER_MASKED:
+        valid_M = valid_M & (tl.load(other_mask + other_M, mask=valid_M, other=0) != 0)
+    return valid_M
+
+
+@triton.jit
+def preactivation(
+    at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE: tl.constexpr
+):
+    """Return the edge network's hidden layer before its GELU, (M, X): what both ends give to it."""
+    of_own_MX = read(at_own, own_M, valid_M, hidden_X, num_hidden, own_step, WIDE)
+    return of_own_MX + read(at_other, other_M, valid_M, hidden_X, num_hidden, other_step, WIDE)
+
+
+@triton.jit
+def edge_network(
+    at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias, lambda_weight,
+    lambda_bias, row, rank, head_width, num_hidden, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return α and β before their softplus, (M,) each, and the rows row, row + 1, … of Λ, (M, ROWS, K), before they are
+    normalised. The hidden layer is made X features at a time. Without Λ (r = 0) β and Λ mean nothing."""
+    alpha_M = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
+    beta_M = tl.zeros([M], WIDE)
+    lambda_MC = tl.zeros([M, ROWS * K], WIDE)
+    if RANKED:
+        beta_M += tl.load(scalar_bias + 1).to(WIDE)
+    for first in range(0, num_hidden, X):
+        hidden_X = first + tl.arange(0, X)
+        z_MX = preactivation(
+            at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE
+        )
+        z_MX = z_MX * gaussian_cdf(z_MX)
+        alpha_M += tl.sum(z_MX * read_vector(scalar_weight, hidden_X, num_hidden, WIDE)[None, :], 1)
+        if RANKED:
+            beta_M += tl.sum(z_MX * read_vector(scalar_weight + num_hidden, hidden_X, num_hidden, WIDE)[None, :], 1)
+            weight_XC = read_lambda_weight(lambda_weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
+            lambda_MC += product(z_MX, weight_XC, MATRIX, WIDE, PRECISION)
+    if RANKED:
+        lambda_MC += read_lambda_bias(lambda_bias, row, rank, head_width, ROWS, K, WIDE)[None, :]
+    return alpha_M, beta_M, tl.reshape(lambda_MC, [M, ROWS, K])
+
+
+@triton.jit
+def gradients_of_edge(
+    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
+    """Return what ⟨R·difference, pull⟩ of each edge gives: R·pull (M, K), and the gradients by what `edge_network`
+    returned, as far as the rows row, row + 1, … of Λ go. The part of α belongs to row 0."""
+    drawn_MK = tl.zeros_like(difference_MK)
+    by_alpha_M = tl.zeros_like(alpha_M)
+    by_beta_M = tl.zeros_like(alpha_M)
+    by_lambda_MRK = tl.zeros_like(lambda_MRK)
+    if row == 0:
+        drawn_MK += softplus(alpha_M)[:, None] * pull_MK
+        by_alpha_M += tl.sum(difference_MK * pull_MK, 1) * sigmoid(alpha_M)
+    if RANKED:
+        square_MR = tl.sum(lambda_MRK * lambda_MRK, 2)
+        is_zero_MR = square_MR <= SMALLEST
+        share_MR = 1.0 / (rank * tl.where(is_zero_MR, 1.0, square_MR))
+        gain_MR = softplus(beta_M)[:, None] * share_MR
+        along_MR = tl.sum(lambda_MRK * difference_MK[:, None, :], 2)
+        pulled_MR = tl.sum(lambda_MRK * pull_MK[:, None, :], 2)
+        drawn_MK += tl.sum((gain_MR * pulled_MR)[:, :, None] * lambda_MRK, 1)
+        by_beta_M += tl.sum(along_MR * pulled_MR * share_MR, 1) * sigmoid(beta_M)
+        shrink_MR = tl.where(is_zero_MR, 0.0, 2.0 * rank * gain_MR * share_MR * along_MR * pulled_MR)
+        by_lambda_MRK += (
+            (gain_MR * pulled_MR)[:, :, None] * difference_MK[:, None, :]
+            + (gain_MR * along_MR)[:, :, None] * pull_MK[:, None, :]
+            - shrink_MR[:, :, None] * lambda_MRK
+        )
+    return drawn_MK, by_alpha_M, by_beta_M, tl.reshape(by_lambda_MRK, [M, ROWS * K])

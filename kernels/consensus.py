@@ -1,0 +1,145 @@
+"""Consensus in Triton: what each node of a sequence is drawn by along its edges, and its gradients, with no edge's
+weights in memory.
+
+For directed edges i → j, with hidden = GELU(source_i + target_j), R = α I + Σ_p β/(r‖Λ_p‖²) Λ_pᵀ Λ_p of Algorithm 2
+(Eq. 36; a zero row is not normalised), where α, β = softplus(W_s·hidden + b_s) and Λ = W_Λ·hidden + b_Λ:
+
+- `self_consensus`: g_i = Σ_j (R_ij + R_ji)(u_i − u_j) over 0 < |i − j| ≤ w, the window-path graph.
+- `cross_consensus`: g_i = Σ_j R_ij(u_i − v_j) over |i − j| ≤ w, i itself among them, or over the whole context.
+
+The step u − η·g, rotations and the products per node around it stay torch's. Axes: H heads, K head width, B batch, N
+positions, J context positions, X = ξ hidden features of an edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features
+lead and nodes are contiguous. A tile of nodes with w more before it holds every pair that its nodes belong to: an edge
+is computed once, w of M tiles' rows twice, and nothing is added by atomics, so that results are the same every time.
+Backward and second order compute the edges' weights anew.
+
+``precision`` of the products with W_Λ: "ieee" and "tf32x3" keep float32, "tf32" and "bf16" round the factors and add up
+in float32; everything else is float32. float64 is computed in float64. Sizes: w ≤ 16, r ≤ 16, ξ ≤ 256, K ≤ 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import _consensus_passes as passes
+from kernels._consensus_launch import LARGEST, Ends, Network, checked
+from kernels._consensus_traffic import traffic
+from kernels.operation import Component, Operation, Parts
+
+__all__ = ["LARGEST", "cross_consensus", "self_consensus", "traffic"]
+
+Given = tuple[Ends, Network]
+
+
+def _of_self(nodes: Any, network: Any, mask: Component, window: int) -> Given:
+    u, source, target = nodes
+    return Ends(u, u, source, target, mask, mask, True, window), Network(*network)
+
+
+def _self_forward(
+    u_HKBN: Tensor,
+    source_HXBN: Tensor,
+    target_HXBN: Tensor,
+    scalar_weight_HSX: Tensor,
+    scalar_bias_HS: Tensor,
+    lambda_weight_HYX: Tensor | None,
+    lambda_bias_HY: Tensor | None,
+    mask_BN: Tensor | None,
+    *,
+    window: int,
+    precision: str = "ieee",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
+    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, mask_BN, window), precision)
+    return passes.flow(*given, precision), ()
+
+
+def _self_backward(gradient, needed, saved, u, source, target, *rest, window, precision="ieee") -> list[Component]:
+    ends, network = checked(*_of_self((u, source, target), rest[:4], rest[4], window), precision)
+    found: list[Any] = [None] * 8
+    gradient = gradient.contiguous()
+    if any(needed[:3]):
+        found[:3] = passes.by_ends(gradient, ends, network, precision)
+    if any(needed[3:7]):
+        found[3:7] = passes.by_network(gradient, ends, network, precision)
+    return found
+
+
+def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Parts:
+    nodes = [_filled(each) for each in (u, source, target)]
+    orders = [
+        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], rest[4][0], window)
+        for order in range(3)
+    ]
+    return _along(orders, precision)
+
+
+def _of_cross(nodes: Any, network: Any, masks: Any, window: int | None) -> Given:
+    (u, v, source, target), (mask, context_mask) = nodes, masks
+    return Ends(u, v, source, target, mask, context_mask, False, window), Network(*network)
+
+
+def _cross_forward(
+    u_HKBN: Tensor,
+    v_HKBJ: Tensor,
+    source_HXBN: Tensor,
+    target_HXBJ: Tensor,
+    scalar_weight_HSX: Tensor,
+    scalar_bias_HS: Tensor,
+    lambda_weight_HYX: Tensor | None,
+    lambda_bias_HY: Tensor | None,
+    mask_BN: Tensor | None,
+    context_mask_BJ: Tensor | None,
+    *,
+    window: int | None,
+    precision: str = "ieee",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    nodes = (u_HKBN, v_HKBJ, source_HXBN, target_HXBJ)
+    network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
+    given = checked(*_of_cross(nodes, network, (mask_BN, context_mask_BJ), window), precision)
+    return passes.flow(*given, precision), ()
+
+
+def _cross_backward(gradient, needed, saved, *tensors, window, precision="ieee") -> list[Component]:
+    ends, network = checked(*_of_cross(tensors[:4], tensors[4:8], tensors[8:], window), precision)
+    found: list[Any] = [None] * 10
+    gradient = gradient.contiguous()
+    if needed[0] or needed[2]:
+        found[0], found[2], _ = passes.by_ends(gradient, ends, network, precision)
+    if needed[1] or needed[3]:
+        found[1], found[3], _ = passes.by_ends(gradient, ends.swapped(), network, precision, from_own=False)
+    if any(needed[4:8]):
+        found[4:8] = passes.by_network(gradient, ends, network, precision)
+    return found
+
+
+def _cross_second_order(*parts, window, precision="ieee") -> Parts:
+    nodes, masks = [_filled(each) for each in parts[:4]], [each[0] for each in parts[8:]]
+    orders = [
+        _of_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], masks, window)
+        for order in range(3)
+    ]
+    return _along(orders, precision)
+
+
+def _filled(parts: Parts) -> list[Tensor]:
+    """Return value and derivatives of a node's tensor, all laid out alike."""
+    value = parts[0]
+    assert value is not None
+    value = value.contiguous()
+    return [value, *(torch.zeros_like(value) if part is None else part.contiguous() for part in parts[1:])]
+
+
+def _along(orders: Sequence[Given], precision: str) -> Parts:
+    """Return (g, g′, g″) from value, first and second derivative of what `checked` takes."""
+    ends, network = checked(*orders[0], precision)
+    (first, by_first), (second, by_second) = orders[1:]
+    return passes.flow_along((first, second), (network, by_first, by_second), ends, precision)
+
+
+self_consensus = Operation("self_consensus", _self_forward, _self_backward, _self_second_order)
+cross_consensus = Operation("cross_consensus", _cross_forward, _cross_backward, _cross_second_order)
