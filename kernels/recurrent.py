@@ -1,0 +1,177 @@
+"""Compute recurrences whose state forgets and is written at each position by Triton kernels of ours, chunk by chunk:
+linear attention with decay (Yang et al. 2024, arXiv:2312.06635) and the delta rule in its WY form, with decay or
+without (Yang et al. 2024, arXiv:2406.06484; Yang et al. 2025, arXiv:2412.06464).
+
+One program has one head of a sequence and a block of its values' features, and walks over the chunks with the state on
+the chip; within a chunk all is matrix products. Backward walks from the last chunk to the first, with each chunk's
+first state computed anew and kept meanwhile. Sums have one order: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels._recurrent_backward import walk_back
+from kernels._recurrent_forward import walk
+from kernels._recurrent_second_order import walk_along_line
+from kernels.operation import Operation, Parts
+
+Precision = Literal["ieee", "tf32", "bf16"]
+CHUNK = 16  # positions computed at once: what a matrix product takes at least, and its system stays in registers
+WIDEST_KEYS = 256  # of a head, whose state of keys by 16 values then is as large as registers allow
+STATE_SIZE = 4096  # numbers of the state that a program holds
+
+
+def decayed(
+    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor, *, precision: Precision | None = None
+) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), in float32 or wider.
+
+    ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
+    H of all but v may be 1. ``precision``: how factors of matrix products are rounded, None: as torch would, which is
+    bf16 within autocast, tf32 where that is allowed, and else ieee, not at all. The state, decays and sums are float32
+    or wider. Errors: ``ValueError`` where a head's keys are wider than 256.
+    """
+    return _scan(q_BHNK, k_BHNK, v_BHNV, None, log_decay, precision)
+
+
+def delta_rule(
+    q_BHNK: Tensor,
+    k_BHNK: Tensor,
+    v_BHNV: Tensor,
+    beta_BHN: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    precision: Precision | None = None,
+) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, (B, H, N, V), in float32 or
+    wider.
+
+    ``log_decay``: ln a as in `decayed`; None: nothing is forgotten. ``precision`` and errors: as there.
+    """
+    return _scan(q_BHNK, k_BHNK, v_BHNV, beta_BHN[..., None], log_decay, precision)
+
+
+def _scan(
+    q: Tensor, k: Tensor, v_BHNV: Tensor, beta: Tensor | None, log_decay: Tensor | None, precision: Precision | None
+) -> Tensor:
+    if q.shape[-1] > WIDEST_KEYS:
+        raise ValueError(f"impl=triton takes keys of up to {WIDEST_KEYS} features in a head, not {q.shape[-1]}")
+    size = v_BHNV.shape[:3]
+    parts = (q, k, v_BHNV, beta, log_decay)
+    whole = (None if part is None else part.expand(*size, part.shape[3]) for part in parts)
+    return SCAN(*whole, precision=precision or _torchs_precision(v_BHNV.device.type))
+
+
+def _torchs_precision(device: str) -> Precision:
+    """Return how torch rounds the factors of matrix products at this place."""
+    if torch.is_autocast_enabled(device):
+        return "bf16"
+    return "tf32" if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+class Plan:
+    """The sizes of one call, and what its kernels are launched with; of tensors as `SCAN` takes them."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None):
+        given = [each for each in (q, k, v, beta, log_decay) if each is not None]
+        self.dtype = torch.float64 if any(each.dtype == torch.float64 for each in given) else torch.float32
+        self.batch, self.heads, self.num, self.values = v.shape
+        self.keys, self.device = q.shape[3], v.device
+        self.decays = 0 if log_decay is None else log_decay.shape[3]
+        key_block = max(16, triton.next_power_of_2(self.keys))
+        value_block = min(max(16, STATE_SIZE // key_block), max(16, triton.next_power_of_2(self.values)))
+        self.grid = (self.batch * self.heads, triton.cdiv(self.values, value_block))
+        self.sizes = (self.heads, self.num, self.keys, self.values)
+        self.blocks = {
+            "DELTA": beta is not None,
+            "LOG_DECAY": log_decay is not None,
+            "DECAY_BLOCK": key_block if self.decays > 1 else 1,
+            "KEY_BLOCK": key_block,
+            "VALUE_BLOCK": value_block,
+            "DTYPE": tl.float64 if self.dtype == torch.float64 else tl.float32,
+        }
+
+    def by_chunks(self, precision: Precision) -> dict[str, Any]:
+        """Return the settings of the kernels that walk by chunks."""
+        if self.dtype == torch.float64:
+            rounding = "ieee"
+        else:
+            rounding = "bf16_by_value" if precision == "bf16" and triton.knobs.runtime.interpret else precision
+        return {**self.blocks, "CHUNK": CHUNK, "LEVELS": CHUNK.bit_length() - 1, "PRECISION": rounding}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def states(self, laid: list[Tensor | None], precision: Precision) -> Tensor:
+        """Return the state at the beginning of each chunk, (B, H, M, K, V)."""
+        states = self.empty(self.batch, self.heads, triton.cdiv(self.num, CHUNK), self.keys, self.values)
+        walk[self.grid](*laid, _strides(laid), None, states, *self.sizes, **self.by_chunks(precision))
+        return states
+
+
+def _laid(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor with its features side by side; batch, heads and positions may lie anywhere."""
+    return tensor if tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(tensors: list[Tensor | None]) -> tuple[tuple[int, ...], ...]:
+    """Return the strides of batch, head and position of each tensor; zeros of one that is left out."""
+    return tuple((0, 0, 0) if each is None else each.stride()[:3] for each in tensors)
+
+
+def _forward(*tensors: Tensor | None, precision: Precision) -> tuple[Tensor, tuple[Tensor, ...]]:
+    plan, laid = Plan(*tensors), [_laid(each) for each in tensors]
+    out = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
+    with torch.cuda.device_of(out):
+        walk[plan.grid](*laid, _strides(laid), out, None, *plan.sizes, **plan.by_chunks(precision))
+    return out, ()
+
+
+def _backward(
+    gradient: Tensor, needed: Any, saved: Any, *tensors: Tensor | None, precision: Precision
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by all tensors that are given, whichever are ``needed``: they come of one walk."""
+    plan, laid, gradient = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
+    by_values = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
+    # each block of values has its part of the other gradients: no program waits for another
+    shared = (plan.grid[1], plan.batch, plan.heads, plan.num)
+    widths = (plan.keys, plan.keys, None, 1, plan.decays)
+    parts = [
+        None if each is None or width is None else plan.empty(*shared, width)
+        for each, width in zip(tensors, widths, strict=True)
+    ]
+    parts[2] = by_values
+    with torch.cuda.device_of(by_values):
+        states = plan.states(laid, precision)
+        walk_back[plan.grid](
+            *laid, _strides(laid), states, gradient, gradient.stride()[:3], *parts, *plan.sizes,
+            **plan.by_chunks(precision),
+        )  # fmt: skip
+    found = [part if part is by_values or part is None else part.sum(0) for part in parts]
+    return tuple(None if of is None else part.to(of.dtype) for part, of in zip(found, tensors, strict=True))
+
+
+def _second_order(*parts: Parts, precision: Precision) -> Parts:
+    """Return y, y′ and y″, computed position by position in float32 or wider, whatever ``precision`` says: no matrix
+    products are left."""
+    plan = Plan(*(value for value, _, _ in parts))
+    filled = [(None,) * 3 if each[0] is None else tuple(map(_laid, _filled(*each))) for each in parts]
+    out = plan.empty(3, plan.batch, plan.heads, plan.num, plan.values)
+    with torch.cuda.device_of(out):
+        walk_along_line[plan.grid](*filled, tuple(_strides(each) for each in filled), out, *plan.sizes, **plan.blocks)
+    return tuple(out.unbind(0))
+
+
+def _filled(value: Tensor, first: Tensor | None, second: Tensor | None) -> Parts:
+    """Return the parts with zeros for None, which take no memory."""
+    zeros = value.new_zeros(value.shape[-1:]).expand(value.shape)
+    return value, zeros if first is None else first, zeros if second is None else second
+
+
+SCAN = Operation("scan", _forward, _backward, _second_order)
