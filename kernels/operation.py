@@ -1,5 +1,5 @@
-"""Make differentiable operations of kernels: a first derivative that refuses to be differentiated again, where torch's own
-wrappers would be silently wrong, and a rule for the second order along a line where the kernel brings one."""
+"""Make differentiable operations of kernels: a first derivative that refuses to be differentiated again, where torch's
+own wrappers would be silently wrong, and a rule for the second order along a line where the kernel brings one."""
 
 from __future__ import annotations
 

@@ -18,12 +18,15 @@ from torch import Tensor
 NEEDED = ("triton", "fla")
 
 
-def lacking() -> str | None:
-    """Return in words what the kernels need and this machine has not; None where they can run."""
+def lacking(device: torch.device | None = None) -> str | None:
+    """Return in words what the kernels need and is not there; None where they can run. ``device``: the one that they
+    are to run on; None: any that this machine has."""
     if not torch.cuda.is_available():
         return "a CUDA device"
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    return None if not absent else f"{' and '.join(absent)} (pip install flash-linear-attention)"
+    if absent:
+        return f"{' and '.join(absent)} (pip install flash-linear-attention)"
+    return "device=cuda" if device is not None and device.type != "cuda" else None
 
 
 def decayed(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -> Tensor:

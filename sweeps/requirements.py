@@ -42,15 +42,14 @@ def _require_of_this_machine(name: str, trials: Sequence[Trial]) -> None:
     """Raise an error where a device of this name, or the precision, the kernels or the compiler of one of the trials,
     is not to be had here."""
     from stability.build import resolve_device
-    from stability.config.parse import mechanism_of
-    from stability.mechanisms import require_kernels
+    from stability.config.parse import computed_parts_of
     from stability.models.precision import require_precision
-    from stability.training.machine import require_compiler
+    from stability.training.machine import require_compiler, require_kernels
 
     device = resolve_device(name)
     for precision in {trial.spec.get("precision", "float32") for trial in trials}:  # older than the field: float32
         require_precision(precision, device)
     for trial in trials:
-        require_kernels(mechanism_of(trial.spec), device)
+        require_kernels(computed_parts_of(trial.spec), device)
     if any(trial.spec.get("compile", False) for trial in trials):
         require_compiler()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stability.config.base import AnySettings, Settings, checked
+from stability.config.computed import COMPUTED
+from stability.config.cross import cross_choice
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import filled
@@ -42,9 +44,15 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
     return checked(RunSpec, _known(values))
 
 
-def mechanism_of(values: dict[str, Any]) -> Part:
-    """Return the mechanism of a ``spec.json`` as `parse_run` does, without reading the rest."""
-    return part("mechanisms", _known(values)["mechanism"])
+def computed_parts_of(values: dict[str, Any]) -> dict[str, Part | None]:
+    """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
+    rest."""
+    known = _known(values)
+    written = {key: known[key] for key in COMPUTED}
+    return {
+        key: None if value is None else cross_choice(value) if key == "cross" else part(COMPUTED[key], value)
+        for key, value in written.items()
+    }
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

@@ -91,18 +91,6 @@ def require_schedule(optimizer: Part, schedule: str) -> None:
         )
 
 
-def kernels_of(mechanism: Part) -> tuple[str, ...]:
-    """Return the settings by which a mechanism runs on kernels, as `AbstractMechanism.kernels` has them."""
-    return Registry("mechanisms").load(mechanism.name).kernels(mechanism.settings)
-
-
-def require_second_derivatives(mechanism: Part, what: str, remedy: str) -> None:
-    """Raise a ``ValueError`` of one line where a mechanism runs on kernels that have no second derivative. ``what``:
-    what takes one; ``remedy``: what to write instead."""
-    if asked := kernels_of(mechanism):
-        raise ValueError(f"{what} takes second derivatives, and mechanism.{asked[0]} has none; {remedy}")
-
-
 def require_trainable(key: str, item: Part) -> None:
     """Raise a ``ValueError`` of one line where a mechanism, or one that its settings name, is not to be trained.
 

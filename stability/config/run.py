@@ -7,16 +7,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings
+from stability.config.computed import check_kernels, computed_parts, require_second_derivatives
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
 from stability.config.parts import (
     Part,
-    kernels_of,
     one_part,
     read_by,
     require_schedule,
-    require_second_derivatives,
     require_trainable,
 )
 from stability.config.training import (
@@ -245,15 +244,12 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _kernels_are_not_asked_too_much(self) -> RunSpec:
-        """Refuse what kernels of a mechanism cannot do."""
+        """Refuse what the kernels that parts ask for cannot do."""
+        parts = computed_parts(self)
+        check_kernels(parts, self.model, compiled=self.compile)
         if Registry("optimizers").load(self.optimizer.name).takes_hessian:
             remedy = "use another optimizer, or impl=reference"
-            require_second_derivatives(self.mechanism, f"optimizer={self.optimizer.name}", remedy)
-        if self.compile and (asked := kernels_of(self.mechanism)):
-            raise ValueError(
-                f"compile=true takes torch's own operations, and mechanism.{asked[0]} has kernels; use compile=false, "
-                "or impl=reference"
-            )
+            require_second_derivatives(parts, f"optimizer={self.optimizer.name}", remedy)
         return self
 
     @model_validator(mode="after")

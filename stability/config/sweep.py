@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from stability.config.ablation import Ablation, Variant, require_swept
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, STUDY_NAME, checked
+from stability.config.computed import require_alpha_max
 from stability.config.cross import CrossOfEach, cross_choice
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
@@ -21,7 +22,6 @@ from stability.config.parts import (
     Part,
     part,
     require_schedule,
-    require_second_derivatives,
     require_trainable,
     some_parts,
 )
@@ -152,8 +152,9 @@ class SweepSpec(AbstractRecipe):
     @model_validator(mode="after")
     def _alpha_max_can_be_measured(self) -> SweepSpec:
         for _, choice in self.curves() if self.hessian else ():
-            remedy = "use hessian=false, or impl=reference"
-            require_second_derivatives(choice["mechanism"], "hessian=true measures α_max, which", remedy)
+            cross = self.cross.beside(choice["mechanism"]) if isinstance(self.cross, CrossOfEach) else self.cross
+            parts = {**choice, "objective": self.objective, "cross": cross}
+            require_alpha_max(parts, self.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
         return self
 
     @model_validator(mode="after")

@@ -95,8 +95,8 @@ class Jet(Tensor):
 
 
 def _brought(func: Any) -> Rule | None:
-    """Return the rule that an operation of someone else's brings with it as ``second_order``: a function of (f, f′, f″) of
-    each positional argument, which gives those of the result. None where it has no such attribute."""
+    """Return the rule that an operation of someone else's brings with it as ``second_order``: a function of (f, f′, f″)
+    of each positional argument, which gives those of the result. None where it has no such attribute."""
     if not hasattr(func, "second_order"):
         return None
     if func.second_order is None:

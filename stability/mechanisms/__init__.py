@@ -6,7 +6,6 @@ from typing import Any
 
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
-from stability.mechanisms._fla import require_kernels
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.mechanisms._recurrent import AbstractRecurrent
 from stability.mechanisms._training_free import AbstractTrainingFree, Variant
@@ -26,7 +25,6 @@ __all__ = [
     "WithLoss",
     "at_least_float32",
     "build",
-    "require_kernels",
     "without_padding",
 ]
 

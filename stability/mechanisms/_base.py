@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stability.config import Settings
+from stability.config.impl import KernelUser, Use
 from stability.models.init import OwnInit
 from stability.models.position import Rope
 
@@ -48,6 +49,11 @@ class MixerShape:
     @property
     def head_width(self) -> int:
         return self.width // self.heads
+
+    @property
+    def use(self) -> Use:
+        """What of this matters to kernels."""
+        return Use(self.width, self.heads, self.direction, self.dropout)
 
     def require_pairs(self) -> None:
         """Raise a ``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
@@ -93,7 +99,14 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
         )
 
 
-class AbstractMechanism(OwnInit):
+def _check_kernels(mechanism: type[KernelUser], config: Any, shape: MixerShape) -> None:
+    """Raise a ``ValueError`` of one line where settings that ask for kernels stand beside some that these do not
+    compute."""
+    for asked in mechanism.kernels(config):
+        asked.inside("mechanism").check(shape.use)
+
+
+class AbstractMechanism(KernelUser, OwnInit):
     """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements
     `forward`. What its constructor starts in a way of its own, it names in `own_init`.
 
@@ -121,6 +134,7 @@ class AbstractMechanism(OwnInit):
             possible = ", ".join(sorted(cls.supported_directions(config)))
             raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {possible}")
         cls.check_heads(config, shape.heads)
+        _check_kernels(cls, config, shape)
         return cls(config, shape)
 
     @classmethod
@@ -158,12 +172,6 @@ class AbstractMechanism(OwnInit):
         them; False where it takes their weights itself."""
         return True
 
-    @classmethod
-    def kernels(cls, config: Any) -> tuple[str, ...]:
-        """Return the settings, as they are written behind ``mechanism.``, by which `forward` runs on kernels that need
-        CUDA and have no second derivative; () for torch's own operations."""
-        return ()
-
     def start_local(self, bias: float) -> None:
         """Begin with each position looking at its neighbours, the more so the larger ``bias`` is (`model.qk_bias`,
         called where it is not 0). Nothing where the mechanism has no such start."""
@@ -191,7 +199,7 @@ class AbstractMechanism(OwnInit):
         raise NotImplementedError
 
 
-class AbstractCrossMechanism(OwnInit):
+class AbstractCrossMechanism(KernelUser, OwnInit):
     """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism
     (``cross=ca``), never alone.
 
@@ -210,6 +218,7 @@ class AbstractCrossMechanism(OwnInit):
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractCrossMechanism:
+        _check_kernels(cls, config, shape)
         return cls(config, shape)
 
     @classmethod

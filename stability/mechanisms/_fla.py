@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from kernels import recurrences
 from stability.config.identity import Since
-from stability.config.parts import Part, kernels_of
 from stability.mechanisms._decayed import decayed
 from stability.mechanisms._delta_rule import delta_rule
 from stability.mechanisms._recurrent import AbstractRecurrent
@@ -26,10 +24,6 @@ Impl = Annotated[Literal["reference", "fla"], Since("reference"), Field(descript
 class AbstractWithKernels(AbstractRecurrent):
     """A recurrence of which there are kernels, beside a reference that gives the same: ``impl`` of its `Config` says
     which computes it. The kernels take chunks of their own size, ``chunk`` is the reference's."""
-
-    @classmethod
-    def kernels(cls, config: Any) -> tuple[str, ...]:
-        return (f"{cls.__module__.rsplit('.', 1)[-1]}.impl=fla",) if config.impl == "fla" else ()
 
     @staticmethod
     def decayed_by(
@@ -48,14 +42,3 @@ class AbstractWithKernels(AbstractRecurrent):
         if config.impl == "fla":
             return recurrences.delta_rule(q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay)
         return delta_rule(q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay, chunk=config.chunk)
-
-
-def require_kernels(item: Part, device: torch.device | None = None) -> None:
-    """Raise a ``ValueError`` of one line where a mechanism's settings ask for kernels that cannot run here. ``device``:
-    the one that it is to run on; None: not known yet."""
-    if asked := kernels_of(item):
-        what = recurrences.lacking()
-        if what is None and device is not None and device.type != "cuda":
-            what = "device=cuda"
-        if what is not None:
-            raise ValueError(f"mechanism.{asked[0]} needs {what}; impl=reference computes the same everywhere")

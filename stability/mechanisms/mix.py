@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Family, Since
+from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.mechanisms._inner import inner_part, load, told
@@ -115,8 +116,8 @@ class Mix(AbstractMechanism):
         return all(load(item.name).calls_linears(item.settings) for item in config.parts)
 
     @classmethod
-    def kernels(cls, config: Any) -> tuple[str, ...]:
-        return tuple(f"mix.{name}" for item in config.parts for name in load(item.name).kernels(item.settings))
+    def kernels(cls, config: Any) -> tuple[Kernels, ...]:
+        return tuple(found.inside("mix") for item in config.parts for found in load(item.name).kernels(item.settings))
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Family
+from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.mechanisms._inner import inner_part, load, told
@@ -94,8 +95,12 @@ class TwoWay(AbstractMechanism):
         return load(config.of.name).needs_edges(config.of.settings)
 
     @classmethod
-    def kernels(cls, config: Any) -> tuple[str, ...]:
-        return tuple(f"two_way.{name}" for name in load(config.of.name).kernels(config.of.settings))
+    def kernels(cls, config: Any) -> tuple[Kernels, ...]:
+        found = load(config.of.name).kernels(config.of.settings)
+        return tuple(
+            replace(each, lacks=lambda use, lacks=each.lacks: lacks(replace(use, direction=CAUSAL))).inside("two_way")
+            for each in found
+        )
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from stability.config import Settings
 from stability.config.identity import Since
+from stability.config.impl import KernelUser
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._auxiliary import TrainingLoss, with_auxiliary
@@ -114,7 +115,7 @@ class Examples(NamedTuple):
         return Examples(inputs, targets_R1, weights_R1, sigma_B=sigma_R), index_R
 
 
-class AbstractObjective:
+class AbstractObjective(KernelUser):
     """A training objective says how examples become inputs and targets, and a model's outputs a loss. ``direction``:
     what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head.
 

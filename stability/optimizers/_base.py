@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from stability.config import Settings
+from stability.config.impl import KernelUser
 
 # as torch takes them: tensors, or groups with settings of their own
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
-class AbstractOptimizer:
+class AbstractOptimizer(KernelUser):
     """An optimizer's settings, and how they become a ``torch.optim.Optimizer``. ``build`` makes it; the learning rate
     of each step is set from outside, through the parameter groups. Its state is tensors and plain numbers, so that a
     checkpoint can hold it.

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.config.impl import KernelUser
 
 Branch = Callable[[Tensor], Tensor]
 
 
-class AbstractResidual(nn.Module):
+class AbstractResidual(KernelUser, nn.Module):
     """One connection around a branch of a block. ``layer``: its number among the model's connections, from 0 (schemes
     with several streams start from it).
 

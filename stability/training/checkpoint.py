@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from stability.build import build_model
 from stability.config.base import Settings
+from stability.config.computed import computed_parts
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.mechanisms import require_kernels
 from stability.models.backbone import Backbone
 from stability.runs.directory import fsync
 from stability.runs.leftovers import temporary
+from stability.training.machine import require_kernels
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 # Of the trainer's state, where the optimizer averages: the parameters that training moves. The model's file holds those
@@ -78,7 +79,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
     spec = parse_run(manifest["spec"])
-    require_kernels(spec.mechanism)
+    require_kernels(computed_parts(spec))
     model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
         model.load_state_dict(load_file(folder / MODEL))

@@ -7,11 +7,14 @@ import os
 import resource
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import nn
 
+from kernels import availability, recurrences
+from stability.config.computed import kernels_of
 from stability.config.training import Precision
 from stability.models.precision import allow_tf32
 
@@ -34,6 +37,15 @@ def require_compiler() -> None:
     """Raise a ``ValueError`` where there is no C++ compiler, which `torch.compile` calls on every device."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         raise ValueError("compile=true needs a C++ compiler, g++ or clang++, and there is none; use compile=false")
+
+
+def require_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> None:
+    """Raise a ``ValueError`` of one line where parts of a run ask for kernels that cannot run here. ``parts``: as
+    `kernels_of` takes them; ``device``: the one that they are to run on; None: not known yet."""
+    for asked in kernels_of(parts):
+        lacking = recurrences.lacking if asked.impl == "fla" else availability.lacking
+        if (what := lacking(device)) is not None:
+            raise ValueError(f"{asked.setting} needs {what}; impl=reference computes the same everywhere")
 
 
 def compiled(model: nn.Module) -> nn.Module:

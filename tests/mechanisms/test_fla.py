@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from kernels import recurrences
-from stability.config.parts import kernels_of, part
+from stability.config.computed import kernels_of
+from stability.config.parts import part
 from stability.curvature._graph import NoSecondDerivative, refusals_named
-from stability.mechanisms import build, require_kernels
+from stability.mechanisms import build
+from stability.training.machine import require_kernels
 from tests.mechanisms.checks import build_seeded
 from tests.mechanisms.decay_loops import before_norm
 from tests.mechanisms.fla_naive import fla_naive
 
-FLA = part("mechanisms", {"name": "gla", "impl": "fla"})
+FLA = {"mechanism": part("mechanisms", {"name": "gla", "impl": "fla"})}
 BATCH, HEADS, NUM, KEYS, VALUES = 2, 3, 7, 4, 5
 NAIVE = {
     "chunk_gla": ("gla", "naive_recurrent_gla", {"g": "gk"}),
@@ -134,7 +136,7 @@ def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
     assert str(caught.value) == (
         "mechanism.gla.impl=fla needs a CUDA device; impl=reference computes the same everywhere"
     )
-    require_kernels(part("mechanisms", "gla"))
+    require_kernels({"mechanism": part("mechanisms", "gla")})
     with pytest.raises(RuntimeError, match=r"^impl=fla needs a CUDA device; impl=reference computes the same$"):
         recurrences.decayed(*(drawn(1)[place] for place in (0, 1, 2, 4)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -195,11 +197,16 @@ def test_what_is_made_of_others_tells_of_their_kernels():
         "sa": {},
         "deltanet": {},
     }
-    found = {name: kernels_of(part("mechanisms", {"name": name, **settings})) for name, settings in written.items()}
+    found = {
+        name: tuple(
+            asked.setting for asked in kernels_of({"mechanism": part("mechanisms", {"name": name, **settings})})
+        )
+        for name, settings in written.items()
+    }
     assert found == {
-        "mix": ("mix.gla.impl=fla",),
-        "two_way": ("two_way.kda.impl=fla",),
-        "gla": ("gla.impl=fla",),
+        "mix": ("mechanism.mix.gla.impl=fla",),
+        "two_way": ("mechanism.two_way.kda.impl=fla",),
+        "gla": ("mechanism.gla.impl=fla",),
         "sa": (),
         "deltanet": (),
     }

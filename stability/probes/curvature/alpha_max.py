@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stability.build import resolve_device
+from stability.config.computed import require_alpha_max
 from stability.config.curvature import CurvatureSpec
-from stability.config.parse import mechanism_of
-from stability.config.parts import require_second_derivatives
+from stability.config.parse import computed_parts_of
 from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature import spectra
@@ -71,16 +71,18 @@ def measure(
         if missing or names:
             folder = phases(directory, phase).get(phase)
             if folder is not None:
-                _require_second_derivatives(read_json(directory.spec_file), directory.run_id)
+                _require_second_derivatives(read_json(directory.spec_file), curvature, directory.run_id)
             loaded = None if folder is None else Loaded.read(folder, cache_dir)
             yield from _clocked(_measure(directory, loaded, phase, missing, names, curvature, device), directory, phase)
 
 
-def _require_second_derivatives(spec: dict[str, Any], whose: str) -> None:
-    """Raise a ``ValueError`` of one line for a model whose kernels have none, whatever the method: gradients in
-    bfloat16 are too coarse for differences of them, too. ``spec``: the run's, as it is on disk."""
-    remedy = "train a run with impl=reference for it"
-    require_second_derivatives(mechanism_of(spec), f"{whose}: α_max", remedy)
+def _require_second_derivatives(spec: dict[str, Any], curvature: CurvatureSpec, whose: str) -> None:
+    """Raise a ``ValueError`` of one line for a model whose kernels have none that this measurement can take. Where they
+    have none at all no method is left: gradients in bfloat16 are too coarse for differences of them, too. ``spec``: the
+    run's, as it is on disk."""
+    require_alpha_max(
+        computed_parts_of(spec), curvature, f"{whose} is asked for", "train a run with impl=reference for it"
+    )
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
@@ -105,7 +107,7 @@ def measure_checkpoint(
     """Measure one checkpoint folder, wherever it stands in its run, under a phase's name of its own, whether or not it
     was measured before."""
     directory = RunDirectory.at(folder.parent.parent)
-    _require_second_derivatives(manifest_of(folder)["spec"], f"{directory.run_id}, {folder.name}")
+    _require_second_derivatives(manifest_of(folder)["spec"], curvature, f"{directory.run_id}, {folder.name}")
     loaded = Loaded.read(folder, cache_dir)
     states = curvature.state if _has_steps(curvature) else ()
     names = tuple(name for name in SPECTRA if name in curvature.measure)

@@ -1,0 +1,132 @@
+"""Judge the consensus paper's claims on the numbers that the paper itself prints (`analysis.published`), by the rules
+that a study is judged by where one run each allows them.
+
+One run stands behind each number and no interval, so the verdicts are on the tables, not on the mechanisms: "holds"
+where every cell says it, "contradicted" where one does not, with the cells named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis import published
+from analysis.claims.claim import Claim
+from analysis.claims.windows import MARGIN
+from analysis.numbers.windows import Window, window
+from analysis.study.load import Frame
+from analysis.words import listed, lr_text, plural
+
+CELL = ["table", "modality", "size", "lr"]
+
+
+def claims() -> list[Claim]:
+    """Return every claim of section 5 and annex D.3 that the printed tables can be asked about."""
+    nll, alpha = published.numbers(published.NLL), published.numbers(published.ALPHA_MAX)
+    terminal, earliest = (alpha[alpha["phase"] == phase] for phase in ("terminal", "earliest"))
+    return [
+        *_windows(nll),
+        *_mirrors(nll),
+        _largest(terminal, "median_alpha_max", "SC attains the largest median α_max across all modalities and scales"),
+        _largest(
+            terminal, "percent_stable", "SC has the highest share of stable steps across all modalities and scales"
+        ),
+        _largest(earliest, "median_alpha_max", "The same at the earliest checkpoint (Table 8): largest median α_max"),
+        _largest(
+            earliest, "percent_stable", "The same at the earliest checkpoint (Table 8): highest share of stable steps"
+        ),
+        *_improves(published.numbers(published.ABLATION)),
+    ]
+
+
+def _curve(rows: Frame, mechanism: str, column: str) -> Window | None:
+    one = rows[(rows["mechanism"] == mechanism) & rows[column].notna()]
+    return window(one["lr"], one[column]) if len(one) else None
+
+
+def _grids(nll: Frame) -> Iterator[tuple[str, Frame]]:
+    for (modality, size, component), rows in nll.groupby(["modality", "size", "component"], sort=False):
+        name = "DNA" if modality == "dna" else modality
+        yield f"{name} {size}" + (f" {component}" if component else ""), rows
+
+
+def _windows(nll: Frame) -> Iterator[Claim]:
+    """Yield who has the wider window, of each grid in which both are printed (5.1)."""
+    for wide, narrow in (("sc", "sa"), ("mix", "sa")):
+        for column, words in (("validation_nll", "validation NLL"), ("generative_nll", "generative NLL")):
+            for grid, rows in _grids(nll):
+                # rates at which both were trained: a grid that ends sooner has no wider window
+                shared = rows.groupby("lr").filter(lambda of: {wide, narrow} <= set(of["mechanism"]))  # noqa: B023
+                of = {each: _curve(shared, each, column) for each in (wide, narrow)}
+                if of[wide] is not None and of[narrow] is not None:
+                    yield _wider(f"{grid}, {words}", wide, narrow, of[wide], of[narrow])
+
+
+def _span(name: str, found: Window) -> str:
+    end = ", open" if found.open_high else ""
+    return f"{name} {found.width:.2f} decades ({lr_text(found.low.lr)} to {lr_text(found.high.lr)}{end})"
+
+
+def _wider(where: str, wide: str, narrow: str, ours: Window, theirs: Window) -> Claim:
+    """Return whether one window is wider than the other; undecided where both fill the printed rates."""
+    gap = ours.width - theirs.width
+    both_open = ours.open_high and theirs.open_high and ours.open_low and theirs.open_low
+    verdict = "undecided" if both_open or gap == 0 else "holds" if gap > 0 else "contradicted"
+    spans = " and ".join(_span(name, each) for name, each in ((wide, ours), (narrow, theirs)))
+    return Claim(
+        f"window of {wide} and {narrow}, {where}",
+        verdict,
+        f"{where[0].upper() + where[1:]}: {spans}.",
+        f"{wide} has a wider window than {narrow} ({where})",
+        1,
+        f"{gap:+.2f} decades".replace("-", "−"),
+    )
+
+
+def _mirrors(nll: Frame) -> Iterator[Claim]:
+    """Yield whether mix's best NLL is sa's within `MARGIN` or lower (5.1), for each grid."""
+    for column, words in (("validation_nll", "validation NLL"), ("generative_nll", "generative NLL")):
+        for grid, rows in _grids(nll):
+            best = rows.groupby("mechanism")[column].min()
+            mix, sa = float(best["mix"]), float(best["sa"])
+            yield Claim(
+                f"best of mix and sa, {grid}, {words}",
+                "holds" if mix / sa - 1 <= MARGIN else "contradicted",
+                f"{grid[0].upper() + grid[1:]}: the best {words} is {mix:.3f} for mix and {sa:.3f} for sa.",
+                f"mix mirrors sa at the best learning rate ({grid}, {words})",
+                1,
+                f"{100 * (mix / sa - 1):+.1f} %".replace("-", "−"),
+            )
+
+
+def _largest(alpha: Frame, column: str, statement: str) -> Claim:
+    """Return whether sc has the largest number of the cells of each (table, size, rate), ties included; a dash counts
+    as the smallest."""
+    table = alpha.assign(value=alpha[column].fillna(0.0)).pivot_table(index=CELL, columns="mechanism", values="value")
+    ahead = table["sc"] >= table.max(axis=1)
+    others = [
+        f"{modality} {size} at {lr_text(float(lr))} ({table.loc[(number, modality, size, lr)].idxmax()})"
+        for number, modality, size, lr in table.index[~ahead]
+    ]
+    text = f"sc has it in {int(ahead.sum())} of {plural(len(table), 'cell')}"
+    text += f"; another has in {listed(others)}." if others else "."
+    verdict = "holds" if ahead.all() else "contradicted"
+    return Claim(
+        column, verdict, f"{statement}: {text}", statement, len(table), f"{int(ahead.sum())} of {len(table)} cells"
+    )
+
+
+def _improves(ablation: Frame) -> Iterator[Claim]:
+    """Yield whether a larger ξ, r or w has lower NLLs at each printed step (D.3)."""
+    for field, rows in ablation.groupby("field", sort=False):
+        steps = rows.sort_values("value")[["validation_nll", "generative_nll"]].diff().dropna()
+        falls = bool((steps < 0).all(axis=None))
+        total = rows.sort_values("value")["validation_nll"]
+        yield Claim(
+            f"ablation {field}",
+            "holds" if falls else "contradicted",
+            f"From {field} {rows['value'].min()} to {rows['value'].max()} both NLLs fall at "
+            f"{int((steps < 0).all(axis=1).sum())} of {len(steps)} steps.",
+            f"A larger {field} improves validation and generative NLL",
+            1,
+            f"{float(total.iloc[-1] - total.iloc[0]):+.3f} nats".replace("-", "−"),
+        )

@@ -1,0 +1,59 @@
+"""Numbers that papers print, as data: what their tables hold, digit for digit, to stand beside a study's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.study.load import Frame
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Source:
+    """A paper's table, or several of one kind. ``file``: the CSV beside this module; ``paper``: title; ``tables``: as
+    the paper numbers them; ``says``: what they hold, in the paper's words."""
+
+    file: str
+    paper: str
+    tables: str
+    says: str
+
+
+CONSENSUS = "Stabilizing Transformer Training Through Consensus"
+NLL = Source(
+    "consensus_nll.csv",
+    CONSENSUS,
+    "Tables 2, 3 and 4",
+    "validation and generative NLLs, one run each; — where none is printed",
+)
+ALPHA_MAX = Source(
+    "consensus_alpha_max.csv",
+    CONSENSUS,
+    "Tables 5, 6, 7 (terminal) and 8 (earliest checkpoint)",
+    "median α_max and % stable steps of 25 steps; — where no step has a finite α_max",
+)
+ABLATION = Source(
+    "consensus_ablation.csv",
+    CONSENSUS,
+    "Table 9",
+    "validation and generative NLLs of sc at text 193M, one field varied at a time",
+)
+SOURCES = (NLL, ALPHA_MAX, ABLATION)
+
+
+@cache
+def _read(file: str) -> Frame:
+    return pd.read_csv(FOLDER / file, dtype={"table": str, "component": str}, keep_default_na=True).fillna(
+        {"component": ""}
+    )
+
+
+def numbers(source: Source) -> Frame:
+    """Return a source's numbers, one row for each cell of its tables; NaN where the paper prints a dash. Rates and NLLs
+    are floats, names those of this project (sa, sc, sw, mix; text, dna, protein)."""
+    return _read(source.file).copy()
