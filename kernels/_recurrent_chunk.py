@@ -13,15 +13,8 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """Return the matrix product a @ b, summed in the dtype of ``a``; its factors are rounded as ``PRECISION`` says:
-    ieee (not at all), tf32, bf16, or bf16_by_value, which gives the numbers of bf16 where the interpreter, which has no
-    products of bfloat16, computes."""
-    if PRECISION == "bf16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), out_dtype=tl.float32)
-    elif PRECISION == "bf16_by_value":
-        return tl.dot(a.to(tl.bfloat16).to(tl.float32), b.to(tl.bfloat16).to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
+    """Return the matrix product a @ b in the dtype of ``a``; ``PRECISION``: ieee, or tf32, which rounds the factors."""
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
 
 
 @triton.jit

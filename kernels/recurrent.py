@@ -20,8 +20,9 @@ from kernels._recurrent_backward import walk_back
 from kernels._recurrent_forward import walk
 from kernels._recurrent_second_order import walk_along_line
 from kernels.operation import Operation, Parts
+from kernels.roofline import Traffic
 
-Precision = Literal["ieee", "tf32", "bf16"]
+Precision = Literal["ieee", "tf32"]
 CHUNK = 16  # positions computed at once: what a matrix product takes at least, and its system stays in registers
 WIDEST_KEYS = 256  # of a head, whose state of keys by 16 values then is as large as registers allow
 STATE_SIZE = 4096  # numbers of the state that a program holds
@@ -33,9 +34,9 @@ def decayed(
     """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), in float32 or wider.
 
     ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
-    H of all but v may be 1. ``precision``: how factors of matrix products are rounded, None: as torch would, which is
-    bf16 within autocast, tf32 where that is allowed, and else ieee, not at all. The state, decays and sums are float32
-    or wider. Errors: ``ValueError`` where a head's keys are wider than 256.
+    H of all but v may be 1. ``precision``: whether tf32 rounds the factors of matrix products to 10 bits, or ieee
+    nothing; None: tf32 where torch is allowed that much, which is within autocast, too. The state, decays and sums are
+    float32 or wider, whatever q, k and v are. Errors: ``ValueError`` where a head's keys are wider than 256.
     """
     return _scan(q_BHNK, k_BHNK, v_BHNV, None, log_decay, precision)
 
@@ -69,10 +70,17 @@ def _scan(
 
 
 def _torchs_precision(device: str) -> Precision:
-    """Return how torch rounds the factors of matrix products at this place."""
-    if torch.is_autocast_enabled(device):
-        return "bf16"
-    return "tf32" if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else "ieee"
+    """Return how torch may round the factors of matrix products here. In bfloat16 it would round the state and what the
+    delta rule subtracts, too, by more than 1 % of the result; TF32 keeps q, k and v of bfloat16 as they are."""
+    is_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if is_tf32 or torch.is_autocast_enabled(device) else "ieee"
+
+
+def blocks(keys: int, values: int) -> tuple[int, int]:
+    """Return how many features of keys and of values a program takes, padded: all keys, and as many values as leave the
+    state small enough."""
+    key_block = max(16, triton.next_power_of_2(keys))
+    return key_block, min(max(16, STATE_SIZE // key_block), max(16, triton.next_power_of_2(values)))
 
 
 class Plan:
@@ -84,8 +92,7 @@ class Plan:
         self.batch, self.heads, self.num, self.values = v.shape
         self.keys, self.device = q.shape[3], v.device
         self.decays = 0 if log_decay is None else log_decay.shape[3]
-        key_block = max(16, triton.next_power_of_2(self.keys))
-        value_block = min(max(16, STATE_SIZE // key_block), max(16, triton.next_power_of_2(self.values)))
+        key_block, value_block = blocks(self.keys, self.values)
         self.grid = (self.batch * self.heads, triton.cdiv(self.values, value_block))
         self.sizes = (self.heads, self.num, self.keys, self.values)
         self.blocks = {
@@ -99,10 +106,7 @@ class Plan:
 
     def by_chunks(self, precision: Precision) -> dict[str, Any]:
         """Return the settings of the kernels that walk by chunks."""
-        if self.dtype == torch.float64:
-            rounding = "ieee"
-        else:
-            rounding = "bf16_by_value" if precision == "bf16" and triton.knobs.runtime.interpret else precision
+        rounding = "ieee" if self.dtype == torch.float64 else precision
         return {**self.blocks, "CHUNK": CHUNK, "LEVELS": CHUNK.bit_length() - 1, "PRECISION": rounding}
 
     def empty(self, *shape: int) -> Tensor:
@@ -151,7 +155,7 @@ def _backward(
         states = plan.states(laid, precision)
         walk_back[plan.grid](
             *laid, _strides(laid), states, gradient, gradient.stride()[:3], *parts, *plan.sizes,
-            **plan.by_chunks(precision),
+            **plan.by_chunks(precision), num_warps=8,
         )  # fmt: skip
     found = [part if part is by_values or part is None else part.sum(0) for part in parts]
     return tuple(None if of is None else part.to(of.dtype) for part, of in zip(found, tensors, strict=True))
@@ -175,3 +179,54 @@ def _filled(value: Tensor, first: Tensor | None, second: Tensor | None) -> Parts
 
 
 SCAN = Operation("scan", _forward, _backward, _second_order)
+
+
+def traffic(
+    *,
+    batch: int,
+    heads: int,
+    positions: int,
+    keys: int,
+    values: int,
+    delta: bool,
+    decays: int = 0,
+    part: Literal["forward", "backward", "second_order"] = "forward",
+    input_bytes: int = 4,
+) -> Traffic:
+    """Return what the launches of one part move and multiply.
+
+    ``decays``: of a position and head, 0 (none), 1 or ``keys``. ``input_bytes``: of an element of q, k, v; β, ln a and
+    what is written have 4. Counted are the operations of matrix products, as they are computed, of whole chunks and
+    blocks; for second_order, which has none, the multiply-adds of state and reads. An input that several programs read
+    counts for each of them; sums over their parts of a gradient, which torch takes, are left out.
+    """
+    key_block, value_block = blocks(keys, values)
+    of_values, chunks = triton.cdiv(values, value_block), triton.cdiv(positions, CHUNK)
+    sequences = batch * heads
+    each = sequences * of_values * positions  # a position in each of its programs
+    q_or_k, v = each * keys * input_bytes, sequences * positions * values * input_bytes
+    scalars, out = 4 * each * (delta + decays), 4 * sequences * positions * values
+    if part == "second_order":
+        per_number = 2 * 6 * (2 + delta + (decays > 0))
+        flops = each * key_block * value_block * per_number
+        return Traffic(3 * (2 * q_or_k + v + scalars), 3 * out, flops)
+    solved, state, read, back = _products(key_block, value_block, delta=delta, features_decay=decays > 1)
+    programs = sequences * of_values * chunks
+    if part == "forward":
+        return Traffic(2 * q_or_k + v + scalars, out, 2 * programs * (solved + state + read))
+    states = 4 * sequences * chunks * keys * values
+    of_states = Traffic(q_or_k + v + scalars, states, 2 * programs * (solved + state))
+    gradients = 4 * 2 * each * keys + scalars + out
+    return of_states + Traffic(2 * q_or_k + v + scalars + states + out, gradients, 2 * programs * (solved + back))
+
+
+def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> tuple[int, int, int, int]:
+    """Return the multiply-adds of one chunk in one program, for blocks so wide: of what is written, of the state after
+    it, of what is read, and of the gradients."""
+    levels = CHUNK.bit_length() - 1
+    pairs, of_keys, of_values = CHUNK**2 * keys, CHUNK * keys * values, CHUNK**2 * values
+    scores = levels * (2 + delta) * pairs + pairs if features_decay else (1 + delta) * pairs
+    system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
+    of_scores = levels * (4 + delta) * pairs if features_decay else (2 + delta) * pairs
+    back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
+    return scores + system, of_keys, of_keys + of_values, back
