@@ -1,5 +1,7 @@
 """Walk over a sequence's chunks from the last to the first with the gradient by the state on the chip."""
 
+# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import triton
@@ -39,7 +41,7 @@ def walk_back(
     decay_width = key_width if DECAY_BLOCK > 1 else 1
     dstate_KV = tl.zeros((KEY_BLOCK, VALUE_BLOCK), DTYPE)
     num_chunks = tl.cdiv(num, CHUNK)
-    for done in range(0, num_chunks):
+    for done in range(num_chunks):
         first = (num_chunks - 1 - done) * CHUNK
         row_C = first + tl.arange(0, CHUNK)
         q_CK = load_rows(q, strides[0], batch, head, row_C, num, key_K, key_width, DTYPE)

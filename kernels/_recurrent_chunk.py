@@ -5,6 +5,8 @@ Every decay is e to a sum of log-decays ≤ 0, never a difference of two such su
 lost, however much is forgotten.
 """
 
+# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import triton
@@ -28,8 +30,8 @@ def load_rows(pointer, strides, batch, head, row_C, num_rows, feature_F, num_fea
 
 @triton.jit
 def store_rows(pointer, value_CF, first_row, row_C, num_rows, feature_F, num_features):
-    """Write (C, F) to rows of a buffer (rows, features) without gaps; the chunk's position ``row_C`` is the buffer's row
-    ``first_row`` + row."""
+    """Write (C, F) to a buffer (rows, features) without gaps; row ``row_C`` of a head, of which there are ``num_rows``,
+    is the buffer's row ``first_row`` + ``row_C``."""
     offset = (first_row + row_C)[:, None] * num_features + feature_F[None, :]
     within = (row_C < num_rows)[:, None] & (feature_F < num_features)[None, :]
     tl.store(pointer + offset, value_CF.to(pointer.dtype.element_ty), mask=within)
@@ -59,8 +61,8 @@ def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether the decay at l counts between position i and the border of the halves of its block, (C, C) of i and
-    l: from the border to i where i is in the second half, from after i to the border where it is in the first."""
+    """Return whether the decay at l counts between position i and the border of its block's halves, (C, C) of i and l:
+    from the border to i where i is in the second half, from after i to the border where it is in the first."""
     i_C1, l_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
     in_second = (i_C1 >= border_C1) & (l_1C >= border_C1) & (l_1C <= i_C1)

@@ -1,5 +1,7 @@
 """Carry a recurrence and its first two derivatives along a line from position to position, in one kernel."""
 
+# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import triton
@@ -47,7 +49,7 @@ def walk_along_line(
     decay_width = key_width if DECAY_BLOCK > 1 else 1
     s0 = tl.zeros((KEY_BLOCK, VALUE_BLOCK), DTYPE)
     s1, s2 = tl.zeros_like(s0), tl.zeros_like(s0)
-    for position in range(0, num):
+    for position in range(num):
         row = position + one
         k0, k1, k2 = load_parts(k, strides[1], batch, head, row, num, key_K, key_width, DTYPE)
         w0, w1, w2 = load_parts(v, strides[2], batch, head, row, num, value_V, value_width, DTYPE)

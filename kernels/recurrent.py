@@ -9,6 +9,8 @@ first state computed anew and kept meanwhile. Sums have one order: the same inpu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from kernels._recurrent_backward import walk_back
 from kernels._recurrent_forward import walk
 from kernels._recurrent_second_order import walk_along_line
-from kernels.operation import Operation, Parts
+from kernels.operation import Component, Operation, Parts
 from kernels.roofline import Traffic
 
 Precision = Literal["ieee", "tf32"]
@@ -86,7 +88,7 @@ def blocks(keys: int, values: int) -> tuple[int, int]:
 class Plan:
     """The sizes of one call, and what its kernels are launched with; of tensors as `SCAN` takes them."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, beta: Component, log_decay: Component):
         given = [each for each in (q, k, v, beta, log_decay) if each is not None]
         self.dtype = torch.float64 if any(each.dtype == torch.float64 for each in given) else torch.float32
         self.batch, self.heads, self.num, self.values = v.shape
@@ -112,67 +114,60 @@ class Plan:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def states(self, laid: list[Tensor | None], precision: Precision) -> Tensor:
-        """Return the state at the beginning of each chunk, (B, H, M, K, V)."""
-        states = self.empty(self.batch, self.heads, triton.cdiv(self.num, CHUNK), self.keys, self.values)
-        walk[self.grid](*laid, _strides(laid), None, states, *self.sizes, **self.by_chunks(precision))
-        return states
+    def launch(self, kernel: Any, *arguments: Any, **settings: Any) -> None:
+        """Launch a kernel, which takes tensors first, then `sizes`, then settings of blocks."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            kernel[self.grid](*arguments, *self.sizes, **settings)
 
 
-def _laid(tensor: Tensor | None) -> Tensor | None:
+def _laid(tensor: Component) -> Component:
     """Return the tensor with its features side by side; batch, heads and positions may lie anywhere."""
     return tensor if tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _strides(tensors: list[Tensor | None]) -> tuple[tuple[int, ...], ...]:
+def _strides(tensors: Sequence[Component]) -> tuple[tuple[int, ...], ...]:
     """Return the strides of batch, head and position of each tensor; zeros of one that is left out."""
     return tuple((0, 0, 0) if each is None else each.stride()[:3] for each in tensors)
 
 
-def _forward(*tensors: Tensor | None, precision: Precision) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _forward(*tensors: Any, precision: Precision) -> tuple[Tensor, tuple[Tensor, ...]]:
     plan, laid = Plan(*tensors), [_laid(each) for each in tensors]
     out = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
-    with torch.cuda.device_of(out):
-        walk[plan.grid](*laid, _strides(laid), out, None, *plan.sizes, **plan.by_chunks(precision))
+    plan.launch(walk, *laid, _strides(laid), out, None, **plan.by_chunks(precision))
     return out, ()
 
 
-def _backward(
-    gradient: Tensor, needed: Any, saved: Any, *tensors: Tensor | None, precision: Precision
-) -> tuple[Tensor | None, ...]:
+def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precision: Precision) -> tuple[Component, ...]:
     """Return the gradients by all tensors that are given, whichever are ``needed``: they come of one walk."""
-    plan, laid, gradient = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
-    by_values = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
-    # each block of values has its part of the other gradients: no program waits for another
-    shared = (plan.grid[1], plan.batch, plan.heads, plan.num)
-    widths = (plan.keys, plan.keys, None, 1, plan.decays)
-    parts = [
-        None if each is None or width is None else plan.empty(*shared, width)
-        for each, width in zip(tensors, widths, strict=True)
+    plan, laid, dout = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
+    states = plan.empty(plan.batch, plan.heads, triton.cdiv(plan.num, CHUNK), plan.keys, plan.values)
+    settings = plan.by_chunks(precision)
+    plan.launch(walk, *laid, _strides(laid), None, states, **settings)
+    # by q, k, β and ln a each block of values has a part of the gradient: no program waits for another
+    parts_of_each, sequence = (plan.grid[1], plan.grid[1], 1, plan.grid[1], plan.grid[1]), tensors[2].shape[:3]
+    by_each = [
+        None if of is None else plan.empty(parts, *sequence, of.shape[3])
+        for of, parts in zip(tensors, parts_of_each, strict=True)
     ]
-    parts[2] = by_values
-    with torch.cuda.device_of(by_values):
-        states = plan.states(laid, precision)
-        walk_back[plan.grid](
-            *laid, _strides(laid), states, gradient, gradient.stride()[:3], *parts, *plan.sizes,
-            **plan.by_chunks(precision), num_warps=8,
-        )  # fmt: skip
-    found = [part if part is by_values or part is None else part.sum(0) for part in parts]
-    return tuple(None if of is None else part.to(of.dtype) for part, of in zip(found, tensors, strict=True))
+    plan.launch(
+        walk_back, *laid, _strides(laid), states, dout, _strides([dout])[0], *by_each, **settings, num_warps=8
+    )  # fmt: skip
+    return tuple(
+        None if by is None else by.sum(0).to(of.dtype) for by, of in zip(by_each, tensors, strict=True)
+    )  # fmt: skip
 
 
-def _second_order(*parts: Parts, precision: Precision) -> Parts:
+def _second_order(*parts: Any, precision: Precision) -> Parts:
     """Return y, y′ and y″, computed position by position in float32 or wider, whatever ``precision`` says: no matrix
     products are left."""
     plan = Plan(*(value for value, _, _ in parts))
     filled = [(None,) * 3 if each[0] is None else tuple(map(_laid, _filled(*each))) for each in parts]
     out = plan.empty(3, plan.batch, plan.heads, plan.num, plan.values)
-    with torch.cuda.device_of(out):
-        walk_along_line[plan.grid](*filled, tuple(_strides(each) for each in filled), out, *plan.sizes, **plan.blocks)
-    return tuple(out.unbind(0))
+    plan.launch(walk_along_line, *filled, tuple(map(_strides, filled)), out, **plan.blocks)
+    return out[0], out[1], out[2]
 
 
-def _filled(value: Tensor, first: Tensor | None, second: Tensor | None) -> Parts:
+def _filled(value: Tensor, first: Component, second: Component) -> tuple[Tensor, Tensor, Tensor]:
     """Return the parts with zeros for None, which take no memory."""
     zeros = value.new_zeros(value.shape[-1:]).expand(value.shape)
     return value, zeros if first is None else first, zeros if second is None else second

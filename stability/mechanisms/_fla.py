@@ -1,4 +1,4 @@
-"""Define recurrences that are computed by torch's own products, by kernels of ours (`kernels.recurrent`), or by those of
+"""Define recurrences that torch's own products compute, or kernels of ours (`kernels.recurrent`), or those of
 flash-linear-attention (`kernels.recurrences`)."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from stability.mechanisms._recurrent import AbstractRecurrent
 
 WIDEST_KEYS = 256  # of a head, of which `kernels.recurrent` takes no more
 
+
 class AbstractWithKernels(AbstractRecurrent):
     """A recurrence of which there are kernels, beside a reference that gives the same: ``impl`` of its `Config` says
     which computes it. The kernels take chunks of their own size, ``chunk`` is the reference's."""
@@ -24,11 +25,11 @@ class AbstractWithKernels(AbstractRecurrent):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        width = cls.key_width(config, use)
+        width = cls.width_of_keys(config, use)
         return f"keys of width {width}" if width > WIDEST_KEYS else None
 
     @classmethod
-    def key_width(cls, config: Any, use: Use) -> int:
+    def width_of_keys(cls, config: Any, use: Use) -> int:
         """Return how many features the keys of a head have."""
         return use.head_width
 

@@ -73,7 +73,7 @@ class GatedLinearAttention(AbstractGatedDecay):
         return share_of_head(config.expand_k, shape), share_of_head(config.expand_v, shape)
 
     @classmethod
-    def key_width(cls, config: Any, use: Use) -> int:
+    def width_of_keys(cls, config: Any, use: Use) -> int:
         return share_of_head(config.expand_k, use)
 
     @classmethod

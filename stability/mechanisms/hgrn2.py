@@ -100,7 +100,7 @@ class ExpandedRecurrence(AbstractWithKernels):
         return {"qi": self.widths}
 
     @classmethod
-    def key_width(cls, config: Any, use: Use) -> int:
+    def width_of_keys(cls, config: Any, use: Use) -> int:
         return share_of_head(config.expand_k, use)
 
     @classmethod

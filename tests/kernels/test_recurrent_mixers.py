@@ -77,7 +77,9 @@ def test_every_mixer_says_that_its_kernels_have_a_second_order_and_how_wide_keys
         (kernels,) = Registry("mechanisms").load(name).kernels(chosen.settings)
         assert kernels.setting == f"{name}.impl=triton" and kernels.second_order
         kernels.check(Use(width=512, heads=2, direction="causal"))
-        (of_library,) = Registry("mechanisms").load(name).kernels(part("mechanisms", {"name": name, "impl": "fla"}).settings)
+        (of_library,) = (
+            Registry("mechanisms").load(name).kernels(part("mechanisms", {"name": name, "impl": "fla"}).settings)
+        )
         assert not of_library.second_order
     for name, width in (("gla", 2048), ("deltanet", 1024)):
         chosen = part("mechanisms", {"name": name, "impl": "triton"})
