@@ -12,7 +12,8 @@ import matplotlib
 import typst
 from matplotlib.figure import Figure
 
-from analysis.drawing import typeset
+from analysis.drawing import pieces, typeset
+from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
 from analysis.sections import contents
 from analysis.sections.section import Section
@@ -34,9 +35,9 @@ def build_together(study_dirs: Sequence[Path | str], name: str, reports_dir: Pat
     title = f"Learning-rate stability: {name}"
     with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
         parts = [
-            (study.name, _subtitle(study), _body(study, Path(folder), f"{index}-"))
+            (study.name, _subtitle(study), pieces.typst(_body(study, Path(folder), f"{index}-")))
             for index, study in enumerate(studies)
-        ]  # fmt: skip
+        ]
         if len(parts) == 1:
             text = typeset.document(title, *parts[0][1:])
         else:
@@ -72,14 +73,14 @@ def _subtitle(study: Study) -> str:
     return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
 
 
-def _body(study: Study, folder: Path, prefix: str) -> str:
-    """Return all sections of one study as typst; their figures lie in ``folder``."""
-    parts = []
+def _body(study: Study, folder: Path, prefix: str) -> Pieces:
+    """Return the pieces of all sections of one study; their figures lie in ``folder``."""
+    parts: Pieces = ()
     for section in contents.SECTIONS:
         if section.applies(study):
             files = _draw(section, study, folder, "pdf", prefix)
-            parts.append(section.body(study, {name: typeset.picture(*file) for name, file in files.items()}))
-    return "".join(parts)
+            parts += section.body(study, {name: (Picture(name, *file),) for name, file in files.items()})
+    return parts
 
 
 def _draw(section: Section, study: Study, folder: Path, suffix: str, prefix: str = "") -> dict[str, tuple[Path, str]]:

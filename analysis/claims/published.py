@@ -56,9 +56,9 @@ def _windows(nll: Frame) -> Iterator[Claim]:
             for grid, rows in _grids(nll):
                 # rates at which both were trained: a grid that ends sooner has no wider window
                 shared = rows.groupby("lr").filter(lambda of: {wide, narrow} <= set(of["mechanism"]))  # noqa: B023
-                of = {each: _curve(shared, each, column) for each in (wide, narrow)}
-                if of[wide] is not None and of[narrow] is not None:
-                    yield _wider(f"{grid}, {words}", wide, narrow, of[wide], of[narrow])
+                ours, theirs = (_curve(shared, each, column) for each in (wide, narrow))
+                if ours is not None and theirs is not None:
+                    yield _wider(f"{grid}, {words}", wide, narrow, ours, theirs)
 
 
 def _span(name: str, found: Window) -> str:

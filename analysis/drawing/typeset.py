@@ -1,4 +1,4 @@
-"""Render one table object twice (plain text, typst), and write the few typst pieces that the report is made of.
+"""Render one table object twice (plain text, typst), and write the frame of a document of typst.
 
 Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the
 quote mean something.
@@ -10,7 +10,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 ROWS_KEPT_TOGETHER = 16
 LONG_NAME = 14  # characters of a heading beyond which it may break after an underscore
@@ -164,37 +163,6 @@ def prose(text: str) -> str:
     parts = re.split("|".join(map(re.escape, TERMS)), text.replace("'", "’"))
     terms = re.findall("|".join(map(re.escape, TERMS)), text)
     return "".join(f"#{literal(part)}{TERMS.get(term, '')}" for part, term in zip(parts, [*terms, ""], strict=True))
-
-
-def paragraph(text: str) -> str:
-    return f"{prose(text)}\n\n"
-
-
-def heading(text: str) -> str:
-    """Return the typst source of a section's heading."""
-    return f"#heading(level: 1)[{prose(text)}]\n"
-
-
-def picture(path: Path, caption: str) -> str:
-    """Return a figure around a vector file that lies beside the document; it stays whole on one page."""
-    return f"#figure(caption: [{prose(caption)}], image({literal(path.name)}))\n"
-
-
-def boxed(paragraphs: Sequence[str]) -> str:
-    """Return paragraphs on a tinted ground, what a hurried reader should read; nothing where there are none."""
-    if not paragraphs:
-        return ""
-    return (
-        '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n'
-        + "\n\n".join(prose(text) for text in paragraphs)
-        + "]\n"
-    )
-
-
-def facts(pairs: list[tuple[str, str]]) -> str:
-    """Return a two-column list of what was run."""
-    rows = "".join(f"text(fill: muted, {literal(name)}), {literal(value)},\n" for name, value in pairs)
-    return f"#grid(columns: (3.2cm, 1fr), row-gutter: 0.55em, column-gutter: 0.6em,\n{rows})\n"
 
 
 PREAMBLE = """

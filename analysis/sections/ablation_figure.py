@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.drawing import typeset
+from analysis.drawing import pieces
+from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
 from analysis.drawing.typeset import Table
 from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, typst
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
@@ -39,9 +40,9 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*ablation_tables(study), *directions(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    said = typeset.boxed(directions(study))
-    return typeset.heading("One setting at a time") + typst(ablation_tables(study)) + pictures(drawn) + said
+def body(study: Study, drawn: Drawn) -> Pieces:
+    said = pieces.boxed(directions(study))
+    return pieces.heading("One setting at a time") + shown(ablation_tables(study)) + pictures(drawn) + said
 
 
 def _figure(ablation: Ablation, look: Look) -> Figure | None:

@@ -10,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import chunks, ended_badly, source, width_text
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.shares import KEPT, share_windows
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.numbers.windows import SeriesWindows, windows
 from analysis.sections.nll import NLL_COLUMNS, edge_words
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, power
@@ -164,10 +165,10 @@ def _all_tables(study: Study) -> list[Table]:
     return [*accuracy_tables(study), *([] if found is None else [found])]
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     share = validated(study)
     assert share is not None, "it applies"
-    return heading(share.name.capitalize()) + pictures(drawn) + typst(_all_tables(study))
+    return heading(share.name.capitalize()) + pictures(drawn) + shown(_all_tables(study))
 
 
 SECTION = Section(body, applies, figures, tables)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.drawing.typeset import Table, heading, paragraph
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
+from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import drawn_phases, phases_and_states, recorded
 from analysis.sections.alpha_figures import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Study
 from analysis.study.protocol import base_rates, states_explained, undefined_states
 from analysis.study.step_terms import step_terms, terms_in_brief
@@ -35,7 +36,7 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*(table.text(details=False) for table in alpha_tables(study, phases)), *([absent] if absent else [])]
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     head = heading("Maximum stable learning rate α_max along the optimizer's step")
     absent = undefined_states(study)
     if not phases_and_states(study):
@@ -43,8 +44,8 @@ def body(study: Study, drawn: Drawn) -> str:
         return head + paragraph(absent or why)
     told = states_explained(study.curvature) + state_ratio(study) + base_rates(study) + step_terms(study)
     explained = paragraph(told)
-    explained += paragraph(absent) if absent else ""
-    return head + explained + pictures(drawn) + paragraph(verification(study)) + typst(alpha_tables(study))
+    explained += paragraph(absent) if absent else ()
+    return head + explained + pictures(drawn) + paragraph(verification(study)) + shown(alpha_tables(study))
 
 
 def state_ratio(study: Study) -> str:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.claims import judging
-from analysis.drawing.typeset import Table, boxed, heading
-from analysis.sections.section import Drawn, Section, typst
+from analysis.drawing.pieces import Pieces, boxed, heading, shown
+from analysis.drawing.typeset import Table
+from analysis.sections.section import Drawn, Section
 from analysis.study.load import Study
 
 
@@ -16,9 +17,9 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*([] if judged is None else [judged]), judging.paragraph(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     sentences = boxed([claim.text for claim in judging.judge(study)])
-    return heading("Do the paper's claims hold here?") + typst([judging.claims_table(study)]) + sentences
+    return heading("Do the paper's claims hold here?") + shown([judging.claims_table(study)]) + sentences
 
 
 SECTION = Section(body, tables=tables)

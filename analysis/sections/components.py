@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.tables import ended_badly, source
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.section import Drawn, Section, is_of_rates, typst
+from analysis.sections.section import Drawn, Section, is_of_rates
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
@@ -121,8 +122,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return component_tables(study)
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("Components") + typst(component_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("Components") + shown(component_tables(study))
 
 
 SECTION = Section(body, applies, tables=tables)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.drawing.typeset import heading
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.sections.connectivity_figures import CONNECTIVITY_CAPTION, connectivity_figure
 from analysis.sections.layers import connectivity_table
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study.load import Study
 
 NAME = "connectivity"
@@ -22,9 +22,9 @@ def figures(study: Study) -> Figures:
     return {NAME: sourced(study, connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     found = [connectivity_table(study.probes[NAME])] if NAME in study.probes else []
-    return heading("What the layers do to their signal") + pictures(drawn) + typst(found)
+    return heading("What the layers do to their signal") + pictures(drawn) + shown(found)
 
 
 SECTION = Section(body, applies, figures)

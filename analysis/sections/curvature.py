@@ -3,10 +3,11 @@ blocks of parameters. It goes on under the heading of α_max."""
 
 from __future__ import annotations
 
+from analysis.drawing.pieces import Pieces, shown
 from analysis.numbers.step_shares import drawn_phases
 from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
 from analysis.sections.differences import differences_table
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
 from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
 from analysis.sections.step_figures import STEPS_CAPTION, step_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
@@ -24,9 +25,9 @@ def figures(study: Study) -> Figures:
     }
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     single = (differences_table(study), sharpness_table(study), blocks_table(study))
-    return pictures(drawn) + typst([*fallen_tables(study), *single])
+    return pictures(drawn) + shown([*fallen_tables(study), *single])
 
 
 SECTION = Section(body, figures=figures)

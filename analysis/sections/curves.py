@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.drawing.legends import legend_columns, mechanism_legend
+from analysis.drawing.pieces import Pieces, heading, paragraph
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_colors
 from analysis.drawing.tables import chunks
-from analysis.drawing.typeset import heading, paragraph
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study.load import Column, Frame, Study
@@ -57,7 +57,7 @@ def figures(study: Study) -> Figures:
     return drawn
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     return heading("Learning curves") + (pictures(drawn) or paragraph("No training loss was recorded."))
 
 

@@ -13,14 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.pieces import Pieces, paragraph, shown
 from analysis.drawing.style import MUTED, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks, source
-from analysis.drawing.typeset import Cell, Table, paragraph
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.layers import spread_cell
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
-from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text
 
@@ -202,10 +203,10 @@ def figures(study: Study) -> Figures:
     return made
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     """Return the section: figures, what they say of the hypothesis, tables."""
     said = hypothesis(study)
-    return pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
+    return pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
 def hypothesis(study: Study) -> str:

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -202,8 +203,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return edge_tables(study)
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("Best learning rates and edges of stability") + typst(edge_tables(study)) + pictures(drawn)
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("Best learning rates and edges of stability") + shown(edge_tables(study)) + pictures(drawn)
 
 
 SECTION = Section(body, applies, figures, tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.drawing.pieces import Pieces, shown
 from analysis.sections.layer_figures import (
     ENERGY_CAPTION,
     FILTER_CAPTION,
@@ -10,7 +11,7 @@ from analysis.sections.layer_figures import (
     probed_phases,
 )
 from analysis.sections.layers import study_tables
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Study
 
 
@@ -22,8 +23,8 @@ def figures(study: Study) -> Figures:
     }
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return pictures(drawn) + typst(study_tables(study, "spectra"))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return pictures(drawn) + shown(study_tables(study, "spectra"))
 
 
 SECTION = Section(body, figures=figures)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.drawing.typeset import Table, heading
+from analysis.drawing.pieces import Pieces, heading, shown
+from analysis.drawing.typeset import Table
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.generation import generation_tables
 from analysis.sections.nll import window_table
 from analysis.sections.nll_figures import nll_figure
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study import wording
 from analysis.study.load import Study
 
@@ -54,8 +55,8 @@ def _tables(study: Study) -> list[Table]:
     return [*generation_tables(study), *generative_windows(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("Generative NLL") + pictures(drawn) + typst(_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("Generative NLL") + pictures(drawn) + shown(_tables(study))
 
 
 SECTION = Section(body, applies, figures, tables)

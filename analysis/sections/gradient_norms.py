@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.claims.pairs import PLAIN
 from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.pieces import Pieces
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
 from analysis.sections.section import Drawn, Figures, Section, pictures, sourced
 from analysis.study.load import Frame, Study
@@ -38,7 +39,7 @@ def figures(study: Study) -> Figures:
     return {NAME: sourced(study, _figure(study, rows), CAPTION.format(here=_at_the_start(study)))}
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     return pictures(drawn)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.pieces import Pieces
 from analysis.drawing.style import WIDTH_INCHES
 from analysis.drawing.tables import chunks, guarded
 from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
@@ -36,7 +37,7 @@ def figures(study: Study) -> Figures:
     return {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     return pictures(drawn)
 
 

@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table, heading
-from analysis.sections.section import Drawn, Figures, Section, sourced, typst
+from analysis.drawing.typeset import Cell, Table
+from analysis.sections.section import Drawn, Figures, Section, sourced
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -140,8 +141,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return lineage_tables(study)
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("Population based training") + typst(lineage_tables(study)) + drawn.get(NAME, "")
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("Population based training") + shown(lineage_tables(study)) + drawn.get(NAME, ())
 
 
 SECTION = Section(body, applies, figures, tables)

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.claims.mixers import reading
+from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.tables import guarded_note, source, width_text
-from analysis.drawing.typeset import Cell, Table, boxed, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
 from analysis.sections.kind_cells import nll_cell, sensitivity_cell, spread_cell, time_cell
 from analysis.sections.panels import APART_CAPTION, panels
-from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text
@@ -144,8 +145,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*mixer_tables(study), *reading(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + typst(mixer_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + shown(mixer_tables(study))
 
 
 SECTION = Section(body, compares_mixers, figures, tables)

@@ -13,14 +13,15 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
 from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.drawing.typeset import Table, heading, paragraph
+from analysis.drawing.typeset import Table
 from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
 from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, window_table
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, sourced
 from analysis.sections.sensitivity import sensitivity_table
 from analysis.sections.throughput import throughput_table
 from analysis.sections.window_figures import WINDOW_CAPTION, window_figure
@@ -231,7 +232,7 @@ def _tables(study: Study) -> list[Table]:
     return [*([] if edge_tables(study) else nll_tables(study)), window_table(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     """Return the section: the curves, or why there are none, then tables and widths of the windows."""
     missing = (
         "The optimizers' own section draws the curves, over each one's reference rate."
@@ -243,8 +244,8 @@ def body(study: Study, drawn: Drawn) -> str:
     # a mean over rates that lie close where the edges are
     sensitive = None if edge_tables(study) else sensitivity_table(study)
     head = heading("Validation NLL and the stable window") + drawn.get(NLL, paragraph(missing))
-    below = typst([throughput_table(study), sensitive])
-    return head + typst(_tables(study)) + drawn.get(WINDOW, "") + below
+    below = shown([throughput_table(study), sensitive])
+    return head + shown(_tables(study)) + drawn.get(WINDOW, ()) + below
 
 
 SECTION = Section(body, applies, figures, tables)

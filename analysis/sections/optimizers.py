@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from analysis.claims.optimizers import reading
+from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.tables import guarded_note, source
-from analysis.drawing.typeset import Cell, Table, boxed, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import compares_optimizers, groups, numbers_of, others_of, plain_of
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
@@ -21,7 +22,7 @@ from analysis.sections.optimizer_figures import (
     optimizer_figure_caption,
 )
 from analysis.sections.panels import APART_CAPTION
-from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study import multiples, wording
 from analysis.study.load import Study
 from analysis.study.step_terms import terms_in_brief
@@ -134,8 +135,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return [*optimizer_tables(study), *reading(study)]
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + typst(optimizer_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + shown(optimizer_tables(study))
 
 
 SECTION = Section(body, compares_optimizers, figures, tables)

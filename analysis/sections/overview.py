@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.drawing import typeset
+from analysis.drawing import pieces
+from analysis.drawing.pieces import Pieces
 from analysis.sections.section import Drawn, Section
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import duration
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     """Return the part "What was run": command, commit, hardware, versions, data, and what the runs have in common."""
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
@@ -38,7 +39,7 @@ def body(study: Study, drawn: Drawn) -> str:
         ),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
     ]
-    return typeset.heading("What was run") + typeset.facts(pairs)
+    return pieces.heading("What was run") + pieces.facts(pairs)
 
 
 def _known(value: Any) -> str:

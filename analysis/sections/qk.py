@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from analysis.drawing.pieces import Pieces, shown
 from analysis.sections.layer_figures import QK_CAPTION, probed_phases, qk_figures
 from analysis.sections.layers import study_tables
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Study
 
 
@@ -12,8 +13,8 @@ def figures(study: Study) -> Figures:
     return by_phase(study, "qk", probed_phases(study), qk_figures, QK_CAPTION)
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return pictures(drawn) + typst(study_tables(study, "qk"))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return pictures(drawn) + shown(study_tables(study, "qk"))
 
 
 SECTION = Section(body, figures=figures)

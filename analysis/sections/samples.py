@@ -3,9 +3,10 @@ begins (consensus paper D.4)."""
 
 from __future__ import annotations
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.tables import chunks, source
-from analysis.drawing.typeset import Cell, Table, heading
-from analysis.sections.section import Drawn, Section, is_of_rates, typst
+from analysis.drawing.typeset import Cell, Table
+from analysis.sections.section import Drawn, Section, is_of_rates
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import listed, lr_text
@@ -74,8 +75,8 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and bool(sample_tables(study))
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("What the models write") + typst(sample_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("What the models write") + shown(sample_tables(study))
 
 
 SECTION = Section(body, applies)

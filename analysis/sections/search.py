@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, mechanism_looks
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table, heading, paragraph
+from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.section import Drawn, Figures, Section, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, sourced
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -127,9 +128,9 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
     return search_tables(study)
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     missing = paragraph("No point of the search has a result yet.")
-    return heading("The search") + typst(search_tables(study)) + drawn.get(NAME, missing)
+    return heading("The search") + shown(search_tables(study)) + drawn.get(NAME, missing)
 
 
 SECTION = Section(body, applies, figures, tables)

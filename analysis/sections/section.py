@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from analysis.drawing.pieces import Pieces
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
@@ -23,7 +24,7 @@ class Captioned:
 
 CONTINUED = "The figure above, continued."
 Figures = Mapping[str, Captioned]
-Drawn = Mapping[str, str]
+Drawn = Mapping[str, Pieces]
 
 
 def is_of_rates(study: Study) -> bool:
@@ -44,8 +45,8 @@ def _no_tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
 class Section:
     """A part of the report. ``analysis.sections.contents.SECTIONS`` lists all of them in the report's order.
 
-    ``body(study, drawn)``: the section as typst, its heading included. ``drawn``: by name each of its figures, as the
-    typst that shows it with its caption.
+    ``body(study, drawn)``: the section's pieces, its heading included. ``drawn``: by name each of its figures, as the
+    piece that shows it with its caption.
     ``applies(study)``: whether the study has what the section is about. Where not, nothing else is asked.
     ``figures(study)``: by name the figures that have data; the name is the file's in `analysis.report.write_figures`,
     and no two sections share one.
@@ -53,7 +54,7 @@ class Section:
     checkpoints whose α_max the sweep measured.
     """
 
-    body: Callable[[Study, Drawn], str]
+    body: Callable[[Study, Drawn], Pieces]
     applies: Callable[[Study], bool] = is_of_rates
     figures: Callable[[Study], Figures] = _no_figures
     tables: Callable[[Study, Sequence[str]], Sequence[Table | str]] = _no_tables
@@ -84,11 +85,6 @@ def numbered(name: str, number: int) -> str:
     return f"{name}-{number}" if number else name
 
 
-def typst(tables: Iterable[Table | None]) -> str:
-    """Return tables one after another as typst, without those that have nothing to show."""
-    return "".join(table.typst() for table in tables if table is not None)
-
-
-def pictures(drawn: Drawn) -> str:
-    """Return all figures of a section one after another as typst; "" without any."""
-    return "".join(drawn.values())
+def pictures(drawn: Drawn) -> Pieces:
+    """Return all figures of a section one after another."""
+    return tuple(piece for pieces in drawn.values() for piece in pieces)

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.drawing.tables import chunks
-from analysis.drawing.typeset import heading, paragraph
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, iterations_of, thresholds
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.sections.streams import (
     PRECISION,
     example_text,
@@ -85,10 +85,10 @@ def _caption(shown: Frame, phase: str, words: Words) -> str:
     )
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     said = example_text(iterations_of(study.probed(NAME)))
     head = heading("How doubly stochastic the mixing of residual streams is")
-    return head + pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
+    return head + pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:

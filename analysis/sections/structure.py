@@ -13,8 +13,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.typeset import Cell, Table
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study.load import Column, Frame, Study
 
@@ -90,7 +91,7 @@ def figures(study: Study) -> Figures:
     return {TOKENIZER: sourced(study, structure_figure(study.tokenizer), about + CAPTION)}
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     """Report how well the structure tokens say where a chain's atoms are."""
     assert study.tokenizer is not None, "the section applies"
     summary, chains, _ = load_results(study.tokenizer)
@@ -102,7 +103,7 @@ def body(study: Study, drawn: Drawn) -> str:
     same = f"Turned and shifted at random, {100 * summary['same_tokens']:.1f} % of positions keep their token. "
     rest = "RMSD in Å after superposition; second line: standard error of the mean over chains."
     found = Table("Reconstruction of held-out chains", used + same + rest, ("", "mean", "median"), tuple(rows))
-    return heading("The structure tokenizer") + pictures(drawn) + found.typst()
+    return heading("The structure tokenizer") + pictures(drawn) + shown([found])
 
 
 def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
@@ -140,9 +141,9 @@ def _backbones(figure: Figure, grid: Any, example: Any) -> None:
     ]
     middle_X, radius = np.nanmean(traces[0], 0), np.nanmax(np.abs(traces[0] - np.nanmean(traces[0], 0)))
     titles = (f"{example['chain']}, original", f"reconstructed, RMSD {float(example['rmsd']):.2f} Å")
-    for column, (title, shown) in enumerate(zip(titles, ((0,), (0, 1)), strict=True)):
+    for column, (title, traces_shown) in enumerate(zip(titles, ((0,), (0, 1)), strict=True)):
         ax: Any = figure.add_subplot(grid[0, column], projection="3d")
-        for index in shown:
+        for index in traces_shown:
             faint = column == 1 and index == 0
             ax.plot(
                 *traces[index].T,

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.drawing.typeset import heading
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures, typst
+from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures
 from analysis.sections.training_free import BUDGETS, LAYERS, NAME, NOT_TIMED, RUN, errors, gaps, shares, study_tables
 from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text
@@ -39,8 +39,8 @@ def figures(study: Study) -> Figures:
     return by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION) if applies(study) else {}
 
 
-def body(study: Study, drawn: Drawn) -> str:
-    return heading("What stands in for sa without training") + pictures(drawn) + typst(study_tables(study))
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("What stands in for sa without training") + pictures(drawn) + shown(study_tables(study))
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:

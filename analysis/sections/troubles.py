@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.tables import guarded, guarded_note, source
-from analysis.drawing.typeset import Cell, Table, heading, paragraph
+from analysis.drawing.typeset import Cell, Table
 from analysis.sections.section import Drawn, Section
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -54,10 +55,10 @@ def guards_did(run) -> str:
     )
 
 
-def body(study: Study, drawn: Drawn) -> str:
+def body(study: Study, drawn: Drawn) -> Pieces:
     table = trouble_table(study)
     head = heading("Runs that diverged, failed, or learned nothing")
-    return head + (paragraph("None: every run ended stable.") if table is None else table.typst())
+    return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
 SECTION = Section(body, applies=lambda study: True)

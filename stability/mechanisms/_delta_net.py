@@ -125,9 +125,9 @@ class AbstractDeltaNet(AbstractWithKernels):
         return y_BNHV
 
 
-def started_rates(num: int, least: float) -> nn.Parameter:
-    """Return A_log, (num,), with e^A_log drawn from U(least, 16), as Mamba2 and its followers are released."""
-    return nn.Parameter(torch.empty(num).uniform_(least, 16.0).log())
+def started_rates(num: int, least: float, most: float = 16.0) -> nn.Parameter:
+    """Return A_log, (num,), with e^A_log drawn from U(least, most); Mamba2 and its followers are released with 16."""
+    return nn.Parameter(torch.empty(num).uniform_(least, most).log())
 
 
 def started_steps(num: int) -> nn.Parameter:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
+from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._delta_net import (
     AbstractDeltaNet,
@@ -18,23 +20,32 @@ from stability.mechanisms._delta_net import (
 )
 from stability.models.precision import at_least_float32
 
+SLOWEST = 0.01
+
 
 class GatedDeltaNet(AbstractDeltaNet):
     """The delta rule over a state that decays, S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (Yang et al. 2025,
     Eq. 10), with one a_t for each head: a_t = exp(−e^A_log · softplus(w_a·x_t + dt_bias)), as in Mamba2. The output is
     y = W_o (silu(W_g x) ⊙ norm(S_tᵀ q_t)) + b_o (section 3.4).
 
-    e^A_log begins U(0.01, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], as in the released layers
-    (fla/layers/gated_deltanet.py; 0.01 for 0 as in transformers' qwen3_next, where ln 0 is −∞).
+    e^A_log begins U(0.01, ``fastest``), softplus(dt_bias) log-uniform in [0.001, 0.1], as in the released layers
+    (fla/layers/gated_deltanet.py; 0.01 for 0 as in transformers' qwen3_next, where ln 0 is −∞). Their ``fastest`` is
+    16: a head of the middle then forgets half in 9 positions until it has learned otherwise.
     """
 
     class Config(DeltaSettings):
         """Settings of the convolution, of the state and of how it is computed; the paper's expand_v is 2."""
 
+        fastest: Annotated[float, Since(16.0)] = Field(
+            default=16.0,
+            gt=SLOWEST,
+            description="how fast a head forgets at most when training begins, over its step; 16 as released",
+        )
+
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
         self.decay = nn.Linear(shape.width, shape.heads, bias=False)
-        self.A_log = started_rates(shape.heads, 0.01)
+        self.A_log = started_rates(shape.heads, SLOWEST, config.fastest)
         self.dt_bias = started_steps(shape.heads)
         self.gate = nn.Linear(shape.width, self.rows[2], bias=False)
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from analysis.drawing.pieces import typst
 from analysis.sections.alpha import body, tables
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.study.load import load
@@ -47,7 +48,7 @@ def test_the_text_and_every_table_of_alpha_max_say_it(tmp_path, spec, told):
     study = study_of(tmp_path, **spec)
     sentence = f" LR and α_max are the base rate: of the parameters' roles {told}."
     assert base_rates(study) == sentence
-    assert told in body(study, {})
+    assert told in typst(body(study, {}))
     found = alpha_tables(study)
     assert found and all(sentence in table.caption and sentence in table.brief for table in found)
     assert sentence in " ".join("".join(map(str, tables(study, ("terminal",)))).split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from analysis.drawing import pieces
 from analysis.sections import components
 from analysis.study.load import load
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
@@ -93,4 +94,4 @@ def test_the_generative_nll_has_the_same_rows_beside_and_a_table_for_each_oracle
         ("Sequence", "mix", "2.200"),
         ("Structure", "mix", "3.000"),
     ]
-    assert "Generative" in components.body(load(scored_dir), {})
+    assert "Generative" in pieces.typst(components.body(load(scored_dir), {}))

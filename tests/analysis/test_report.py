@@ -14,7 +14,7 @@ import pypdf
 import pytest
 import typst
 
-from analysis.drawing import style, typeset
+from analysis.drawing import pieces, style, typeset
 from analysis.report import build, build_together, summary, write_figures
 from analysis.sections import curves as curve_plots
 from analysis.sections import nll_figures
@@ -279,10 +279,8 @@ def test_settings_differ_by_dashes_mechanisms_by_colour(tmp_path):
 
 def test_literals_survive_typst():
     assert typeset.literal('a"b\\c\nd\x00e') == '"a\\"b\\\\c d e"'
-    pdf = typst.compile(
-        typeset.document("T", "s", typeset.paragraph(NASTY) + typeset.boxed(["α_max over log10 LR"])).encode(),
-        ignore_system_fonts=True,
-    )
+    body = pieces.typst(pieces.paragraph(NASTY) + pieces.boxed(["α_max over log10 LR"]))
+    pdf = typst.compile(typeset.document("T", "s", body).encode(), ignore_system_fonts=True)
     assert "αmax over log10 LR" in text_of(io.BytesIO(pdf))
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims.judging import judge
+from analysis.drawing import pieces
 from analysis.drawing.style import looks
 from analysis.report import write_figures
 from analysis.sections import gradient_norms, nll
@@ -186,9 +187,9 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
 
 def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
     study = load(probed)
-    drawn = {name: each.caption for name, each in stream_plots.figures(study).items()}
+    drawn = {name: pieces.paragraph(each.caption) for name, each in stream_plots.figures(study).items()}
     assert list(drawn) == ["streams-terminal-0"]
-    said = stream_plots.body(study, drawn)
+    said = pieces.typst(stream_plots.body(study, drawn))
     assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
     assert "that exceeds 12." in said and "ln 1/ν = 12, above which a token counts as an outlier" in said
     assert said.count("Computed in float64 from the trained weights") == 2 and "largest over smallest" not in said

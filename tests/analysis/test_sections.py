@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.pieces import heading, shown
+from analysis.drawing.typeset import Cell, Table
 from analysis.report import build, summary, write_figures
 from analysis.sections import contents
-from analysis.sections.section import Section, pictures, sourced, typst
+from analysis.sections.section import Section, pictures, sourced
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_edge_and_search import with_search
 from tests.analysis.test_report import text_of
@@ -33,7 +34,7 @@ def tables(study, phases):
 
 
 def body(study, drawn):
-    return heading("What an outsider saw") + pictures(drawn) + typst([step_table(study)])
+    return heading("What an outsider saw") + pictures(drawn) + shown([step_table(study)])
 
 
 OUTSIDER = Section(body, figures=figures, tables=tables)

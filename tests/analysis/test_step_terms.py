@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from analysis.drawing import pieces
 from analysis.sections import alpha, curvature
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.steps import fallen_tables
@@ -34,9 +35,9 @@ def study_of(tmp_path, **terms):
     return replace(study, curvature=study.curvature.assign(protocol=text))
 
 
-def read(typst):
+def read(body):
     """The text of a section as a reader sees it."""
-    return typst.replace('"α#sub[max]#"', "α_max").replace("’", "'")
+    return pieces.typst(body).replace('"α#sub[max]#"', "α_max").replace("’", "'")
 
 
 @pytest.mark.parametrize(

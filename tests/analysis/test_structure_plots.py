@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.drawing.pieces import Picture, typst
 from analysis.report import build
 from analysis.sections.structure import TOKENIZER, applies, body, figures, load_results, structure_figure, table, write
 from analysis.study.load import load
@@ -101,7 +103,7 @@ def study_dir(tmp_path, results):
 def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tmp_path):
     study = load(study_dir)
     ((name, drawn),) = figures(study).items()
-    text = drawn.caption + body(study, {TOKENIZER: "tokenizer.pdf"})
+    text = drawn.caption + typst(body(study, {TOKENIZER: (Picture(TOKENIZER, Path("tokenizer.pdf"), drawn.caption),)}))
     assert name == TOKENIZER and applies(study)
     for word in (
         "0123456789ab",

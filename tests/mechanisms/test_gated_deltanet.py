@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -67,7 +68,11 @@ def public_layer(layer, expand_v: int):
 
 
 @pytest.mark.parametrize("expand_v", [1, 2])
-def test_the_whole_layer_is_that_of_qwen3_next(expand_v):
+def test_the_whole_layer_is_that_of_qwen3_next(monkeypatch, expand_v):
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    # where fla and triton are installed the library takes fla's kernels, which need a GPU
+    rule = inspect.unwrap(modeling.torch_chunk_gated_delta_rule)
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", rule)
     layer = module("gated_deltanet", expand_v=expand_v).float()
     x_BND = inputs(torch.float32, num_positions=70)
     with torch.no_grad():
@@ -103,3 +108,10 @@ def test_with_values_as_wide_as_keys_it_has_five_matrices_and_the_decays_paramet
     assert sizes["decay.weight"] == 2 * 16 and sizes["A_log"] == sizes["dt_bias"] == 2
     wider = module("gated_deltanet", expand_v=2)
     assert wider.gate.weight.shape == (32, 16) and wider.out.weight.shape == (16, 32)
+
+
+@pytest.mark.parametrize("fastest", [16.0, 0.5])
+def test_its_rates_of_forgetting_begin_below_the_fastest(fastest):
+    layer = build_seeded(lambda: build("gated_deltanet", width=512, heads=256, direction="causal", fastest=fastest))
+    rates = layer.A_log.detach().exp()
+    assert 0.01 <= rates.min() < 0.1 * fastest and 0.9 * fastest < rates.max() <= fastest
