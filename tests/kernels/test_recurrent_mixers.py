@@ -14,6 +14,8 @@ from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._impl import Use
 from stability.registry import Registry
+from stability.runs.directory import read_jsonl
+from stability.training.checkpoint import load
 from tests.kernels.interpreted import interpreter_is_prepared_once
 from tests.kernels.recurrence_loops import error
 from tests.mechanisms.checks import build_seeded
@@ -86,3 +88,19 @@ def test_every_mixer_says_that_its_kernels_have_a_second_order_and_how_wide_keys
         (kernels,) = Registry("mechanisms").load(name).kernels(chosen.settings)
         with pytest.raises(ValueError, match=rf"^{name}\.impl=triton has no kernel for keys of width 512; impl=ref"):
             kernels.check(Use(width=width, heads=2, direction="causal"))
+
+
+@pytest.mark.slow
+def test_a_run_of_three_steps_on_kernels_is_that_of_the_reference(lab):
+    """The loss of every step and the weights after the last, of a model of two layers."""
+    found = []
+    for impl in ("reference", "triton"):
+        mechanism = {"name": "gated_deltanet", "impl": impl}
+        changes = {"steps": 3, "batch": 1, "evaluation": {"every_steps": 3, "sequences": 2}, "objective": {"name": "ar"}}
+        directory = lab.train(lab.spec(**changes, mechanism=mechanism))
+        rows = [row for row in read_jsonl(directory.metrics_file) if row["step"]]
+        found.append(([row["loss"] for row in rows], load(directory.checkpoints()[-1])[1].state_dict()))
+    (losses, weights), (losses_by_kernels, weights_by_kernels) = found
+    assert len(losses) == 3 and losses_by_kernels == pytest.approx(losses, rel=1e-5)
+    for name, expected in weights.items():
+        assert error(weights_by_kernels[name], expected) < 1e-5, name
