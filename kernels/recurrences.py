@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.operation import Operation
+
 NEEDED = ("triton", "fla")
 
 
@@ -89,36 +91,31 @@ def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, 
         }
         return kernel(**laid, scale=1.0)[0].transpose(1, 2).float()
 
-    return _Once.apply(call, *whole)
+    return KERNELS(*whole, call=call)
 
 
-class _Once(torch.autograd.Function):
-    """A function with its first derivative, which says so when it is asked for a second one."""
+class _Library(Operation):
+    """An operation whose refusals name the setting that chose the library, whichever of its kernels it is."""
 
-    @staticmethod
-    def forward(ctx: Any, call: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        with torch.enable_grad():
-            leaves = [part.detach().requires_grad_(part.requires_grad) for part in inputs]
-            found = call(*leaves)
-        ctx.save_for_backward(*inputs)
-        ctx.leaves, ctx.found = leaves, found
-        return found.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, *_Gradient.apply(ctx.leaves, ctx.found, gradients[0], *ctx.saved_tensors)
+    def refusal(self, what: str) -> str:
+        return f"the kernels of impl=fla have no {what}; impl=reference has one"
 
 
-class _Gradient(torch.autograd.Function):
-    """The gradient of `_Once`. It takes the inputs, too, so that whoever differentiates it by them comes here: torch's
-    ``once_differentiable`` is left out, without a word, where another path leads to what is differentiated by."""
+def _forward(*inputs: Tensor, call: Callable[..., Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return what ``call`` gives, and its graph: the library brings its backward as torch's autograd has it."""
+    with torch.enable_grad():
+        leaves = [part.detach().requires_grad_(part.requires_grad) for part in inputs]
+        found = call(*leaves)
+    return found.detach(), (found, *leaves)
 
-    @staticmethod
-    def forward(ctx: Any, leaves: list[Tensor], found: Tensor, gradient: Tensor, *inputs: Tensor) -> Any:
-        asked = [leaf for leaf in leaves if leaf.requires_grad]
-        given = iter(torch.autograd.grad(found, asked, gradient, retain_graph=True))
-        return tuple(next(given) if leaf.requires_grad else None for leaf in leaves)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError("the kernels of impl=fla have no second derivative; impl=reference has one")
+def _backward(
+    gradient: Tensor, needed: Any, saved: tuple[Tensor, ...], *inputs: Tensor, call: Callable[..., Tensor]
+) -> tuple[Tensor | None, ...]:
+    found, *leaves = saved
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    given = iter(torch.autograd.grad(found, asked, gradient, retain_graph=True))
+    return tuple(next(given) if leaf.requires_grad else None for leaf in leaves)
+
+
+KERNELS = _Library("kernels", _forward, _backward)

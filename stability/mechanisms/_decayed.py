@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stability.mechanisms._base import MixerShape
+from stability.mechanisms._impl import Use
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -87,7 +88,7 @@ def of_heads(x_BND: Tensor, heads: int) -> Float[Tensor, "B H N K"]:
     return x_BND.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def share_of_head(share: float, shape: MixerShape) -> int:
+def share_of_head(share: float, shape: MixerShape | Use) -> int:
     """Return how many features a head has of what is ``share`` times as wide as the model: a whole number, 1 or
     more."""
     return max(1, round(share * shape.head_width))

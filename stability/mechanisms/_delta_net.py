@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._delta_rule import chunk_size, products_per_chunk
-from stability.mechanisms._fla import AbstractWithKernels, Impl
+from stability.mechanisms._fla import AbstractWithKernels
+from stability.mechanisms._impl import ImplOrFla
 from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, of_length_one
 from stability.models.precision import at_least_float32, in_float32
 
@@ -31,7 +32,7 @@ class DeltaSettings(Settings):
     chunk: Literal[1, 2, 4, 8, 16, 32, 64, 128, 256] = Field(
         default=32, description="positions computed at once, a power of two; changes no output"
     )
-    impl: Impl = "reference"
+    impl: ImplOrFla = "reference"
 
 
 class AbstractDeltaNet(AbstractWithKernels):

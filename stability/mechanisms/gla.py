@@ -13,8 +13,8 @@ from stability.config import Settings
 from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import of_heads, share_of_head
-from stability.mechanisms._fla import Impl
 from stability.mechanisms._gated_decay import AbstractGatedDecay
+from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import ShortConvolution
 from stability.models.precision import at_least_float32, in_float32
 
@@ -49,7 +49,7 @@ class GatedLinearAttention(AbstractGatedDecay):
             default=None, ge=1, description="positions that short convolutions of q, k and v read; null: there are none"
         )
         chunk: int = Field(default=8, ge=1, description="positions computed at once; 1: the recurrence")
-        impl: Impl = "reference"
+        impl: ImplOrFla = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape, centred=False)
@@ -71,6 +71,10 @@ class GatedLinearAttention(AbstractGatedDecay):
     @classmethod
     def head_widths(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
         return share_of_head(config.expand_k, shape), share_of_head(config.expand_v, shape)
+
+    @classmethod
+    def width_of_keys(cls, config: Any, use: Use) -> int:
+        return share_of_head(config.expand_k, use)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._decayed import nothing_at_padding, of_heads, products, share_of_head
-from stability.mechanisms._fla import AbstractWithKernels, Impl
+from stability.mechanisms._fla import AbstractWithKernels
+from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import HeadNorm
 from stability.models.precision import at_least_float32, in_float32
 from stability.models.shared import SharedByLayers
@@ -67,7 +68,7 @@ class ExpandedRecurrence(AbstractWithKernels):
             description="least that a layer keeps: learned, by one parameter of the whole model, or l / L in layer l",
         )
         chunk: int = Field(default=8, ge=1, description="positions computed at once; 1: the recurrence")
-        impl: Impl = "reference"
+        impl: ImplOrFla = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
@@ -97,6 +98,10 @@ class ExpandedRecurrence(AbstractWithKernels):
     def own_splits(self) -> dict[str, tuple[int, ...]]:
         """``qi`` holds two matrices, those of queries and of inputs."""
         return {"qi": self.widths}
+
+    @classmethod
+    def width_of_keys(cls, config: Any, use: Use) -> int:
+        return share_of_head(config.expand_k, use)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._decayed import share_of_head
-from stability.mechanisms._fla import Impl
 from stability.mechanisms._gated_decay import AbstractGatedDecay
+from stability.mechanisms._impl import ImplOrFla
 
 
 class MultiScaleRetention(AbstractGatedDecay):
@@ -40,7 +40,7 @@ class MultiScaleRetention(AbstractGatedDecay):
             ge=1,
             description="positions computed at once; 1: the recurrence, the whole sequence: the parallel form",
         )
-        impl: Impl = "reference"
+        impl: ImplOrFla = "reference"
 
     def __init__(self, config: Config, shape: MixerShape):
         if shape.rope is not None:

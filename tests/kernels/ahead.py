@@ -34,6 +34,10 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 def typed(value):
+    if value is None:
+        return "constexpr"
+    if isinstance(value, tuple):
+        return tuple(map(typed, value))
     if isinstance(value, torch.Tensor):
         return "*" + NAMES[value.dtype]
     if isinstance(value, float):
@@ -59,6 +63,8 @@ def run(self, *args, grid, warmup=False, **kwargs):
         signature[parameter.name] = "constexpr" if is_constant else typed(value)
         if is_constant:
             constants[(index,)] = value
+        elif isinstance(value, tuple):
+            constants |= {(index, place): None for place, each in enumerate(value) if each is None}
         elif isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=self, signature=signature, constexprs=constants, attrs=attributes)

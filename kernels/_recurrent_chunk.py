@@ -1,0 +1,172 @@
+"""Compute within one chunk of a recurrence what its kernels share: decays between positions, products of pairs, and the
+triangular system of the delta rule. C: positions of a chunk; K: features of the keys; W: decays of a position, K or 1.
+
+Every decay is e to a sum of log-decays ≤ 0, never a difference of two such sums: nothing overflows, and no digits are
+lost, however much is forgotten.
+"""
+
+# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """Return the matrix product a @ b in the dtype of ``a``; ``PRECISION``: ieee, or tf32, which rounds the factors."""
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
+
+
+@triton.jit
+def load_rows(pointer, strides, batch, head, row_C, num_rows, feature_F, num_features, DTYPE: tl.constexpr):
+    """Return rows of features of one head as (C, F), with zeros past the last row or feature. ``strides``: in elements,
+    of batch, head and position; features lie side by side."""
+    offset = batch * strides[0] + head * strides[1] + row_C.to(tl.int64)[:, None] * strides[2] + feature_F[None, :]
+    within = (row_C < num_rows)[:, None] & (feature_F < num_features)[None, :]
+    return tl.load(pointer + offset, mask=within, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def store_rows(pointer, value_CF, first_row, row_C, num_rows, feature_F, num_features):
+    """Write (C, F) to a buffer (rows, features) without gaps; row ``row_C`` of a head, of which there are ``num_rows``,
+    is the buffer's row ``first_row`` + ``row_C``."""
+    offset = (first_row + row_C)[:, None] * num_features + feature_F[None, :]
+    within = (row_C < num_rows)[:, None] & (feature_F < num_features)[None, :]
+    tl.store(pointer + offset, value_CF.to(pointer.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def is_later(CHUNK: tl.constexpr):
+    """Return whether position i lies after j, (C, C)."""
+    place_C = tl.arange(0, CHUNK)
+    return place_C[:, None] > place_C[None, :]
+
+
+@triton.jit
+def is_same(CHUNK: tl.constexpr):
+    place_C = tl.arange(0, CHUNK)
+    return place_C[:, None] == place_C[None, :]
+
+
+@triton.jit
+def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
+    """Return whether i lies in the second half of a block of 2·HALF positions and j in the first half of the same one,
+    (C, C). Over HALF = 1, 2, 4, … these are all pairs i > j, each once."""
+    i_C1, j_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
+    return (i_C1 >= border_C1) & (j_1C < border_C1) & (j_1C >= border_C1 - HALF)
+
+
+@triton.jit
+def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
+    """Return whether the decay at l counts between position i and the border of its block's halves, (C, C) of i and l:
+    from the border to i where i is in the second half, from after i to the border where it is in the first."""
+    i_C1, l_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
+    in_second = (i_C1 >= border_C1) & (l_1C >= border_C1) & (l_1C <= i_C1)
+    in_first = (i_C1 < border_C1) & (l_1C < border_C1) & (l_1C > i_C1)
+    return in_second | in_first
+
+
+@triton.jit
+def decay_to_border(log_decay_CK, HALF: tl.constexpr, CHUNK: tl.constexpr):
+    """Return what each position keeps between itself and the border of its block's halves, (C, K)."""
+    between_CC = is_between(HALF, CHUNK).to(log_decay_CK.dtype)
+    return tl.exp(tl.dot(between_CC, log_decay_CK, input_precision="ieee", out_dtype=log_decay_CK.dtype))
+
+
+@triton.jit
+def decay_of_pairs(log_decay_C1, CHUNK: tl.constexpr):
+    """Return e^(Σ_{j < l ≤ i} ln a_l) of the pairs j ≤ i, 0 of the others, (C, C)."""
+    later_CC = is_later(CHUNK)
+    sum_CC = tl.cumsum(tl.where(later_CC, log_decay_C1, 0.0), 0)
+    return tl.where(later_CC | is_same(CHUNK), tl.exp(sum_CC), 0.0)
+
+
+@triton.jit
+def pair_products(
+    q_CK, k_CK, log_decay_CW, FEATURES_DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return Σ_K q_i k_j e^(Σ_{j < l ≤ i} ln a_l) of the pairs j ≤ i and Σ_K k_i k_j e^(…) of the pairs j < i, 0 of the
+    others, (C, C) each; without ``DELTA`` the second is all zeros.
+
+    Where each feature has its own decay, the sum from j to i is cut at the border between the halves of the smallest
+    block that holds both, so that both parts are matrix products.
+    """
+    overlaps_CC = tl.zeros((CHUNK, CHUNK), q_CK.dtype)
+    if FEATURES_DECAY:
+        scores_CC = tl.where(is_same(CHUNK), tl.sum(q_CK * k_CK, 1)[:, None], 0.0)
+        for level in tl.static_range(LEVELS):
+            across_CC = is_across(1 << level, CHUNK)
+            decay_CK = decay_to_border(log_decay_CW, 1 << level, CHUNK)
+            k_KC = tl.trans(k_CK * decay_CK)
+            scores_CC += tl.where(across_CC, product(q_CK * decay_CK, k_KC, PRECISION), 0.0)
+            if DELTA:
+                overlaps_CC += tl.where(across_CC, product(k_CK * decay_CK, k_KC, PRECISION), 0.0)
+    else:
+        decay_CC = decay_of_pairs(log_decay_CW, CHUNK)
+        scores_CC = product(q_CK, tl.trans(k_CK), PRECISION) * decay_CC
+        if DELTA:
+            overlaps_CC = product(k_CK, tl.trans(k_CK), PRECISION) * tl.where(is_later(CHUNK), decay_CC, 0.0)
+    return scores_CC, overlaps_CC
+
+
+@triton.jit
+def pair_gradients(
+    q_CK, k_CK, log_decay_CW, scores_CC, overlaps_CC, dscores_CC, doverlaps_CC, FEATURES_DECAY: tl.constexpr,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients by q (C, K), k (C, K) and ln a (C, W) of what `pair_products` gives, of which ``scores_CC``
+    and ``overlaps_CC`` are the values; those of pairs that it leaves out have to be 0."""
+    if FEATURES_DECAY:
+        own_C1 = tl.sum(tl.where(is_same(CHUNK), dscores_CC, 0.0), 1)[:, None]
+        dq_CK, dk_CK, dlog_CW = own_C1 * k_CK, own_C1 * q_CK, tl.zeros_like(k_CK)
+        for level in tl.static_range(LEVELS):
+            across_CC = is_across(1 << level, CHUNK)
+            decay_CK = decay_to_border(log_decay_CW, 1 << level, CHUNK)
+            q_decayed_CK, k_decayed_CK = q_CK * decay_CK, k_CK * decay_CK
+            of_scores_CC = tl.where(across_CC, dscores_CC, 0.0)
+            by_q_CK = product(of_scores_CC, k_decayed_CK, PRECISION)
+            by_k_CK = product(tl.trans(of_scores_CC), q_decayed_CK, PRECISION)
+            if DELTA:
+                of_overlaps_CC = tl.where(across_CC, doverlaps_CC, 0.0)
+                by_k_CK += product(of_overlaps_CC + tl.trans(of_overlaps_CC), k_decayed_CK, PRECISION)
+            dq_CK += by_q_CK * decay_CK
+            dk_CK += by_k_CK * decay_CK
+            by_log_CK = by_q_CK * q_decayed_CK + by_k_CK * k_decayed_CK
+            between_CC = is_between(1 << level, CHUNK).to(by_log_CK.dtype)
+            dlog_CW += tl.dot(tl.trans(between_CC), by_log_CK, input_precision="ieee", out_dtype=by_log_CK.dtype)
+    else:
+        later_CC = is_later(CHUNK)
+        decay_CC = decay_of_pairs(log_decay_CW, CHUNK)
+        of_scores_CC = dscores_CC * decay_CC
+        dq_CK = product(of_scores_CC, k_CK, PRECISION)
+        dk_CK = product(tl.trans(of_scores_CC), q_CK, PRECISION)
+        by_log_CC = dscores_CC * scores_CC
+        if DELTA:
+            of_overlaps_CC = tl.where(later_CC, doverlaps_CC * decay_CC, 0.0)
+            dk_CK += product(of_overlaps_CC + tl.trans(of_overlaps_CC), k_CK, PRECISION)
+            by_log_CC += doverlaps_CC * overlaps_CC
+        # a pair (i, j) counts for the decays at j < l ≤ i
+        dlog_CW = tl.sum(tl.where(later_CC, tl.cumsum(by_log_CC, 0, reverse=True), 0.0), 1)[:, None]
+    return dq_CK, dk_CK, dlog_CW
+
+
+@triton.jit
+def unit_lower_inverse(below_CC, CHUNK: tl.constexpr, LEVELS: tl.constexpr):
+    """Return (I + below)⁻¹ for a matrix that is zero on and above its diagonal.
+
+    The inverses of two diagonal blocks A and D, with B below A, are joined by [[A, 0], [B, D]]⁻¹ =
+    [[A⁻¹, 0], [−D⁻¹ B A⁻¹, D⁻¹]], from blocks of one row up: forward substitution by blocks, and as stable. Powers of
+    the matrix, which would need as many products, lose all digits where keys are alike.
+    """
+    inverse_CC = tl.where(is_same(CHUNK), 1.0, 0.0).to(below_CC.dtype)
+    inverse_CC -= tl.where(is_across(1, CHUNK), below_CC, 0.0)
+    for level in tl.static_range(1, LEVELS):
+        block_CC = tl.where(is_across(1 << level, CHUNK), below_CC, 0.0)
+        joined_CC = tl.dot(inverse_CC, block_CC, input_precision="ieee", out_dtype=below_CC.dtype)
+        inverse_CC -= tl.dot(joined_CC, inverse_CC, input_precision="ieee", out_dtype=below_CC.dtype)
+    return inverse_CC

@@ -1,0 +1,68 @@
+"""Walk over a sequence's chunks with the state on the chip: what each position reads, or each chunk's first state."""
+
+# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels._recurrent_chunk import is_later, load_rows, pair_products, product, store_rows, unit_lower_inverse
+
+
+@triton.jit
+def decays_of_chunk(log_CW, CHUNK: tl.constexpr, DECAY_BLOCK: tl.constexpr):
+    """Return the decay from the chunk's beginning to each position, that one's own included, (C, W); from after each
+    position to the chunk's end, (C, W); and of the whole chunk, (W, 1)."""
+    later_CC = is_later(CHUNK)  # of l and j
+    if DECAY_BLOCK > 1:
+        after_CC = tl.trans(later_CC.to(log_CW.dtype))
+        after_CW = tl.dot(after_CC, log_CW, input_precision="ieee", out_dtype=log_CW.dtype)
+    else:
+        after_CW = tl.sum(tl.where(later_CC, log_CW, 0.0), 0)[:, None]
+    return tl.exp(tl.cumsum(log_CW, 0)), tl.exp(after_CW), tl.exp(tl.sum(log_CW, 0))[:, None]
+
+
+@triton.jit
+def walk(
+    q, k, v, beta, log_decay, strides, out, states, num_heads, num, key_width, value_width,
+    DELTA: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Write y_t = S_tᵀ q_t to ``out`` (B, H, N, V), or, where ``out`` is None, the state at each chunk's beginning to
+    ``states`` (B, H, M, K, V).
+
+    One program has a head of a sequence and VALUE_BLOCK features of its values. ``strides``: those of `load_rows` for
+    q, k, v, β and ln a. ``DECAY_BLOCK``: KEY_BLOCK where each feature has its own decay, else 1.
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    batch, head = sequence // num_heads, sequence % num_heads
+    key_K = tl.arange(0, KEY_BLOCK)
+    value_V = tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
+    one, decay_W = tl.arange(0, 1), tl.arange(0, DECAY_BLOCK)
+    decay_width = key_width if DECAY_BLOCK > 1 else 1
+    state_KV = tl.zeros((KEY_BLOCK, VALUE_BLOCK), DTYPE)
+    for first in range(0, num, CHUNK):
+        row_C = first + tl.arange(0, CHUNK)
+        if out is None:
+            state_row = (sequence * tl.cdiv(num, CHUNK) + first // CHUNK) * key_width
+            store_rows(states, state_KV, state_row, key_K, key_width, value_V, value_width)
+        k_CK = load_rows(k, strides[1], batch, head, row_C, num, key_K, key_width, DTYPE)
+        q_CK = k_CK  # not read for the states alone
+        if out is not None:
+            q_CK = load_rows(q, strides[0], batch, head, row_C, num, key_K, key_width, DTYPE)
+        written_CV = load_rows(v, strides[2], batch, head, row_C, num, value_V, value_width, DTYPE)
+        log_CW = tl.zeros((CHUNK, DECAY_BLOCK), DTYPE)
+        if LOG_DECAY:
+            log_CW = load_rows(log_decay, strides[4], batch, head, row_C, num, decay_W, decay_width, DTYPE)
+        since_CW, until_CW, whole_W1 = decays_of_chunk(log_CW, CHUNK, DECAY_BLOCK)
+        scores_CC, overlaps_CC = pair_products(q_CK, k_CK, log_CW, DECAY_BLOCK > 1, DELTA, CHUNK, LEVELS, PRECISION)
+        if DELTA:
+            beta_C1 = load_rows(beta, strides[3], batch, head, row_C, num, one, 1, DTYPE)
+            inverse_CC = unit_lower_inverse(beta_C1 * overlaps_CC, CHUNK, LEVELS)
+            missing_CV = beta_C1 * (written_CV - product(k_CK * since_CW, state_KV, PRECISION))
+            written_CV = product(inverse_CC, missing_CV, PRECISION)
+        if out is not None:
+            read_CV = product(q_CK * since_CW, state_KV, PRECISION) + product(scores_CC, written_CV, PRECISION)
+            store_rows(out, read_CV, sequence * num, row_C, num, value_V, value_width)
+        state_KV = whole_W1 * state_KV + product(tl.trans(k_CK * until_CW), written_CV, PRECISION)

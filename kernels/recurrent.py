@@ -1,0 +1,227 @@
+"""Compute recurrences whose state forgets and is written at each position by Triton kernels of ours, chunk by chunk:
+linear attention with decay (Yang et al. 2024, arXiv:2312.06635) and the delta rule in its WY form, with decay or
+without (Yang et al. 2024, arXiv:2406.06484; Yang et al. 2025, arXiv:2412.06464).
+
+One program has one head of a sequence and a block of its values' features, and walks over the chunks with the state on
+the chip; within a chunk all is matrix products. Backward walks from the last chunk to the first, with each chunk's
+first state computed anew and kept meanwhile. Sums have one order: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels._recurrent_backward import walk_back
+from kernels._recurrent_forward import walk
+from kernels._recurrent_second_order import walk_along_line
+from kernels.operation import Component, Operation, Parts
+from kernels.roofline import Traffic
+
+Precision = Literal["ieee", "tf32"]
+CHUNK = 16  # positions computed at once: what a matrix product takes at least, and its system stays in registers
+WIDEST_KEYS = 256  # of a head, whose state of keys by 16 values then is as large as registers allow
+STATE_SIZE = 4096  # numbers of the state that a program holds
+
+
+def decayed(
+    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor, *, precision: Precision | None = None
+) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), in float32 or wider.
+
+    ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
+    H of all but v may be 1. ``precision``: whether tf32 rounds the factors of matrix products to 10 bits, or ieee
+    nothing; None: tf32 where torch is allowed that much, which is within autocast, too. The state, decays and sums are
+    float32 or wider, whatever q, k and v are. Errors: ``ValueError`` where a head's keys are wider than 256.
+    """
+    return _scan(q_BHNK, k_BHNK, v_BHNV, None, log_decay, precision)
+
+
+def delta_rule(
+    q_BHNK: Tensor,
+    k_BHNK: Tensor,
+    v_BHNV: Tensor,
+    beta_BHN: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    precision: Precision | None = None,
+) -> Tensor:
+    """Return y_t = S_tᵀ q_t with S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, (B, H, N, V), in float32 or
+    wider.
+
+    ``log_decay``: ln a as in `decayed`; None: nothing is forgotten. ``precision`` and errors: as there.
+    """
+    return _scan(q_BHNK, k_BHNK, v_BHNV, beta_BHN[..., None], log_decay, precision)
+
+
+def _scan(
+    q: Tensor, k: Tensor, v_BHNV: Tensor, beta: Tensor | None, log_decay: Tensor | None, precision: Precision | None
+) -> Tensor:
+    if q.shape[-1] > WIDEST_KEYS:
+        raise ValueError(f"impl=triton takes keys of up to {WIDEST_KEYS} features in a head, not {q.shape[-1]}")
+    size = v_BHNV.shape[:3]
+    parts = (q, k, v_BHNV, beta, log_decay)
+    whole = (None if part is None else part.expand(*size, part.shape[3]) for part in parts)
+    return SCAN(*whole, precision=precision or _torchs_precision(v_BHNV.device.type))
+
+
+def _torchs_precision(device: str) -> Precision:
+    """Return how torch may round the factors of matrix products here. In bfloat16 it would round the state and what the
+    delta rule subtracts, too, by more than 1 % of the result; TF32 keeps q, k and v of bfloat16 as they are."""
+    is_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if is_tf32 or torch.is_autocast_enabled(device) else "ieee"
+
+
+def blocks(keys: int, values: int) -> tuple[int, int]:
+    """Return how many features of keys and of values a program takes, padded: all keys, and as many values as leave the
+    state small enough."""
+    key_block = max(16, triton.next_power_of_2(keys))
+    return key_block, min(max(16, STATE_SIZE // key_block), max(16, triton.next_power_of_2(values)))
+
+
+class Plan:
+    """The sizes of one call, and what its kernels are launched with; of tensors as `SCAN` takes them."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, beta: Component, log_decay: Component):
+        given = [each for each in (q, k, v, beta, log_decay) if each is not None]
+        self.dtype = torch.float64 if any(each.dtype == torch.float64 for each in given) else torch.float32
+        self.batch, self.heads, self.num, self.values = v.shape
+        self.keys, self.device = q.shape[3], v.device
+        self.decays = 0 if log_decay is None else log_decay.shape[3]
+        key_block, value_block = blocks(self.keys, self.values)
+        self.grid = (self.batch * self.heads, triton.cdiv(self.values, value_block))
+        self.sizes = (self.heads, self.num, self.keys, self.values)
+        self.blocks = {
+            "DELTA": beta is not None,
+            "LOG_DECAY": log_decay is not None,
+            "DECAY_BLOCK": key_block if self.decays > 1 else 1,
+            "KEY_BLOCK": key_block,
+            "VALUE_BLOCK": value_block,
+            "DTYPE": tl.float64 if self.dtype == torch.float64 else tl.float32,
+        }
+
+    def by_chunks(self, precision: Precision) -> dict[str, Any]:
+        """Return the settings of the kernels that walk by chunks."""
+        rounding = "ieee" if self.dtype == torch.float64 else precision
+        return {**self.blocks, "CHUNK": CHUNK, "LEVELS": CHUNK.bit_length() - 1, "PRECISION": rounding}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def launch(self, kernel: Any, *arguments: Any, **settings: Any) -> None:
+        """Launch a kernel, which takes tensors first, then `sizes`, then settings of blocks."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            kernel[self.grid](*arguments, *self.sizes, **settings)
+
+
+def _laid(tensor: Component) -> Component:
+    """Return the tensor with its features side by side; batch, heads and positions may lie anywhere."""
+    return tensor if tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(tensors: Sequence[Component]) -> tuple[tuple[int, ...], ...]:
+    """Return the strides of batch, head and position of each tensor; zeros of one that is left out."""
+    return tuple((0, 0, 0) if each is None else each.stride()[:3] for each in tensors)
+
+
+def _forward(*tensors: Any, precision: Precision) -> tuple[Tensor, tuple[Tensor, ...]]:
+    plan, laid = Plan(*tensors), [_laid(each) for each in tensors]
+    out = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
+    plan.launch(walk, *laid, _strides(laid), out, None, **plan.by_chunks(precision))
+    return out, ()
+
+
+def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precision: Precision) -> tuple[Component, ...]:
+    """Return the gradients by all tensors that are given, whichever are ``needed``: they come of one walk."""
+    plan, laid, dout = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
+    states = plan.empty(plan.batch, plan.heads, triton.cdiv(plan.num, CHUNK), plan.keys, plan.values)
+    settings = plan.by_chunks(precision)
+    plan.launch(walk, *laid, _strides(laid), None, states, **settings)
+    # by q, k, β and ln a each block of values has a part of the gradient: no program waits for another
+    parts_of_each, sequence = (plan.grid[1], plan.grid[1], 1, plan.grid[1], plan.grid[1]), tensors[2].shape[:3]
+    by_each = [
+        None if of is None else plan.empty(parts, *sequence, of.shape[3])
+        for of, parts in zip(tensors, parts_of_each, strict=True)
+    ]
+    plan.launch(
+        walk_back, *laid, _strides(laid), states, dout, _strides([dout])[0], *by_each, **settings, num_warps=8
+    )  # fmt: skip
+    return tuple(
+        None if by is None else by.sum(0).to(of.dtype) for by, of in zip(by_each, tensors, strict=True)
+    )  # fmt: skip
+
+
+def _second_order(*parts: Any, precision: Precision) -> Parts:
+    """Return y, y′ and y″, computed position by position in float32 or wider, whatever ``precision`` says: no matrix
+    products are left."""
+    plan = Plan(*(value for value, _, _ in parts))
+    filled = [(None,) * 3 if each[0] is None else tuple(map(_laid, _filled(*each))) for each in parts]
+    out = plan.empty(3, plan.batch, plan.heads, plan.num, plan.values)
+    plan.launch(walk_along_line, *filled, tuple(map(_strides, filled)), out, **plan.blocks)
+    return out[0], out[1], out[2]
+
+
+def _filled(value: Tensor, first: Component, second: Component) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts with zeros for None, which take no memory."""
+    zeros = value.new_zeros(value.shape[-1:]).expand(value.shape)
+    return value, zeros if first is None else first, zeros if second is None else second
+
+
+SCAN = Operation("scan", _forward, _backward, _second_order)
+
+
+def traffic(
+    *,
+    batch: int,
+    heads: int,
+    positions: int,
+    keys: int,
+    values: int,
+    delta: bool,
+    decays: int = 0,
+    part: Literal["forward", "backward", "second_order"] = "forward",
+    input_bytes: int = 4,
+) -> Traffic:
+    """Return what the launches of one part move and multiply.
+
+    ``decays``: of a position and head, 0 (none), 1 or ``keys``. ``input_bytes``: of an element of q, k, v; β, ln a and
+    what is written have 4. Counted are the operations of matrix products, as they are computed, of whole chunks and
+    blocks; for second_order, which has none, the multiply-adds of state and reads. An input that several programs read
+    counts for each of them; sums over their parts of a gradient, which torch takes, are left out.
+    """
+    key_block, value_block = blocks(keys, values)
+    of_values, chunks = triton.cdiv(values, value_block), triton.cdiv(positions, CHUNK)
+    sequences = batch * heads
+    each = sequences * of_values * positions  # a position in each of its programs
+    q_or_k, v = each * keys * input_bytes, sequences * positions * values * input_bytes
+    scalars, out = 4 * each * (delta + decays), 4 * sequences * positions * values
+    if part == "second_order":
+        per_number = 2 * 6 * (2 + delta + (decays > 0))
+        flops = each * key_block * value_block * per_number
+        return Traffic(3 * (2 * q_or_k + v + scalars), 3 * out, flops)
+    solved, state, read, back = _products(key_block, value_block, delta=delta, features_decay=decays > 1)
+    programs = sequences * of_values * chunks
+    if part == "forward":
+        return Traffic(2 * q_or_k + v + scalars, out, 2 * programs * (solved + state + read))
+    states = 4 * sequences * chunks * keys * values
+    of_states = Traffic(q_or_k + v + scalars, states, 2 * programs * (solved + state))
+    gradients = 4 * 2 * each * keys + scalars + out
+    return of_states + Traffic(2 * q_or_k + v + scalars + states + out, gradients, 2 * programs * (solved + back))
+
+
+def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> tuple[int, int, int, int]:
+    """Return the multiply-adds of one chunk in one program, for blocks so wide: of what is written, of the state after
+    it, of what is read, and of the gradients."""
+    levels = CHUNK.bit_length() - 1
+    pairs, of_keys, of_values = CHUNK**2 * keys, CHUNK * keys * values, CHUNK**2 * values
+    scores = levels * (2 + delta) * pairs + pairs if features_decay else (1 + delta) * pairs
+    system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
+    of_scores = levels * (4 + delta) * pairs if features_decay else (2 + delta) * pairs
+    back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
+    return scores + system, of_keys, of_keys + of_values, back
