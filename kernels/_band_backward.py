@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """Softmax attention on a band, the backward pass: one kernel by blocks of queries gives their gradient and each block's
 share in the gradients of the global keys, another by blocks of keys those of keys and values. No two programs write to
 one place; weights are computed anew from ln Σ exp s."""

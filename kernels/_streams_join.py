@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """The kernels by which a branch's output joins the streams: forward, backward and along a line to second order.
 
 X'_t = X_t + Σ_s mix_st (X_s − X_t) + post_t F where the columns of mix sum to 1 (``DIFFERENCES``), which keeps equal

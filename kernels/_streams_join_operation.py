@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import triton
@@ -67,12 +68,12 @@ def _join_backward(
 
 
 def _join_second_order(x: Parts, coefficients: Parts, added: Parts, *, by_differences: bool) -> Parts:
-    shape = _join_shape(x[0], coefficients[0], added[0])
-    out = three_like(x[0], *x[0].shape)
-    arguments = (*filled(x), *filled(coefficients), *filled(added), *out, shape.tokens, shape.width)
+    (value, *_), (k, *_), (plus, *_) = given = [filled(part) for part in (x, coefficients, added)]
+    shape, out = _join_shape(value, k, plus), three_like(value, *value.shape)
+    arguments = (*chain(*given), *out, shape.tokens, shape.width)
     constants = _join_constants(shape, by_differences) | {"num_warps": TAYLOR_WARPS}
     launch(join_taylor, _join_grid(shape), *arguments, **constants)
-    return tuple(out)
+    return out
 
 
 join = Operation("join", _join_forward, _join_backward, _join_second_order)

@@ -49,9 +49,11 @@ def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ie
 
 def filled(parts: Parts) -> list[Tensor]:
     """Return value and derivatives, laid out densely and all of one dtype, zeros for what is None."""
+    if parts[0] is None:
+        raise ValueError("a tensor that has derivatives along a line has a value")
     value = parts[0].contiguous()
     return [value, *(torch.zeros_like(value) if part is None else part.contiguous() for part in parts[1:])]
 
 
-def three_like(tensor: Tensor, *shape: int) -> list[Tensor]:
-    return [empty(tensor, *shape) for _ in range(3)]
+def three_like(tensor: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    return empty(tensor, *shape), empty(tensor, *shape), empty(tensor, *shape)

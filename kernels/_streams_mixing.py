@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """Gates and mixing matrices of the residual schemes with several streams, as parts of kernels: values, exact gradients
 and derivatives along a line.
 

@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """The forward kernels by which a connection reads its streams X (T, N, C): one pass over X gives the logits and the sum
 of squares, their coefficients follow at once, and a second pass, over what the cache still holds, the input of the
 branch, u = Σ_s pre_s X_s.

@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """The backward kernels of `kernels._streams_read`, in two passes over X: first the gradient by each token's logits,
 which needs sums over all channels, then those by X and by the weights. No sum depends on the order of programs."""
 

@@ -1,3 +1,5 @@
+# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false, reportOperatorIssue=false
 """The kernels of `kernels._streams_read` along a line, to second order: a tensor T is given as T, T1, T2, its value and
 two derivatives, and so is what they write."""
 

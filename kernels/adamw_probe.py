@@ -69,10 +69,10 @@ def adamw_kernel(
     program = tl.program_id(0)
     tensor, first = tl.load(blocks + 2 * program), tl.load(blocks + 2 * program + 1)
     of_tensor = table + 5 * tensor
-    theta_at = tl.load(of_tensor).to(tl.pointer_type(DTYPE))
-    g_at = tl.load(of_tensor + 1).to(tl.pointer_type(DTYPE))
-    m_at = tl.load(of_tensor + 2).to(tl.pointer_type(DTYPE))
-    v_at = tl.load(of_tensor + 3).to(tl.pointer_type(DTYPE))
+    theta_at = tl.load(of_tensor).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
+    g_at = tl.load(of_tensor + 1).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
+    m_at = tl.load(of_tensor + 2).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
+    v_at = tl.load(of_tensor + 3).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
     if ALIGNED:  # so that neighbours are loaded together
         theta_at, g_at = tl.multiple_of(theta_at, 16), tl.multiple_of(g_at, 16)
         m_at, v_at = tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16)
@@ -120,9 +120,9 @@ def adamw_probe(
     (g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − ηλ)θ − η/(1 − β₁ᵗ) · m/(√v/√(1 − β₂ᵗ) + ε). Return its sums.
 
     ``steps``: of each tensor t ≥ 1, this step included, a scalar of float32. All tensors are on one device and of one
-    dtype: float32 or bfloat16, computed in float32, or float64; none has gaps or repeats in memory. Sums are of blocks in
-    that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does not
-    take.
+    dtype: float32 or bfloat16, computed in float32, or float64; none has gaps or repeats in memory. Sums are of blocks
+    in that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does
+    not take.
     """
     gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
     _check(params, means, squares)
@@ -134,9 +134,15 @@ def adamw_probe(
     sums = torch.empty(len(blocks), NUM_SUMS, dtype=wide, device=device)
     scalars = [1 - beta1, beta2, 1 - beta2, epsilon, 1 - lr * weight_decay]
     scalars = torch.tensor(scalars, dtype=torch.float64).to(device, non_blocking=True)
-    constants = {"DTYPE": DTYPES[params[0].dtype], "ACC": DTYPES[wide], "ALIGNED": is_aligned, "BLOCK": BLOCK}
+    constants = {
+        "DTYPE": DTYPES[params[0].dtype],
+        "ACC": DTYPES[wide],
+        "ALIGNED": is_aligned,
+        "BLOCK": BLOCK,
+        "num_warps": NUM_WARPS,
+    }
     with torch.cuda.device_of(params[0]):
-        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants, num_warps=NUM_WARPS)
+        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants | {"num_warps": NUM_WARPS})
     return Probe(sums.double().sum(0))
 
 

@@ -12,6 +12,7 @@ whoever joins it there has the gradients by all that read X added up while they 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -218,41 +219,43 @@ def _gated_second_order(
     x: Parts, weight: Parts, bias: Parts, p: Parts, *, iterations: int = 0, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
     """Return u, the coefficients and X with their derivatives along a line."""
-    require(x[0], (weight[0], bias[0]), precision)
-    shape, dtype = _gated_shape(x[0], weight[0], p[0], iterations), accumulating(x[0])
-    u, (b, *_) = three_like(x[0], shape.tokens, shape.width), filled(bias)
+    (value, *_), (w, *_), (b, *_) = given = [filled(part) for part in (x, weight, bias)]
+    require(value, (w, b), precision)
+    shape, dtype = _gated_shape(value, w, p[0], iterations), accumulating(value)
+    u = three_like(value, shape.tokens, shape.width)
     coefficients = three_like(b, shape.tokens, shape.streams, shape.streams + 2)
     launch(
         read_gated_taylor,
         (shape.read_programs,),
-        *(*filled(x), *filled(weight), *filled(bias), b if p[0] is None else p[0].contiguous()),
+        *(*chain(*given), b if p[0] is None else p[0].contiguous()),
         *(*u, *coefficients, shape.tokens, shape.width, shape.options, torch.finfo(dtype).eps),
         **_gated_constants(shape, dtype, iterations),
         PRECISION=precision,
         num_warps=TAYLOR_WARPS,
     )
-    return tuple(u), tuple(coefficients), x
+    return u, coefficients, x
 
 
 def _hyper_second_order(
     x: Parts, weight: Parts, static: Parts, amplitude: Parts, *, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
     """Return u, the coefficients and X with their derivatives along a line."""
-    require(x[0], (weight[0], static[0], amplitude[0]), precision)
-    shape, dtype = _hyper_shape(x[0], weight[0]), accumulating(x[0])
-    u = three_like(x[0], shape.tokens, shape.width)
-    coefficients = three_like(weight[0], shape.tokens, shape.streams, shape.outputs)
+    (value, *_), (w, *_), (s, *_), (a, *_) = given = [filled(part) for part in (x, weight, static, amplitude)]
+    require(value, (w, s, a), precision)
+    shape, dtype = _hyper_shape(value, w), accumulating(value)
+    u = three_like(value, shape.tokens, shape.width)
+    coefficients = three_like(w, shape.tokens, shape.streams, shape.outputs)
     launch(
         read_hyper_taylor,
         (shape.read_programs,),
-        *(*filled(x), *filled(weight), *filled(static), *filled(amplitude)),
+        *chain(*given),
         *(*u, *coefficients, shape.tokens, shape.width, torch.finfo(dtype).eps),
         **_read_constants(shape, dtype),
         OP=shape.padded_outputs,
         PRECISION=precision,
         num_warps=TAYLOR_WARPS,
     )
-    return tuple(u), tuple(coefficients), x
+    return u, coefficients, x
 
 
 read_gated = Operation("read_gated", _gated_forward, _gated_backward, _gated_second_order)

@@ -21,7 +21,7 @@ __all__ = ["interpreter_is_prepared_once"]
 
 CASES = {
     "heads, sequences and padding": Case(5, 2, 2, heads=2, batch=2, masked=True),
-    "tiles whose pairs reach into the next": Case(18, 3, 3),
+    "tiles whose pairs reach into the next": Case(31, 3, 3),  # a tile stores 32 − 3
     "scalar weights": Case(6, 1, 0),
     "one position": Case(1, 2, 2),
     "a window beyond the sequence": Case(3, 9, 1),

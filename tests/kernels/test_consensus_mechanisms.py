@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.consensus import LARGEST as SIZES
-from stability.config.computed import require_second_derivatives
+from stability.config.computed import kernels_of, require_second_derivatives
 from stability.curvature import directional, hvp
 from stability.mechanisms import build
 from stability.mechanisms._edge_weights import LARGEST
@@ -106,7 +106,7 @@ def test_alpha_max_of_a_model_is_measured_through_the_kernels():
 
 def test_a_run_may_ask_for_alpha_max_along_a_line(lab):
     spec = lab.spec(mechanism={"name": "sc", "impl": "triton"})
-    require_second_derivatives({"mechanism": spec.mechanism}, "this", "", along_a_line=True)
+    require_second_derivatives(kernels_of({"mechanism": spec.mechanism}), "this", "", along_a_line=True)
 
 
 @pytest.mark.slow

@@ -96,7 +96,12 @@ def test_a_run_of_three_steps_on_kernels_is_that_of_the_reference(lab):
     found = []
     for impl in ("reference", "triton"):
         mechanism = {"name": "gated_deltanet", "impl": impl}
-        changes = {"steps": 3, "batch": 1, "evaluation": {"every_steps": 3, "sequences": 2}, "objective": {"name": "ar"}}
+        changes = {
+            "steps": 3,
+            "batch": 1,
+            "evaluation": {"every_steps": 3, "sequences": 2},
+            "objective": {"name": "ar"},
+        }
         directory = lab.train(lab.spec(**changes, mechanism=mechanism))
         rows = [row for row in read_jsonl(directory.metrics_file) if row["step"]]
         found.append(([row["loss"] for row in rows], load(directory.checkpoints()[-1])[1].state_dict()))

@@ -54,14 +54,15 @@ def some_streams(streams=4):
     ],
 )
 def test_a_connection_and_its_gradients_equal_the_reference(name, settings):
+    kernels, reference = both(name, **settings)
     found = []
-    for module in both(name, **settings):
-        x_BNSD = some_streams(module.config.streams).requires_grad_()
+    for module in (kernels, reference.double()):  # in float32 the reference's own gradient of 9 biases is 2e-5 off
+        x_BNSD = some_streams(module.config.streams).to(next(module.parameters()).dtype).requires_grad_()
         out = module(x_BNSD, torch.sin)
         leaves = [x_BNSD, *module.parameters()]
         found.append((out, *torch.autograd.grad((out * torch.cos(3 * out.detach())).sum(), leaves)))
-    for one, other in zip(*found, strict=True):
-        assert relative(one, other.double()) <= 1e-5
+    for one, truth in zip(*found, strict=True):
+        assert relative(one, truth) <= 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
