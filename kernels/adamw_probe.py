@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -134,7 +135,7 @@ def adamw_probe(
     sums = torch.empty(len(blocks), NUM_SUMS, dtype=wide, device=device)
     scalars = [1 - beta1, beta2, 1 - beta2, epsilon, 1 - lr * weight_decay]
     scalars = torch.tensor(scalars, dtype=torch.float64).to(device, non_blocking=True)
-    constants = {
+    constants: dict[str, Any] = {
         "DTYPE": DTYPES[params[0].dtype],
         "ACC": DTYPES[wide],
         "ALIGNED": is_aligned,
@@ -142,7 +143,7 @@ def adamw_probe(
         "num_warps": NUM_WARPS,
     }
     with torch.cuda.device_of(params[0]):
-        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants | {"num_warps": NUM_WARPS})
+        adamw_kernel[(len(blocks),)](table, blocks, rates, scalars, sums, **constants)
     return Probe(sums.double().sum(0))
 
 
