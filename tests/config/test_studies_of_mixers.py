@@ -116,6 +116,13 @@ def test_who_recalls_is_asked_at_one_size_of_the_state_and_by_the_pairs_that_are
     assert {kind for pair in judged for kind in pair} == set(kinds), "each stands in a statement"
     runs = spec.expand(FINGERPRINT)
     assert len(runs) == len({run_id(run) for run in runs}) == 3 * 3 * len(kinds)
-    states = {run.mechanism.name: sequence_state_bytes(run, "causal") for run in runs if run.mechanism.name != "titans"}
+    states = {run.mechanism.name: sequence_state_bytes(run, "causal") for run in runs}
     matrices, convolutions = 8 * 8 * 8, 3 * 3 * 64  # heads of K × V; three positions before, of q, k and v
     assert states == dict.fromkeys(("gla", "deltanet", "gated_deltanet"), 2 * 4 * (matrices + convolutions))
+
+
+def test_what_a_memory_is_worth_is_asked_by_the_pair_that_is_judged():
+    spec = read_spec("sweep", ["study=recall_memory"])
+    kinds = {(choice["mechanism"].name, label) for label, choice in spec.curves()}
+    assert kinds == {kind for pair in RIVALS for kind in pair[:2] if kind[0] == "titans"}
+    assert len({run_id(run) for run in spec.expand(FINGERPRINT)}) == 5 * 3 * 2
