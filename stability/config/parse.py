@@ -47,11 +47,12 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
 
 def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
-    rest: by its fields, None for one that is not there."""
+    rest: by its fields, of those that are there."""
     known = _known(values)
     return {
         key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
         for key, family in COMPUTED.items()
+        if key in known
     }
 
 

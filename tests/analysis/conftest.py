@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from analysis import report
+from analysis import assembly
 from analysis.study.load import Study, load
 from tests.analysis.synthetic import quickstart_alpha, write_study
 
@@ -27,13 +27,13 @@ def drawn(monkeypatch) -> Callable[..., None]:
     """Choose the figures of a report that are drawn, by how their names begin; in the places of the others stand empty
     ones of the same size. Drawing takes most of a report's time, and a test of one section reads its text and its own
     figures; `test_report` draws all of a report's."""
-    save = report._save
+    save = assembly.save
 
     def only(*names: str) -> None:
         def save_some(figure: Figure, path: Path) -> Path:
             is_drawn = re.sub(r"^\d+-", "", path.stem).startswith(names)
             return save(figure if is_drawn else Figure(figsize=tuple(figure.get_size_inches())), path)
 
-        monkeypatch.setattr(report, "_save", save_some)
+        monkeypatch.setattr(assembly, "save", save_some)
 
     return only

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -103,7 +102,8 @@ def study_dir(tmp_path, results):
 def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tmp_path):
     study = load(study_dir)
     ((name, drawn),) = figures(study).items()
-    text = drawn.caption + typst(body(study, {TOKENIZER: (Picture(TOKENIZER, Path("tokenizer.pdf"), drawn.caption),)}))
+    pictures = (Picture(TOKENIZER, drawn.figure, drawn.caption, "tokenizer.pdf"),)
+    text = drawn.caption + typst(body(study, {TOKENIZER: pictures}))
     assert name == TOKENIZER and applies(study)
     for word in (
         "0123456789ab",

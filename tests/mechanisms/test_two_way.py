@@ -133,7 +133,8 @@ def test_taylor_differentiates_it_with_padding():
 def test_settings_reach_the_part_and_survive_json():
     written = part("mechanisms", {"name": "two_way", "of": "sw", "sw": {"window": 4}, "sa": {}})
     stored = json.loads(json.dumps(written.model_dump(mode="json")))
-    assert stored == {"name": "two_way", "of": {"name": "sw", "window": 4}, "weights": "separate"}
+    inner = {"name": "sw", "window": 4, "impl": "reference"}
+    assert stored == {"name": "two_way", "of": inner, "weights": "separate"}
     assert part("mechanisms", stored) == written
     built: Any = TwoWay.build(written.settings, MixerShape(16, 2))
     assert [mixer.before for mixer in built.mixers] == [4, 4]

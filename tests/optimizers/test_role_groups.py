@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 
 # what an optimizer has for all parameters together
 FOR_ALL = {
+    "adamw": {"impl"},
     "prodigy": {
         "lr_scale", "beta1", "beta2", "beta3", "d0", "d_coef", "growth_rate", "bias_correction", "safeguard_warmup",
     },
