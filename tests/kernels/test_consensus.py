@@ -109,7 +109,6 @@ ALONG = {
     "scalar weights": Case(4, 1, 0),
     "tiles": Case(17, 1, 1),
     "context": Case(4, 1, 2, context=4),
-    "a window beyond the sequence, in a longer context": Case(2, 5, 2, context=7),
     "a window beyond a shorter context": Case(7, 5, 2, context=2),
     "a whole context": Case(3, None, 1, context=2, masked=True),
 }
