@@ -4,6 +4,7 @@ modality and a row for each size, the training's own rate in red dashes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded
-from analysis.paper.figures import COLUMNS, ROWS
+from analysis.paper.figures import COLUMNS, ROWS, grid_legend
 from analysis.paper.grid import Block, all_runs, by_modality
 from analysis.sections.step_figures import TRAINING
 from analysis.study.load import Frame
@@ -24,9 +25,9 @@ HEIGHT = 1.75
 CAPTION = (
     "α_max against learning rate, {phase}, state “{state}”, a column for each modality, a row for each size, after the "
     "consensus paper's Figure 6: median of the finite α_max of all recorded steps; shade: from the lowest to the "
-    "highest of the single runs' medians; red dashes: the training LR α, below which a median says that most steps are "
-    "too long. ×: mechanisms of which runs diverged there and have no such checkpoint. Step by step: in the studies' "
-    "own reports."
+    "highest of the single runs' medians; red dashes: the training LR α; where the median lies below it, at least half "
+    "of the steps with a finite α_max are too long. ×: mechanisms of which runs diverged there and have no such "
+    "checkpoint. Step by step: in the studies' own reports."
 )
 
 
@@ -57,7 +58,7 @@ def _figure(columns: Sequence[Sequence[Block]], phase: str, state: str, styles: 
     depth = max(map(len, columns))
     share = 1.0 if len(columns) > 1 else 0.62
     figure = Figure(figsize=(WIDTH_INCHES * share, 0.5 + HEIGHT * depth), layout="constrained")
-    grid = figure.subplots(depth, len(columns), squeeze=False)
+    grid: Any = figure.subplots(depth, len(columns), squeeze=False)
     for line, place in np.ndindex(depth, len(columns)):
         if line < len(columns[place]):
             _panel(grid[line, place], columns[place][line], phase, state, styles)
@@ -67,15 +68,11 @@ def _figure(columns: Sequence[Sequence[Block]], phase: str, state: str, styles: 
         ax.set_ylabel("$\\alpha_\\mathrm{max}$")
     for ax in grid[-1]:
         ax.set_xlabel("learning rate α")
-    present = {name for places in columns for block in places for name in block.study.series}
-    handles = [
-        Line2D([], [], color=look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5, label=name)
-        for name, look in styles.items()
-        if name in present
-    ]
-    handles.append(Line2D([], [], label="training LR α", **TRAINING))
-    handles.append(Line2D([], [], color=MUTED, marker="x", markersize=4, linestyle="none", label="runs diverged"))
-    fitting_legend(figure, handles, 6, handlelength=2.2, columnspacing=1.4)
+    extras = [Line2D([], [], label="training LR α", **TRAINING)]
+    counts = (counted(block.study, phase, state) for places in columns for block in places)
+    if any((count["outcome"] == DIVERGED).any() for count in counts):
+        extras.append(Line2D([], [], color=MUTED, marker="x", markersize=4, linestyle="none", label="runs diverged"))
+    grid_legend(figure, columns, styles, extras)
     return figure
 
 

@@ -75,7 +75,8 @@ def _block_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[t
     rows, count = recorded(block.study, *pair), counted(block.study, *pair)
     count = count[count["series"].isin(series)]
     counts = count_range(block.study.runs["num_params"])
-    found = [(Cell(f"Size = {block.size}", f"{counts} parameters", True), *(Cell(""),) * (2 * len(series)))]
+    head = [(Cell(f"Size = {block.size}", f"{counts} parameters", True), *(Cell(""),) * (2 * len(series)))]
+    found: list[tuple[Cell, ...]] = [*head]
     for lr in sorted(set(count["run_lr"])):
         found.append(alpha_row(rows[rows["run_lr"] == lr], count[count["run_lr"] == lr], lr, series))
         found += _printed_row(printed.alpha_max(block, *pair), count[count["run_lr"] == lr], lr, series)

@@ -44,7 +44,7 @@ def subtitle(studies: Sequence[Study]) -> str:
     places = blocks(studies)
     kinds = listed(modality_text(each) for each in by_modality(places)) or "no table of learning rates"
     runs = plural(sum(len(study.runs) for study in studies), "run")
-    return f"{plural(len(studies), 'study').replace('studys', 'studies')} · {kinds} · {runs}"
+    return f"{'1 study' if len(studies) == 1 else f'{len(studies)} studies'} · {kinds} · {runs}"
 
 
 def pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
@@ -96,7 +96,9 @@ def _nll(places: Sequence[Block]) -> Pieces:
         name = "nll-grid" if column == VALIDATION else "generative-nll-grid"
         found += drawn(name, lambda: nll_grids(places, column), figures.CAPTION.format(what=what))  # noqa: B023
     if not found:
-        found = paragraph("No run ended with a finite validation NLL: there is no curve to draw.")
+        found = paragraph(
+            "No study has a finite validation NLL at more than one learning rate: there is no curve to draw."
+        )
     return found + shown(table for kind, part in by_modality(places).items() for table in nll_tables(kind, part))
 
 

@@ -5,7 +5,8 @@ window."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.style import LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.numbers.windows import VALIDATION, outcomes, windows
 from analysis.paper.grid import Block, all_runs, by_modality
@@ -21,23 +22,24 @@ from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
-COLUMNS, ROWS = 3, 3  # panels of a page
+COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # of a page
 HEIGHT = 2.35  # inches of a row
 FEWEST_ZOOMED, MOST_TICKS = 3, 3
 Tables = dict[str, Frame]
 CAPTION = (
     "{what} against learning rate, a column for each modality, a row for each size, as the consensus paper's Figures 2 "
     "to 5: on a log axis and, beneath, on a linear one from the last rate on at which every mechanism lies within its "
-    "stable window. Points: seeds; line: their median, broken where half of them or more diverged; ×: diverged runs of "
-    "all runs there. Each panel has a scale of its own."
+    "stable window, three at the least. Points: seeds; line: their median, broken where half of them or more diverged; "
+    "×: diverged runs of all runs there. Each panel has a scale of its own."
 )
 
 
 def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]:
     """Draw the grid, over several figures where it has more than three modalities or sizes; none where no place has a
-    finite NLL."""
+    finite NLL and more than one rate."""
     shown = [block for block in blocks if column == VALIDATION or _has_finite(_tables(block.study, column))]
-    if not any(_has_finite(_tables(block.study, column)) for block in shown):
+    lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
+    if not any(_has_finite(_tables(block.study, column)) for block in lines):
         return []
     styles, figures = looks(all_runs(shown)), []
     columns = by_modality(shown)
@@ -61,27 +63,40 @@ def _figure(columns: Sequence[Sequence[Block]], column: str, styles: dict[str, L
     """Draw one figure; ``columns``: by modality the places one below the other."""
     depth, extras = max(map(len, columns)), {}
     share = 1.0 if len(columns) > 1 else 0.62
-    figure = Figure(figsize=(WIDTH_INCHES * share, 0.5 + HEIGHT * depth), layout="constrained")
-    grid = figure.subplots(2 * depth, len(columns), squeeze=False, height_ratios=(1.25, 1.0) * depth)
+    zoomed = any(zoom(block.study, column) for places in columns for block in places)
+    figure = Figure(
+        figsize=(WIDTH_INCHES * share, 0.5 + (1.0 if zoomed else 0.6) * HEIGHT * depth), layout="constrained"
+    )
+    heights = (1.25, 1.0 if zoomed else 0.01)
+    grid: Any = figure.subplots(2 * depth, len(columns), squeeze=False, height_ratios=heights * depth)
     for line, place in np.ndindex(depth, len(columns)):
         pair: tuple[Axes, Axes] = (grid[2 * line, place], grid[2 * line + 1, place])
         if line < len(columns[place]):
             width = 0.8 * WIDTH_INCHES * share / len(columns)
             extras |= _draw_place(pair, columns[place][line], column, styles, width)
-            pair[1].set_xlabel("learning rate")
+            pair[1 if zoomed else 0].set_xlabel("learning rate")
         else:
             for ax in pair:
                 ax.remove()
     for ax in grid[:, 0]:
         ax.set_ylabel("NLL (nats)")
+    grid_legend(figure, columns, styles, extras.values())
+    return figure
+
+
+def grid_legend(
+    figure: Figure, columns: Sequence[Sequence[Block]], styles: dict[str, Look], extras: Iterable[Line2D]
+) -> None:
+    """Draw the legend of the mechanisms in a grid's places, then ``extras``; the figure grows by the rows it takes."""
     present = {name for places in columns for block in places for name in block.study.series}
     handles = [
         Line2D([], [], color=look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5, label=name)
         for name, look in styles.items()
         if name in present
     ]
-    fitting_legend(figure, [*handles, *extras.values()], 6, handlelength=2.2, columnspacing=1.4)
-    return figure
+    handles += extras
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (math.ceil(len(handles) / LEGEND_COLUMNS) - 1))
+    fitting_legend(figure, handles, LEGEND_COLUMNS, handlelength=2.2, columnspacing=1.4)
 
 
 def _draw_place(

@@ -18,6 +18,8 @@ MODALITIES = ("text", "dna", "protein", "image")  # in the paper's order; others
 SHOWN = {"dna": "DNA"}  # the rest are capitalised
 SIZE = re.compile(r"(?:^|_)(\d+(?:\.\d+)?[kmg])$", re.IGNORECASE)
 
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -83,7 +85,9 @@ def blocks(studies: Iterable[Study]) -> list[Block]:
 def _rank(block: Block) -> tuple[int, str, float, str]:
     known = block.study.runs["num_params"].dropna()
     place = MODALITIES.index(block.modality) if block.modality in MODALITIES else len(MODALITIES)
-    return place, block.modality, float(known.median()) if len(known) else np.inf, block.size
+    found = SIZE.fullmatch(block.size)  # the paper's sizes by their name, which is not what they count
+    count = float(found[1][:-1]) * UNITS[found[1][-1]] if found else float(known.median()) if len(known) else np.inf
+    return place, block.modality, count, block.size
 
 
 def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
@@ -104,8 +108,7 @@ def merged(studies: Sequence[Study]) -> Study:
         return studies[0]
     runs = pd.concat([each.runs.assign(of=each.name) for each in studies], ignore_index=True)
     runs = runs.drop_duplicates("run_id").reset_index(drop=True)
-    shared = runs.groupby("series")["of"].nunique()
-    told = runs["series"].isin(shared.index[shared > 1])
+    told = runs.groupby("series")["of"].transform("nunique") > 1
     runs["series"] = runs["series"].where(~told, runs["series"] + " (" + runs["of"] + ")")
     first, *others = studies
     tables = {name: _joined([getattr(each, name) for each in studies]) for name in ("curvature", "curves")}

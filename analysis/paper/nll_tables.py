@@ -18,15 +18,19 @@ from analysis.sections.nll import best_rate, nll_cell
 from analysis.study import wording
 from analysis.words import count_range, lr_text
 
+WIDE = 6  # columns beside which an interval still fits on one line
 RATES_BESIDE, RATES_ALONE = 5, 9  # learning rates that fit a page's width, with generative NLLs beside and without
 PRINTED = {VALIDATION: "validation_nll", GENERATIVE: "generative_nll"}
 
 
 def nll_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
-    """Return the tables of one modality, of as many learning rates each as a page is wide for."""
+    """Return the tables of one modality: of all sizes where a page is wide enough for their learning rates, else of
+    each size, whose rates are then its own; of as many rates each as fit."""
     columns = [VALIDATION, *([GENERATIVE] if any(_scored(block) for block in blocks) else [])]
     lrs = sorted({float(lr) for block in blocks for lr in block.study.runs["lr"]})
     room = RATES_BESIDE if len(columns) > 1 else RATES_ALONE
+    if len(lrs) > room and len(blocks) > 1:
+        return [table for block in blocks for table in nll_tables(modality, [block])]
     parts = [tuple(map(float, part)) for part in chunks([repr(lr) for lr in lrs], room)]
     return [_table(modality, blocks, part, columns, number) for number, part in enumerate(parts)]
 
@@ -47,7 +51,8 @@ def _table(
     """Return the table of some learning rates, ``number``: the how-manieth of its modality."""
     rows = [row for block in blocks for row in _block_rows(block, lrs, columns)]
     shown = [block for block in blocks if set(block.study.runs["lr"]) & set(lrs)]
-    title = f"{modality_text(modality)}: validation{' and generative' if len(columns) > 1 else ''} NLL by mechanism"
+    place = shown[0].title if len(shown) == 1 else modality_text(modality)
+    title = f"{place}: validation{' and generative' if len(columns) > 1 else ''} NLL by mechanism"
     heads = {VALIDATION: "Validation NLL", GENERATIVE: "Generative NLL"}
     groups = (("", 1), *((heads[column], len(lrs)) for column in columns))
     names = [lr_text(lr) for lr in lrs] * len(columns)
@@ -61,7 +66,7 @@ def _table(
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     units = told_once({block.size: wording.unit(block.study).capitalize() + "." for block in blocks})
     text = (
-        f"{units} Median over the seeds that finished, at the end of training, beside a divergence that is counted. "
+        f"{units} Median over the seeds that finished, at the end of training. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
         "--: no run, or none with a result."
     )
@@ -101,7 +106,7 @@ def _series_rows(
     """Return a mechanism's own row and, where the paper prints any of its numbers, the paper's."""
     runs = block.study.of(series)
     cells = [cell for column in columns for cell in _cells(block, series, part, lrs, column)]
-    rows = [(Cell(series), *map(narrow, cells))]
+    rows = [(Cell(series), *(cells if len(cells) <= WIDE else map(narrow, cells)))]
     table, mechanism = printed.nll(block, part), printed.mechanism_of(series)
     texts = [
         printed.nll_text(printed.value(table, mechanism, lr, PRINTED[column]) if lr in set(runs["lr"]) else None)

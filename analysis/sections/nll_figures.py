@@ -37,6 +37,7 @@ NLL_CAPTION = (
 )
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
+BELOW_POINTS = 3.5  # from a cross to its count
 CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
 
 
@@ -134,9 +135,9 @@ def top_marks(
                     clip_on=False,
                 )
             if diverged and step >= MARK_POINTS:
-                ax.text(
-                    lr, 0.93, f"{diverged}/{len(row)}", transform=place, ha="center", va="top", fontsize=6, color=color
-                )
+                below = place + ScaledTranslation(0, -BELOW_POINTS / 72, ax.figure.dpi_scale_trans)
+                ax.text(lr, 0.965, f"{diverged}/{len(row)}", transform=below, ha="center", va="top", fontsize=6,
+                        color=color)  # fmt: skip
 
 
 def _points_between(ax: Axes, lrs: Sequence[float], width_inches: float) -> float:
