@@ -57,7 +57,7 @@ def build_paper(study_dirs: Sequence[Path | str], name: str, reports_dir: Path |
 
 
 def _compiled(text: Callable[[Path], str], path: Path) -> Path:
-    """Compile a document, ``text`` of the folder in which its figures are to lie, into ``path``."""
+    """Write a document, ``text`` of the folder in which its figures are to lie, as a PDF into ``path``."""
     with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
         source = Path(folder) / "report.typ"
         source.write_text(text(Path(folder)), encoding="utf-8")

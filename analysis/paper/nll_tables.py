@@ -64,6 +64,8 @@ def _table(
 
 
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
+    """Return what the cells are, by whom samples were scored, and of which data; once for all sizes where they
+    agree."""
     units = told_once({block.size: wording.unit(block.study).capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
