@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.sections.ablation import tells_all
 from analysis.study import naming, wording
-from analysis.study.load import Frame, Study
+from analysis.study.load import Column, Frame, Study
 
 MODALITIES = ("text", "dna", "protein", "image")  # in the paper's order; others follow by name
 SHOWN = {"dna": "DNA"}  # the rest are capitalised
@@ -108,7 +108,8 @@ def merged(studies: Sequence[Study]) -> Study:
         return studies[0]
     runs = pd.concat([each.runs.assign(of=each.name) for each in studies], ignore_index=True)
     runs = runs.drop_duplicates("run_id").reset_index(drop=True)
-    told = runs.groupby("series")["of"].transform("nunique") > 1
+    holders: Column = runs.groupby("series")["of"].transform("nunique")
+    told = holders > 1
     runs["series"] = runs["series"].where(~told, runs["series"] + " (" + runs["of"] + ")")
     first, *others = studies
     tables = {name: _joined([getattr(each, name) for each in studies]) for name in ("curvature", "curves")}
