@@ -52,6 +52,18 @@ class ProteinBatch(NamedTuple):
             for start, part in zip(range(0, len(self), rows), parts, strict=True)
         ]
 
+    def repeated_to(self, num: int) -> ProteinBatch:
+        """Return the batch with every chain ``num`` residues long, its own repeated from the first on: what is as long
+        as a model reads where no chain at hand is. Words, which belong to no residue, stay."""
+        rows_B1 = torch.arange(len(self))[:, None]
+        index_BN = torch.arange(num) % self.residues_BN.sum(1, keepdim=True)
+        parts = {
+            name: tensor[rows_B1, index_BN]
+            for name, tensor in self._asdict().items()
+            if name.rpartition("_")[2].startswith("BN")
+        }
+        return self._replace(**parts)
+
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:
     """Return the chains as one batch, padded to N residues. ``length``: N; None: the longest chain's. Errors:

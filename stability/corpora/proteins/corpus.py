@@ -150,6 +150,9 @@ class ProteinCorpus(AbstractCorpus):
         ]
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
 
+    def longest_batch(self, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
+        return self.batch("train", num, positions, generator).repeated_to(positions)
+
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
         """Return at most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``
         residues."""
