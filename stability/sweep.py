@@ -76,7 +76,7 @@ Fewer runs, or others
 
 Measured, and written
   hessian=false: without α_max   curvature.phase=all: earliest checkpoints, too     report=false reports_dir=DIR
-  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME scores them
+  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores them
 
 Where it runs
   name=NAME runs_dir=DIR         dry_run=true: plan and cost only       logger=files|wandb       device=auto|cpu|cuda
@@ -218,7 +218,7 @@ def _check_generation(spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[
     run = spec.points(corpus.fingerprint)[0][1]
     resolved_sampler(run, spec.generate)
     oracle = spec.generate.oracle
-    if oracle is not None and (not spec.dry_run or (is_read and not oracle.startswith("hf:"))):
+    if oracle is not None and (not spec.dry_run or (is_read and oracle.startswith("ckpt:"))):
         check_oracle(run, spec.generate, corpus)
     check_kept((trial.directory for trial in trials), spec.generate)
 

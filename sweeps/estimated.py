@@ -36,7 +36,9 @@ def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[floa
     except (NotImplementedError, RuntimeError):  # of torch, where the meta device has no answer
         return None
     standing = num_params * (state + FLOAT32)
-    moved = num_params * (5 * FLOAT32 + 2 * state) / gpu.device.bandwidth  # state, weights and copy to and fro, gradient
+    moved = (
+        num_params * (5 * FLOAT32 + 2 * state) / gpu.device.bandwidth
+    )  # state, weights and copy to and fro, gradient
     num_parts, times = math.ceil(run.batch / _rows(run)), _times(run)
     return traced.seconds / times * num_parts + moved, traced.peak_bytes + standing
 

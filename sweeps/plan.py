@@ -154,9 +154,7 @@ def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 
-def _total(
-    spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float, gpu: Gpu | None = None
-) -> str:
+def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float, gpu: Gpu | None = None) -> str:
     """Return the totals as text. ``costs`` and ``left`` are of each run; ``gpu``: what their timings are of, None: this
     machine."""
     a_run = spec.steps * spec.batch * spec.model.positions
