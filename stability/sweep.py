@@ -76,10 +76,11 @@ Fewer runs, or others
 
 Measured, and written
   hessian=false: without α_max   curvature.phase=all: earliest checkpoints, too     report=false reports_dir=DIR
-  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores them
+  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
   name=NAME runs_dir=DIR         dry_run=true: plan and cost only       logger=files|wandb       device=auto|cpu|cuda
+  plan_gpu=a40|a100|h100|h200    of a plan: hours and memory on that GPU, estimated without one
   launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
   cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
 
@@ -89,8 +90,18 @@ Every key with its default and meaning: conf/sweep.yaml and the folders beside i
 
 def main(argv: list[str]) -> int:
     values = composed(SweepSpec, Invocation.of(argv))
+    if values.get("dry_run") is True:
+        _plan_without_what_is_not_trained(values)
     with ray_begun_early(values):
         return _sweep(parse(SweepSpec, values))
+
+
+def _plan_without_what_is_not_trained(values: dict[str, Any]) -> None:
+    """Let a plan go on where its objective needs something that is trained first. ``values``: a sweep's, which are not
+    validated yet."""
+    objective, registry = values.get("objective"), Registry("objectives")
+    if isinstance(objective, dict) and objective.get("name") in registry.names():
+        values["objective"] = registry.load(objective["name"]).for_plan(objective)
 
 
 def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
@@ -123,7 +134,7 @@ def _sweep(spec: SweepSpec) -> int:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     cache = pool / "cache"
     corpus, is_read = prepare_for_plan(spec.data, cache) if spec.dry_run else (prepare(spec.data, cache), True)
-    corpus = as_read(corpus, spec.objective, pool)
+    corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
     spec = _with_weights(spec, corpus, cache)

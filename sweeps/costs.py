@@ -75,8 +75,8 @@ def measure_costs(spec: SweepSpec, corpus: AbstractCorpus, gpu: Gpu | None = Non
 
 
 def gpu_of(spec: SweepSpec, corpus: AbstractCorpus) -> Gpu | None:
-    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` where one of them is too large to be
-    timed on this machine's CPU; None: runs are timed here."""
+    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` where one of them is too large to
+    be timed on this machine's CPU; None: runs are timed here."""
     from stability.build import resolve_device
 
     if spec.shard_parameters:

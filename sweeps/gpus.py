@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kernels.roofline import H100, H200, TERA, Device
 
-# NVIDIA's data sheets of the A40 and of the A100 80GB (SXM): dense rates, of tensor cores but for float32. Shared memory:
-# CUDA C++ Programming Guide, technical specifications of compute capability 8.6 and 8.0.
+# NVIDIA's data sheets of the A40 and of the A100 80GB (SXM): dense rates, of tensor cores but for float32. Shared
+# memory: CUDA C++ Programming Guide, technical specifications of compute capability 8.6 and 8.0.
 A40 = Device(
     "A40",
     0.696 * TERA,

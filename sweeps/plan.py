@@ -64,12 +64,12 @@ def describe(
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}"
-        f"{'state':>10}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
+        f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         lines.append(
-            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}"
+            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
             f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
     lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots, gpu))
@@ -143,7 +143,7 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
 
 
 def _state_column(state_bytes: int | None) -> str:
-    return f"{'--':>10}" if state_bytes is None else f"{state_bytes / 1024:>7.1f}KiB"
+    return f"{'--':>13}" if state_bytes is None else f"{state_bytes / 1024:>10.1f}KiB"
 
 
 def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:

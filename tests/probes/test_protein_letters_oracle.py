@@ -16,7 +16,7 @@ from stability.probes.generation.protein_source import ProteinSample
 from tests.probes.proteins import ProteinLab, generate_spec
 
 transformers = pytest.importorskip("transformers")
-ESM = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>".split()
+ESM = [*"<cls> <pad> <eos> <unk>".split(" "), *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 TEXTS = ["MKVLAAGIRSTWYDE", "ACDJFGHJ", "M"]  # ESM-2 has no token for J
 
 

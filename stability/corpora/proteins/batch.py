@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +62,8 @@ class ProteinBatch(NamedTuple):
             for name, tensor in self._asdict().items()
             if name.rpartition("_")[2].startswith("BN")
         }
-        return self._replace(**parts)
+        fields: dict[str, Any] = self._asdict() | parts
+        return ProteinBatch(**fields)
 
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:

@@ -98,6 +98,11 @@ class ProteinCorpus(AbstractCorpus):
         )
 
     @property
+    def num_residues(self) -> int:
+        """The residues of all chains."""
+        return len(self.arrays["sequence"])
+
+    @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
         """(file, reason) of each file that could not be used, and of each chain left out of one that could."""
         return self.tables.skipped

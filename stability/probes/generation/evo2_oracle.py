@@ -7,8 +7,8 @@ CUDA. What is taken of it, as its README and its scoring.py have it:
 - ``evo(input_ids)`` with integers (B, N): ``(outputs, embeddings)``, ``outputs[0]`` being the logits (B, N, 512) of the
   next byte at each position.
 
-Its own ``score_sequences`` scores as `text_oracle` does: without a token for the beginning the first nucleotide is given,
-the others' mean log-likelihood is the score.
+Its own ``score_sequences`` scores as `text_oracle` does: without a token for the beginning the first nucleotide is
+given, the others' mean log-likelihood is the score.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 SHORTEST_CONTEXT = 8192  # bytes that every published checkpoint reads at least
+FAILURES = (ValueError, RuntimeError, OSError, KeyError, ImportError, AttributeError, AssertionError)
 
 
 def load_evo2(name: str) -> Any:
@@ -29,12 +30,12 @@ def load_evo2(name: str) -> Any:
         evo2 = importlib.import_module("evo2")
     except ImportError as error:
         raise RuntimeError(
-            f"oracle=evo2:{name} needs the package evo2 ({error}); install it as github.com/ArcInstitute/evo2 says, on a "
-            "machine with CUDA"
+            f"oracle=evo2:{name} needs the package evo2 ({error}); install it as github.com/ArcInstitute/evo2 says, "
+            "on a machine with CUDA"
         ) from None
     try:
         return evo2.Evo2(name)
-    except Exception as error:  # whatever hub, CUDA or weights raise, it is the checkpoint that cannot be had
+    except FAILURES as error:  # of hub, CUDA or weights: it is the checkpoint that cannot be had
         said = (str(error).strip().splitlines() or [""])[0][:200]
         raise ValueError(
             f"oracle=evo2:{name}: the package evo2 cannot load it\n({type(error).__name__}: {said})"

@@ -1,5 +1,5 @@
-"""The oracle that scores the letters of sampled proteins: a protein language model of Hugging Face, masked (as ESM-2) or
-causal (as ProtGPT2, ProGen2). No such model knows our structure tokens: they are not scored."""
+"""The oracle that scores the letters of sampled proteins: a protein language model of Hugging Face, masked (as ESM-2)
+or causal (as ProtGPT2, ProGen2). No such model knows our structure tokens: they are not scored."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ POSITIONS = 1024  # of a model that does not say how many it reads
 @dataclass(frozen=True, eq=False)
 class MaskedLetters:
     """The masked NLL of a sample's letters: a sample is masked ``oracle_draws`` times by the run's own schedule of its
-    sequence track; of every draw the cross entropy of the oracle's whole vocabulary is averaged over the masked letters,
-    given all others, and its mean over the draws is the sample's NLL, in nats per residue.
+    sequence track; of every draw the cross entropy of the oracle's whole vocabulary is averaged over the masked
+    letters, given all others, and its mean over the draws is the sample's NLL, in nats per residue.
 
     It is the unit of the validation NLL's sequence part. A sample longer than the oracle reads is cut into pieces that
     are read one by one. Letters that the oracle has no token for are shown as unknown, and not scored. Rates and masks
@@ -121,8 +121,8 @@ def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: s
     settings: Any = run.objective.settings
     if "sequence" not in settings.sources:
         raise ValueError(
-            f"oracle=hf:{name} reads letters, and these samples are structure tokens alone;\ngive oracle=ckpt:FOLDER, a "
-            f"run with objective={run.objective.name}"
+            f"oracle=hf:{name} reads letters, and these samples are structure tokens alone;\ngive oracle=ckpt:FOLDER, "
+            f"a run with objective={run.objective.name}"
         )
     where = str(resolve_device(device))
     if not is_masked(name):
