@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stability.config.parts import Part
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from sweeps.gpus import Gpu
@@ -28,7 +29,7 @@ def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[floa
     pass, what is in between), the optimizer's state, and the copy that the norm of an update is taken by. Neither
     counts what the allocator, CUDA's context and libraries take, nor launches.
     """
-    state = _state_of(run)
+    state = state_of(run.optimizer)
     if state is None or run.precision == "bf16" or run.compile:
         return None
     try:
@@ -77,7 +78,13 @@ def _traced(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
     return found(times=_times(run)), num_parameters(model)
 
 
-def _state_of(run: RunSpec) -> float | None:
+def step_traffic(num_params: int, state: float) -> float:
+    """Return the bytes that an optimizer's step reads and writes: state, weights and their copy to and fro, the
+    gradient. ``state``: bytes a parameter."""
+    return num_params * (5 * FLOAT32 + 2 * state)
+
+
+def state_of(optimizer: Part) -> float | None:
     """Return the bytes of the optimizer's state per parameter's entry, after a step on a small matrix; None where they
     depend on the shapes of the parameters."""
     import torch
@@ -85,10 +92,10 @@ def _state_of(run: RunSpec) -> float | None:
     from stability.optimizers import build, state_bytes
     from stability.registry import Registry
 
-    if not Registry("optimizers").load(run.optimizer.name).elementwise:
+    if not Registry("optimizers").load(optimizer.name).elementwise:
         return None
     matrix = torch.nn.Linear(64, 64, bias=False)
-    optimizer = build(run.optimizer.name, matrix, lr=1e-3, **run.optimizer.settings.model_dump())
+    built = build(optimizer.name, matrix, lr=1e-3, **optimizer.settings.model_dump())
     matrix.weight.grad = torch.ones_like(matrix.weight)
-    optimizer.step()
-    return round(state_bytes(optimizer))
+    built.step()
+    return round(state_bytes(built))

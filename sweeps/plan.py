@@ -133,7 +133,7 @@ def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
         from stability.build import described
 
         return f"data: {described(spec, corpus)}; fingerprint {corpus.fingerprint[:12]}"
-    return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
+    return f"data: {corpus.description}; not downloaded for a plan, which takes random {corpus.kind} instead"
 
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:

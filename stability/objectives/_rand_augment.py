@@ -1,11 +1,12 @@
-"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719): N operations an image, each drawn from a list with equal chances, all
-of one magnitude M of 30.
+"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719): N operations an image, each drawn from a list with equal chances,
+all of one magnitude M of 30.
 
-The list, and what a magnitude means to each, are those of github.com/kentaroy47/vision-transformers-cifar10 (randomaug.py,
-which has them from EfficientNet's autoaugment.py in github.com/tensorflow/tpu): its ViT-small is trained with N = 2 and
-M = 14. They were made for larger images: its translations, M/30 of 100 pixels, leave nothing of one of 32×32, and Posterize
-and Solarize change less the larger M is. The operations themselves are Pillow's (ImageOps, ImageEnhance, Image.transform
-with the nearest pixel, black behind it), computed here for many images at a time, in whole numbers wherever Pillow does.
+The list, and what a magnitude means to each, are those of github.com/kentaroy47/vision-transformers-cifar10
+(randomaug.py, which has them from EfficientNet's autoaugment.py in github.com/tensorflow/tpu): its ViT-small is trained
+with N = 2 and M = 14. They were made for larger images: its translations, M/30 of 100 pixels, leave nothing of one of
+32×32, and Posterize and Solarize change less the larger M is. The operations themselves are Pillow's (ImageOps,
+ImageEnhance, Image.transform with the nearest pixel, black behind it), computed here for many images at a time, in
+whole numbers wherever Pillow does.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ def added(image, value):
 
 def cut(image, value, corner):
     (width, height), image = image.size, image.copy()
-    x, y = (int(max(0, size + (1 - size) * (1 - share) - value / 2)) for size, share in zip((width, height), corner))
+    x, y = (
+        int(max(0, size + (1 - size) * (1 - share) - value / 2))
+        for size, share in zip((width, height), corner, strict=True)
+    )
     box = (x, y, min(width, x + value), min(height, y + value))
     ImageDraw.Draw(image).rectangle(box, (125, 123, 114))
     return image

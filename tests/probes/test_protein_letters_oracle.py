@@ -16,7 +16,7 @@ from stability.probes.generation.protein_source import ProteinSample
 from tests.probes.proteins import ProteinLab, generate_spec
 
 transformers = pytest.importorskip("transformers")
-ESM = [*"<cls> <pad> <eos> <unk>".split(" "), *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+ESM = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 TEXTS = ["MKVLAAGIRSTWYDE", "ACDJFGHJ", "M"]  # ESM-2 has no token for J
 
 
