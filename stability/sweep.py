@@ -43,8 +43,8 @@ Axes: one choice or several, [a,b]; a sweep is their product. Their settings: me
   precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
   lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
                stable ones to 0.05 decades | scaled, edge_scaled: multiples of each optimizer's own rate | mini_text,
-               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m,
-               paper_text_385m_mix; with Tables 3 and 4's: paper_large_tables
+               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_large_tables (and
+               Tables 3, 4), paper_text_385m, paper_text_385m_mix
 
 One choice for all runs
   model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
@@ -56,13 +56,13 @@ One choice for all runs
   data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
                images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy;
                data.tokenizer=gpt2
-  study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
-               optimizers, curvature, ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu,
-               residuals_mini, nanogpt, sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m,
-               text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini, protein_35m, protein_133m,
-               protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2,
-               mixers_softmax, mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall,
-               recall_recurrent, recall_memory
+  study=       a preset; what it sets applies while you choose no other: quickstart, flagship, optimizers, curvature,
+               ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu, residuals_mini, nanogpt,
+               sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini,
+               dna_51m, dna_172m, dna_331m, protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt,
+               attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax,
+               mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent,
+               recall_memory
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
