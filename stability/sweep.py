@@ -53,9 +53,8 @@ One choice for all runs
   ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
   objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
-  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
-               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy;
-               data.tokenizer=gpt2
+  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA | images
+               data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy; data.tokenizer=gpt2
   study=       a preset; what it sets applies while you choose no other: quickstart, flagship, optimizers, curvature,
                ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu, residuals_mini, nanogpt,
                sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini,
@@ -80,7 +79,7 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
-  name=NAME runs_dir=DIR         dry_run=true plan_gpu=h100: plan and cost only logger=files|wandb device=auto|cpu|cuda
+  name=NAME runs_dir=DIR  dry_run=true plan_gpu=h100: plan and cost only  logger=files|wandb  device=auto|cpu|cuda
   launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
   cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
 
