@@ -6,71 +6,61 @@ import importlib
 import os
 import socket
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from stability.runs.directory import RunDirectory, write_atomically
+from stability.runs.sink import AbstractSink, Told
+
+CHECKPOINT_STEP = "checkpoint_step"
 
 
-class WandbSink:
+class WandbSink(AbstractSink):
     """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver
-    (`probe_wandb`), never here.
+    (`probe_wandb`), never here."""
 
-    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway. It
-    is kept in `wandb_failure_file`, too, from which the driver tells what a worker's terminal would have shown.
-    """
-
+    title: ClassVar[str] = "W&B"
     _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
 
-    def __init__(self, directory: RunDirectory, *, group: str, mode: str, config: dict[str, Any], name: str):
-        self._failure_file = wandb_failure_file(directory)
-        self._failure_file.unlink(missing_ok=True)
-        self._arguments = {
-            "group": group,
-            "name": name,
-            "id": directory.run_id,
-            "dir": str(directory.path),
-            "config": config,
-        }
-        if mode == "online" and not WandbSink._offline_from_now:
-            self._run = self._guarded(lambda: _init_wandb("online", **self._arguments))
-            if self._run is not None:
-                return
-            WandbSink._offline_from_now = True
-            self._guarded(_teardown_wandb)
-        self._run = self._guarded(lambda: _init_wandb("offline" if mode == "online" else mode, **self._arguments))
+    def __init__(self, mode: str):
+        self._mode = "offline" if mode == "online" and WandbSink._offline_from_now else mode
+
+    @classmethod
+    def require(cls) -> None:
+        require_wandb()
+
+    @classmethod
+    def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
+        mode, message = probe_wandb()
+        return {"mode": mode}, message.replace("RUNS_DIR", runs_dir)
+
+    def open(self, run: Told) -> None:
+        about = {"group": run.group, "name": run.name, "id": run.run_id, "dir": str(run.directory.path)}
+        self._run = _init_wandb(self._mode, config=run.config, **about)
 
     def write(self, row: dict[str, Any]) -> None:
-        values = {key: value for key, value in row.items() if key != "step" and value is not None}
-        self._with_run(lambda run: run.log(values, step=row["step"]))
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """Send a row with the checkpoint's step as an axis of its own: W&B takes no step that lies behind."""
+        values = {name: value for name, value in row.items() if name != "step"}
+        for name in values:
+            self._run.define_metric(name, step_metric=CHECKPOINT_STEP)
+        self._run.log({CHECKPOINT_STEP: row["step"], **values})
 
     def close(self, summary: dict[str, Any]) -> None:
-        self._with_run(lambda run: run.summary.update(summary))
-        self._with_run(lambda run: run.finish())
-        self._run = None
+        if "verdict" in summary:
+            self._run.tags = (*(self._run.tags or ()), summary["verdict"])
+        self._run.summary.update(summary)
+        self._run.finish()
 
-    def _with_run(self, call: Callable[[Any], Any]) -> None:
-        run = self._run
-        if run is not None and self._guarded(lambda: (call(run),)) is None:
-            self._run = None
-
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        """Return the call's value, or None, with one line printed, where W&B failed."""
-        try:
-            return call()
-        # W&B raises its own errors, OSError when its service died, and classes of private modules
-        except Exception as error:  # noqa: BLE001
-            message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            print(f"{self._arguments['id']}: W&B failed, the run goes on ({message})", flush=True)
-            write_atomically(self._failure_file, f"{message}\n".encode())
+    def substitute(self) -> AbstractSink | None:
+        """Return a sink that is offline for one that should have been online; so are all others of this process."""
+        if self._mode != "online":
             return None
-
-
-def wandb_failure_file(directory: RunDirectory) -> Path:
-    return directory.path / "wandb_failure.txt"
+        WandbSink._offline_from_now = True
+        _teardown_wandb()
+        return WandbSink("offline")
 
 
 def _teardown_wandb() -> None:

@@ -13,7 +13,9 @@ import pytest
 from stability.runs import wandb_sink
 from stability.runs.directory import RunDirectory
 from stability.runs.log import RunLog
-from stability.runs.wandb_sink import WandbSink, probe_wandb, wandb_failure_file
+from stability.runs.sink import failure_file
+from stability.runs.sinks import Sinks
+from stability.runs.wandb_sink import WandbSink, probe_wandb
 
 KEY = "0123456789" * 4
 
@@ -97,14 +99,13 @@ def row(step):
 
 
 def write_run(directory, steps, resume_after=-1, mode="offline"):
-    run_log = RunLog(
-        directory,
-        resume_after=resume_after,
-        wandb={"group": "my-study", "mode": mode, "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"},
-    )
+    told = {"group": "my-study", "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"}
+    sinks = Sinks(directory, {"to": {"wandb": {"mode": mode}}, **told})
+    run_log = RunLog(directory, resume_after=resume_after, sinks=sinks)
     for step in steps:
         run_log.metrics(row(step))
-    run_log.close({"verdict": "stable"})
+    run_log.close()
+    sinks.close()
 
 
 def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_path, capsys):
@@ -133,7 +134,7 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
             (step, pytest.approx(5.0 / step), 2.5 if step == 3 else None) for step in steps
         ]
     assert capsys.readouterr().out == ""
-    assert not wandb_failure_file(directory).exists()
+    assert not failure_file(directory, "wandb").exists()
 
 
 def broken_init(fails_at, calls):
@@ -179,7 +180,7 @@ def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkey
     write_run(directory, [1, 2], mode="online")
     assert seen == calls
     assert len(directory.metrics_file.read_text().splitlines()) == 2
-    assert wandb_failure_file(directory).read_text() == (
+    assert failure_file(directory, "wandb").read_text() == (
         "ConnectionResetError: Connection lost\n" if calls[-1] == fails_at else "TimeoutError: no answer\n"
     )
     printed = capsys.readouterr().out.splitlines()
