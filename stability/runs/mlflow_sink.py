@@ -78,7 +78,8 @@ class MlflowSink(AbstractSink):
     def write(self, row: dict[str, Any]) -> None:
         """Send a row, but for what is there already: a resumed run logs some steps again."""
         now_ms, step = int(time.time() * 1000), row["step"]
-        values = {name: value for name, value in row.items() if name != "step"}
+        # in its file store grad_norm would be a file, and the folder of grad_norm/blocks.0.ffn
+        values = {name.replace("/", "."): value for name, value in row.items() if name != "step"}
         fresh = {name: value for name, value in values.items() if (step, value) not in self._sent.get(name, ())}
         metric = importlib.import_module("mlflow.entities").Metric
         self._log("metrics", [metric(name, value, now_ms, step) for name, value in fresh.items()])
