@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from analysis import assembly
@@ -11,6 +11,7 @@ from analysis.drawing import formats
 from analysis.drawing.files import replaced
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.typeset import Table
+from analysis.paper import contents
 from analysis.study.load import load
 
 TABLES = {"csv": formats.csv, "md": formats.markdown, "tex": formats.latex}
@@ -23,8 +24,17 @@ def export(study_dir: Path | str, folder: Path | str) -> list[Path]:
 
     Errors: as `load`.
     """
-    study, folder, written, taken = load(study_dir), Path(folder), [], set()
-    for pieces in assembly.pieces(study):
+    return _write(assembly.pieces(load(study_dir)), Path(folder))
+
+
+def export_paper(study_dirs: Sequence[Path | str], folder: Path | str) -> list[Path]:
+    """Write the tables and figures of `analysis.report.build_paper` as `export` does those of one study."""
+    return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder))
+
+
+def _write(parts: Iterable[Pieces], folder: Path) -> list[Path]:
+    written, taken = [], set()
+    for pieces in parts:
         written += _write_figures(pieces, folder / "figures", FIGURES)
         for name, table in _named(pieces, taken):
             written += _write_table(table, folder / "tables", name)

@@ -7,14 +7,15 @@ import base64
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from analysis import assembly
 from analysis.drawing.files import replaced
 from analysis.drawing.interactive import Unknown, described
-from analysis.drawing.pieces import Boxed, Facts, Heading, Paragraph, Picture, Piece
+from analysis.drawing.pieces import Boxed, Facts, Heading, Paragraph, Picture, Piece, Pieces
 from analysis.drawing.typeset import Cell, Table
+from analysis.paper import contents
 from analysis.study.load import load
 from analysis.words import listed
 
@@ -44,31 +45,55 @@ def build_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | 
     """
     studies = [load(Path(study_dir)) for study_dir in study_dirs]
     several = len(studies) > 1
-    numbers = Numbers()
-    parts, contents = [], []
+    page = _Page()
     for study in studies:
         if several:
-            contents.append(_link(study.name, study.name))
-            parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
-        parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
-        for pieces in assembly.pieces(study):
-            for piece in pieces:
-                if isinstance(piece, Heading):
-                    anchor = f"{study.name}: {piece.text}" if several else piece.text
-                    contents.append(_link(anchor, piece.text))
-                    parts.append(f"<h3 id={_quoted(anchor)}>{text(piece.text)}</h3>")
-                else:
-                    parts.append(shown(piece, numbers))
+            page.links.append(_link(study.name, study.name))
+            page.parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
+        page.parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
+        page.add(assembly.pieces(study), f"{study.name}: " if several else "")
     title = assembly.title(name if several else studies[0].name)
-    head = f"<h1>{text(title)}</h1>" + (f"<p>{text(listed([study.name for study in studies]))}</p>" if several else "")
-    page = (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
-        f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{''.join(contents)}</nav>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
-    return replaced(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
+    return page.write(title, listed([study.name for study in studies]) if several else "", name, reports_dir)
+
+
+def build_paper_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.html`` with the tables and figures of `analysis.report.build_paper`. Errors: as
+    `build_page`."""
+    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+    page = _Page()
+    page.add(contents.pieces(studies))
+    return page.write(assembly.title(name), contents.subtitle(studies), name, reports_dir)
+
+
+class _Page:
+    """A page as it grows: the links to its headings, and its parts."""
+
+    def __init__(self) -> None:
+        self.links: list[str] = []
+        self.parts: list[str] = []
+        self.numbers = Numbers()
+
+    def add(self, parts: Iterable[Pieces], before: str = "") -> None:
+        """Append the parts of a report; ``before``: begins the anchors of their headings."""
+        for piece in (piece for pieces in parts for piece in pieces):
+            if isinstance(piece, Heading):
+                anchor = f"{before}{piece.text}"
+                self.links.append(_link(anchor, piece.text))
+                self.parts.append(f"<h3 id={_quoted(anchor)}>{text(piece.text)}</h3>")
+            else:
+                self.parts.append(shown(piece, self.numbers))
+
+    def write(self, title: str, below: str, name: str, reports_dir: Path | str) -> Path:
+        """Write the page under its title, with a line below that where there is one, and return its path."""
+        head = f"<h1>{text(title)}</h1>" + (f"<p>{text(below)}</p>" if below else "")
+        page = (
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>\n'
+            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
+            f"<script>{_plotly()}</script></head>\n<body>{head}<nav>{''.join(self.links)}</nav>\n"
+            + "\n".join(self.parts)
+            + "\n</body></html>\n"
+        )
+        return replaced(Path(reports_dir) / f"{name}.html", page.encode("utf-8"))
 
 
 class Numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typst
@@ -12,9 +12,11 @@ import typst
 from analysis import assembly
 from analysis.drawing import typeset
 from analysis.drawing.files import replaced
+from analysis.drawing.pieces import Pieces
 from analysis.drawing.pieces import typst as as_typst
+from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
-from analysis.study.load import Study, load
+from analysis.study.load import load
 from analysis.words import listed
 
 
@@ -29,19 +31,38 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
 def build_together(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
     """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another. Errors: as `build`."""
     studies = [load(Path(study_dir)) for study_dir in study_dirs]
-    with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
+
+    def text(folder: Path) -> str:
         parts = [
-            (study.name, assembly.subtitle(study), _typst(study, Path(folder), f"{index}-"))
+            (study.name, assembly.subtitle(study), _typst(assembly.pieces(study, f"{index}-"), folder))
             for index, study in enumerate(studies)
         ]
         if len(parts) == 1:
-            text = typeset.document(assembly.title(name), *parts[0][1:])
-        else:
-            text = typeset.document(assembly.title(name), listed([part[0] for part in parts]), typeset.parts(parts))
+            return typeset.document(assembly.title(name), *parts[0][1:])
+        return typeset.document(assembly.title(name), listed([part[0] for part in parts]), typeset.parts(parts))
+
+    return _compiled(text, Path(reports_dir) / f"{name}.pdf")
+
+
+def build_paper(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.pdf``, many studies in one grid of sizes and modalities in the consensus paper's
+    tables and figures. Errors: as `build`."""
+    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+
+    def text(folder: Path) -> str:
+        body = _typst(contents_of_paper.pieces(studies), folder)
+        return typeset.document(assembly.title(name), contents_of_paper.subtitle(studies), body)
+
+    return _compiled(text, Path(reports_dir) / f"{name}.pdf")
+
+
+def _compiled(text: Callable[[Path], str], path: Path) -> Path:
+    """Write a document, ``text`` of the folder in which its figures are to lie, as a PDF into ``path``."""
+    with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
         source = Path(folder) / "report.typ"
-        source.write_text(text, encoding="utf-8")
+        source.write_text(text(Path(folder)), encoding="utf-8")
         pdf = typst.compile(str(source), root=folder, ignore_system_fonts=True)
-    return replaced(Path(reports_dir) / f"{name}.pdf", pdf)
+    return replaced(path, pdf)
 
 
 def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
@@ -53,10 +74,10 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     return "\n\n".join(printed) + "\n"
 
 
-def _typst(study: Study, folder: Path, prefix: str) -> str:
-    """Return all sections of one study as typst; their figures lie in ``folder``."""
+def _typst(parts: Iterable[Pieces], folder: Path) -> str:
+    """Return all parts of a report as typst; their figures lie in ``folder``."""
     source = ""
-    for pieces in assembly.pieces(study, prefix):
+    for pieces in parts:
         assembly.save_pictures(pieces, folder)
         source += as_typst(pieces)
     return source
@@ -69,4 +90,4 @@ def _printed(part: typeset.Table | str) -> str:
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
 
 
-__all__: Sequence[str] = ("build", "build_together", "summary")
+__all__: Sequence[str] = ("build", "build_paper", "build_together", "summary")

@@ -17,8 +17,10 @@ import argparse
 import importlib
 import math
 import statistics
+import sys
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from benchmarks._measuring import peak_bytes  # isort: skip (before torch, see there)
 import torch
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     given = _arguments(argv)
     names = given.kernels.split(",")
     if unknown := [name for name in names if name not in KERNELS]:
-        raise SystemExit(f"--kernels: no {', '.join(unknown)}; choices: {', '.join(KERNELS)}")
+        _refuse(f"--kernels: no {', '.join(unknown)}; choices: {', '.join(KERNELS)}")
     modules = [importlib.import_module(f"benchmarks.kernel_cases.{name}") for name in names]
     cases = [case for module in modules for case in module.cases(given.smoke)]
     has_cuda = torch.cuda.is_available()
@@ -58,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         print(bounds(cases))
         return
     if not has_cuda and not availability.is_interpreted():
-        raise SystemExit(f"--smoke on a CPU needs {availability.INTERPRET}=1")
+        _refuse(f"--smoke on a CPU needs {availability.INTERPRET}=1")
     if given.smoke:
         print("Tiny sizes, to see that all run: the times say nothing.")
     device = torch.device("cuda" if has_cuda else "cpu")
@@ -66,6 +68,11 @@ def main(argv: list[str] | None = None) -> None:
     print("\n" + table(cases, results))
     if not given.smoke:
         print("\n".join(["", *kept(cases, results, at_hand())]))
+
+
+def _refuse(line: str) -> NoReturn:
+    print(f"python -m benchmarks.kernels: error: {line}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -44,7 +44,7 @@ class Ends(NamedTuple):
     @property
     def reach(self) -> int:
         """How far apart two ends in the window are at most; 0 without a window."""
-        return 0 if self.window is None else max(0, min(self.window, self.own.shape[-1] - 1))
+        return 0 if self.window is None else max(0, min(self.window, max(self.own.shape[-1], self.other.shape[-1]) - 1))
 
     @property
     def num_steps(self) -> int:

@@ -100,7 +100,7 @@ def traffic(
         raise ValueError(f"launch={launch} is not one of {', '.join(LAUNCHES)}")
     own, other = (context or 0, positions) if launch == "context_backward" else (positions, context or 0)
     both = context is None
-    reach = None if window is None else min(window, own - 1)
+    reach = None if window is None else min(window, max(own, other) - 1)
     halo = reach or 0 if both else 0
     steps = (reach or 0) if both else other if reach is None else 2 * reach + 1
     tiles = tiles_of(own, halo, head_width, hidden, rank)

@@ -59,7 +59,7 @@ def line_block(
             g = tl.load(h1 + at_h, mask=h_ok, other=0.0)
             z1 = product(g, w, z1, PRECISION, WIDEN)
             if W1:
-                z2 = product(g + g, v, z2, PRECISION, WIDEN)
+                z2 = product(g, v, product(g, v, z2, PRECISION, WIDEN), PRECISION, WIDEN)  # 2·h1 would round
         if H2:
             z2 = product(tl.load(h2 + at_h, mask=h_ok, other=0.0), w, z2, PRECISION, WIDEN)
     return z0, z1, z2

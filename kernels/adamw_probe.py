@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels._rounding import rounded
+from kernels.availability import require_device
 from kernels.roofline import Traffic
 
 BLOCK = 4096  # entries of one program
@@ -125,6 +126,7 @@ def adamw_probe(
     in that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does
     not take.
     """
+    require_device(params[0].device)
     gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
     _check(params, means, squares)
     table, blocks, is_aligned = _table(params, gradients, means, squares)

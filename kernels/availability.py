@@ -21,8 +21,18 @@ def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> 
     interpreted."""
     if importlib.util.find_spec("triton") is None:
         return "triton (pip install triton)"
-    if is_interpreted():
-        return None if interpreted else f"{INTERPRET}=1 to be left out, by which they are interpreted"
+    if is_interpreted() and interpreted:
+        return None
+    if is_interpreted() and torch.cuda.is_available():
+        return f"{INTERPRET}=1 to be left out, by which they are interpreted"
     if not torch.cuda.is_available():
         return "a CUDA device" + (f" (or {INTERPRET}=1, which interprets them on a CPU, slowly)" if interpreted else "")
     return "device=cuda" if device is not None and device.type != "cuda" else None
+
+
+def require_device(device: torch.device) -> None:
+    """Raise a ``RuntimeError`` of one line where tensors lie on a device that kernels neither run nor are interpreted
+    on."""
+    if device.type != "cuda" and not is_interpreted():
+        needed = lacking(device) or "device=cuda"
+        raise RuntimeError(f"impl=triton needs {needed}, and tensors are on {device}; impl=reference computes the same")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from kernels.availability import require_device
+
 Component = Tensor | None
 Parts = tuple[Component, Component, Component]
 
@@ -46,6 +48,7 @@ class Operation:
         given = [tensor for tensor in tensors if tensor is not None]
         if has_torch_function(given):  # a tensor that carries derivatives of its own: whoever made it knows what to do
             return handle_torch_function(self, given, *tensors, **settings)
+        require_device(given[0].device)
         return _First.apply(self, settings, *tensors)
 
     def refusal(self, what: str) -> str:

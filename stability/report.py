@@ -13,9 +13,11 @@ from stability.config.entries import ReportSpec
 HELP = """
 python -m stability.report name=NAME_OR_FOLDER [format=pdf] [runs_dir=runs] [reports_dir=reports]
 python -m stability.report name=[NAME,NAME,…] together=TITLE
+python -m stability.report name=[NAME,NAME,…] layout=paper [together=TITLE]
 
 Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of several studies: one
-PDF about all of them, reports_dir/TITLE.pdf. format=html writes one page for the browser, whose figures can be zoomed into, in its place;
+PDF about all of them, reports_dir/TITLE.pdf. layout=paper: one report of all of them in the consensus paper's tables and figures, a block for
+each model size under each modality and the paper's numbers beside (reports_dir/paper_layout.pdf, or TITLE.pdf). format=html writes one page for the browser, whose figures can be zoomed into, in its place;
 format=files each table as CSV, Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, into reports_dir/<name>/; format=[pdf,html] both.
 """
 
@@ -27,9 +29,12 @@ def main(argv: list[str]) -> int:
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
     for study in studies:
-        publish(study, spec.reports_dir if spec.together is None and "pdf" in spec.format else None)
+        alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
+        publish(study, spec.reports_dir if alone else None)
     folders = [study.path for study in studies]
-    if spec.together is not None:
+    if spec.layout == "paper":
+        _write_paper(folders, spec)
+    elif spec.together is not None:
         _write(folders, spec.together, spec)
     else:
         for folder in folders:
@@ -53,6 +58,26 @@ def _write(studies: list[Path], name: str, spec: ReportSpec) -> None:
         for study in studies:
             folder = Path(spec.reports_dir) / study.name
             print(f"files: {len(export(study, folder))} in {folder}")
+
+
+def _write_paper(studies: list[Path], spec: ReportSpec) -> None:
+    """Write one report of all studies in the paper's layout, in each format that is asked for."""
+    from analysis.paper.contents import NAME
+
+    name = spec.together or NAME
+    if "pdf" in spec.format:
+        from analysis.report import build_paper
+
+        print(f"report: {build_paper(studies, name, spec.reports_dir)}")
+    if "html" in spec.format:
+        from analysis.page import build_paper_page
+
+        print(f"report: {build_paper_page(studies, name, spec.reports_dir)}")
+    if "files" in spec.format:
+        from analysis.export import export_paper
+
+        folder = Path(spec.reports_dir) / name
+        print(f"files: {len(export_paper(studies, folder))} in {folder}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from analysis.drawing.typeset import Cell
 from analysis.numbers.windows import Window
 from analysis.study import multiples, wording
 from analysis.study.load import FINISHED, PENDING, Frame, Study
@@ -18,6 +19,14 @@ def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
     """Split ``items`` as evenly as possible into parts of at most ``size``: seven columns become 4 + 3, not 6 + 1."""
     count = max(1, math.ceil(len(items) / size))
     return [tuple(part) for part in np.array_split(np.asarray(items, dtype=object), count)]
+
+
+def narrow(cell: Cell) -> Cell:
+    """Return a cell with its interval on two lines and its n and what ended badly below, for columns of a centimetre:
+    twelve of these stand side by side."""
+    lines = f"{cell.text}\n{cell.detail}".replace("–", "–\n").replace(", ", "\n").replace(" ", "\n")
+    text, *below = lines.split("\n")
+    return Cell(text, "\n".join(filter(None, below)), cell.bold)
 
 
 def source(study: Study) -> str:

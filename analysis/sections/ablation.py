@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.drawing.tables import source
+from analysis.drawing.tables import narrow, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.comparison import decide
 from analysis.numbers.learning import LITTLE_SHARE
@@ -152,7 +152,7 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
     rows = [
-        (Cell("Validation NLL"), *(_narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))
+        (Cell("Validation NLL"), *(narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))
     ]
     if study.runs["lr"].nunique() > 1:
         rows.append(
@@ -185,19 +185,10 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     )
 
 
-def _narrow(cell: Cell) -> Cell:
-    """Return a cell with its interval on two lines and its n and what ended badly below: twelve of these stand side by
-    side."""
-    text, *below = (
-        (f"{cell.text}\n{cell.detail}").replace("–", "–\n").replace(", ", "\n").replace(" ", "\n").split("\n")
-    )
-    return Cell(text, "\n".join(filter(None, below)), cell.bold)
-
-
 def _generative(column: Value) -> Cell:
     spread = Spread.of(column.runs.loc[column.runs["lr"] == column.lr, "gen_nll"])
     detail = "\n".join(filter(None, (spread.detail() if spread.n else "", column.diverged)))
-    return _narrow(Cell(f"{spread.median:.3f}" if spread.n else "--", detail))
+    return narrow(Cell(f"{spread.median:.3f}" if spread.n else "--", detail))
 
 
 def _size(column: Value) -> Cell:

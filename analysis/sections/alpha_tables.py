@@ -90,7 +90,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     ]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
-    body = tuple(_alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
+    body = tuple(alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
     lost, how, rule = (
         _lost(shown) + _undefined(study, phase, state, series),
         stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study),
@@ -145,7 +145,8 @@ def where_diverged(count: Frame, series: Sequence[str]) -> str:
     return f" Diverged: {'; '.join(found)}." if found else ""
 
 
-def _alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> tuple[Cell, ...]:
+def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> tuple[Cell, ...]:
+    """Return the row of a learning rate: the median α_max of each series, then the % stable of each."""
     parts = [(rows[rows["series"] == name], count[count["series"] == name]) for name in series]
     shares = [share(part) for _, part in parts]
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)

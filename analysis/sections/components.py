@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.drawing.pieces import Pieces, heading, shown
-from analysis.drawing.tables import ended_badly, source
+from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
+from analysis.sections.nll import nll_cell
 from analysis.sections.section import Drawn, Section, is_of_rates
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
@@ -20,7 +21,7 @@ RATES = 5  # learning rates that stand side by side
 BOLD = "Bold: the best learning rate of each row."
 
 
-def _parts(runs: Frame, nll: str) -> dict[str, str]:
+def parts_of(runs: Frame, nll: str) -> dict[str, str]:
     """Return the columns beside ``nll`` that hold a part of it, by the part's name."""
     columns = (str(column) for column in runs.columns)
     return {column.removeprefix(f"{nll}_"): column for column in columns if column.startswith(f"{nll}_")}
@@ -52,7 +53,7 @@ def generative_component_tables(study: Study) -> list[Table]:
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
     """Return the tables of one NLL and its parts. ``runs``: those of the study that are shown; ``nll``: the column of
     the total, of which the parts' names are made; ``about``: begins the caption."""
-    parts = {name.capitalize(): column for name, column in _parts(runs, nll).items() if len(_finished(runs, column))}
+    parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(_finished(runs, column))}
     if not parts:
         return []
     lrs, caption = (
@@ -78,14 +79,14 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
             own = runs[runs["series"] == series]
             medians = _finished(own, column).groupby("lr")[column].median()
             best = medians.idxmin() if len(medians) else None
-            rows.append((Cell(name), Cell(series), *(_cell(own, column, lr, best == lr) for lr in lrs)))
+            rows.append((Cell(name), Cell(series), *(nll_cell(own, lr, best == lr, column, POSITIVE) for lr in lrs)))
     return tuple(rows)
 
 
 def _of_validation(study: Study) -> str:
     """Return the start of the validation tables' caption: units, averages, and what token frequencies reach."""
     words = wording.words(study)
-    frequencies = {"total": "unigram_nll", **_parts(study.runs, "unigram_nll")}
+    frequencies = {"total": "unigram_nll", **parts_of(study.runs, "unigram_nll")}
     known = [
         f"{name} {np.nanmedian(study.runs[column]):.3f}"
         for name, column in frequencies.items()
@@ -102,16 +103,6 @@ def _of_oracle(study: Study, oracle: str) -> str:
         f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by itself: "
         "repetition scores low. Median over the seeds that were scored."
     )
-
-
-def _cell(runs: Frame, column: str, lr: float, bold: bool) -> Cell:
-    runs = runs[runs["lr"] == lr]
-    if runs.empty:
-        return Cell("--")
-    spread, troubles = Spread.of(_finished(runs, column)[column], POSITIVE), ended_badly(runs)
-    if spread.n == 0:
-        return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
 
 
 def applies(study: Study) -> bool:

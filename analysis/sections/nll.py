@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.drawing.tables import chunks, ended_badly, guarded_note, source, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULE, Spread
+from analysis.numbers.spread import INTERVAL_RULE, REAL, Scale, Spread
 from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
@@ -22,10 +22,9 @@ def nll_tables(study: Study) -> list[Table]:
 
 
 def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
-    lines = {name: median_line(outcomes(study, name)) for name in series}
-    best = {name: line.idxmin() for name, line in lines.items() if np.isfinite(line).any()}
-    lrs = sorted({lr for line in lines.values() for lr in line.index})
-    rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
+    best = {name: best_rate(study, name) for name in series}
+    lrs = sorted({lr for name in series for lr in outcomes(study, name).index})
+    rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best[name] == lr) for name in series)) for lr in lrs]
     caption = (
         f"{wording.unit(study).capitalize()} at the end of training; median over the seeds that finished. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each "
@@ -34,14 +33,23 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
 
-def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
+def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | None:
+    """Return the rate at which a series' median NLL is lowest, a divergence counting as ∞; None where none is
+    finite."""
+    line = median_line(outcomes(study, series, column))
+    return float(line.idxmin()) if np.isfinite(line).any() else None
+
+
+def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, scale: Scale = REAL) -> Cell:
+    """Return an NLL, or a part of one (``column``), at a learning rate: the median over the runs that finished, its
+    interval and n, and below it the runs that ended badly."""
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])]
-    spread, troubles = Spread.of(usable["val_nll"]), ended_badly(runs)
+    usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])]
+    spread, troubles = Spread.of(usable[column], scale), ended_badly(runs)
     if spread.n == 0:
-        return Cell(troubles[0], "\n".join(troubles[1:]))
+        return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
 
 

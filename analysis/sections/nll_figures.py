@@ -37,6 +37,7 @@ NLL_CAPTION = (
 )
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
+BELOW_POINTS = 3.5  # from a cross to its count
 CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
 
 
@@ -53,7 +54,7 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.15 * len(tables)))
     nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
     for name, table in tables.items():
-        _nll_line(ax, table, styles[name])
+        nll_line(ax, table, styles[name])
     if math.isfinite(unigram):
         _unigram(ax, study)
     _window_bars(bars, found, styles)
@@ -62,8 +63,8 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     what = wording.words(study).nll if column == VALIDATION else "generative NLL"
     ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
-    _top_marks(ax, tables, styles)
-    mechanism_legend(figure, styles, _nll_extras(tables, ax))
+    top_marks(ax, tables, styles)
+    mechanism_legend(figure, styles, nll_extras(tables, ax))
     return figure
 
 
@@ -85,7 +86,7 @@ def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
     ax.set_ylim(low - 0.06 * room, high + 0.16 * room)
 
 
-def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
+def nll_line(ax: Axes, table: Frame, style: Look) -> None:
     """Draw one series: the median over seeds as a line, and a point for each run that lies on the axis."""
     line = median_line(table)
     inside = line.where(np.isfinite(line))
@@ -105,15 +106,17 @@ def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
         )
 
 
-def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> None:
+def top_marks(
+    ax: Axes, tables: dict[str, Frame], styles: dict[str, Look], width_inches: float = 0.85 * WIDTH_INCHES
+) -> None:
     """Mark at the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle
-    where runs lie above the axis."""
+    where runs lie above the axis. ``width_inches``: of the axes, about."""
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     for lr in lrs:
         rows = {name: table.loc[lr].dropna() for name, table in tables.items() if lr in table.index}
         marked = {name: row for name, row in rows.items() if (row > top).any()}
-        step = min(12.5, _points_between(ax, lrs) / max(len(marked), 1))
+        step = min(12.5, _points_between(ax, lrs, width_inches) / max(len(marked), 1))
         for index, (name, row) in enumerate(marked.items()):
             color, diverged = styles[name].color, int(np.isinf(row).sum())
             place = strip + ScaledTranslation((index - (len(marked) - 1) / 2) * step / 72, 0, ax.figure.dpi_scale_trans)
@@ -132,16 +135,16 @@ def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> N
                     clip_on=False,
                 )
             if diverged and step >= MARK_POINTS:
-                ax.text(
-                    lr, 0.93, f"{diverged}/{len(row)}", transform=place, ha="center", va="top", fontsize=6, color=color
-                )
+                below = place + ScaledTranslation(0, -BELOW_POINTS / 72, ax.figure.dpi_scale_trans)
+                ax.text(lr, 0.965, f"{diverged}/{len(row)}", transform=below, ha="center", va="top", fontsize=6,
+                        color=color)  # fmt: skip
 
 
-def _points_between(ax: Axes, lrs: Sequence[float]) -> float:
-    """Return the smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the
-    figure's width."""
-    low, high = np.log10(ax.get_xlim())
-    return float(np.diff(np.log10(lrs)).min() / (high - low)) * 0.85 * WIDTH_INCHES * 72
+def _points_between(ax: Axes, lrs: Sequence[float], width_inches: float) -> float:
+    """Return the smallest distance between two neighbouring rates on axes of such a width, in points; that width where
+    there is one rate."""
+    places = ax.xaxis.get_transform().transform(np.array([*ax.get_xlim(), *lrs]))
+    return float(np.diff(places[2:]).min(initial=np.ptp(places[:2])) / np.ptp(places[:2])) * width_inches * 72
 
 
 def _unigram(ax: Axes, study: Study) -> None:
@@ -189,7 +192,7 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
     ax.set_ylabel("stable\nwindow", fontsize=8)
 
 
-def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
+def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
     """Return the legend's entries for divergence and for runs above the axis, each where there are any."""
     values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     extras = []

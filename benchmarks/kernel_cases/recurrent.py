@@ -32,7 +32,9 @@ def cases(smoke: bool) -> list[Case]:
         }
         decays = {None: 0, "heads": 1, "features": width}[decay]
         of_heads = {"batch": batch, "heads": heads, "positions": positions, "keys": width, "values": width}
-        traffic = _traffic({**of_heads, "delta": is_delta, "decays": decays})
+        # autocast hands gla's q, k and v over in bfloat16; the delta rule normalises them in float32
+        input_bytes = 4 if is_delta else 2
+        traffic = _traffic({**of_heads, "delta": is_delta, "decays": decays, "input_bytes": input_bytes})
         label = f"{name} B={batch} H={heads} N={positions:,} K={width}"
         found.append(Case("recurrent", label, contestants, traffic, "bf16", (Promise(OURS, FLA, 1.0),)))
     return found

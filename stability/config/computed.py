@@ -19,12 +19,18 @@ COMPUTED = {
     "objective": "objectives",
     "optimizer": "optimizers",
 }
-OF_THE_LOSS = ("mechanism", "cross", "residual", "objective")  # what the loss and its gradient are computed by
+OF_THE_MODEL = ("mechanism", "cross", "residual")
+OF_THE_LOSS = (*OF_THE_MODEL, "objective")  # what the loss and its gradient are computed by
 
 
 def computed_parts(run: Any) -> dict[str, Part | None]:
     """Return what of a run's spec may be computed by kernels, by its fields."""
     return {key: getattr(run, key) for key in COMPUTED}
+
+
+def parts_of_model(run: Any) -> dict[str, Part | None]:
+    """Return those of `computed_parts` that a model is built of."""
+    return {key: getattr(run, key) for key in OF_THE_MODEL}
 
 
 def kernels_of(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:

@@ -104,6 +104,13 @@ class ReportSpec(Settings):
     together: str | None = Field(
         default=None, pattern=STUDY_NAME, description="name of one PDF, or page, about all of them; null: one each"
     )
+    layout: Literal["study", "paper"] = Field(
+        default="study",
+        description=(
+            "study: each study's own sections; paper: one report of all of them in the consensus paper's tables and "
+            "figures, model sizes × modalities"
+        ),
+    )
     format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_several)] = Field(
         default=("pdf",),
         min_length=1,

@@ -200,7 +200,7 @@ class RunSpec(AbstractRecipe):
                 if direction in registry.load(name).supported_directions(registry.load(name).Config())
             ]
             names = f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none"
-            raise ValueError(f"{names}; these are: {', '.join(fitting)}")
+            raise ValueError(f"{names}; these are: {', '.join(fitting)}, and mix of these")
         if mechanism.needs_edges(settings):
             raise ValueError(
                 f"mechanism={self.mechanism.name} with graph=given takes edges= with every batch, and "

@@ -38,9 +38,9 @@ def decayed(
         parts = (q_BHNK, k_BHNK, v_BHNV, log_decay)
         q_BHMCK, k_BHMCK, v_BHMCV, log_decay = (_in_chunks(at_least_float32(part), chunk) for part in parts)
         until = log_decay.cumsum(-2)  # from the chunk's beginning, each position's own decay included
-        whole = until[..., -1:, :]
-        y_BHMCV = _scores(q_BHMCK, k_BHMCK, until) @ v_BHMCV
-        written_BHMKV = (k_BHMCK * (whole - until).exp()).mT @ v_BHMCV
+        whole, between = until[..., -1:, :], _between(log_decay)
+        y_BHMCV = _scores(q_BHMCK, k_BHMCK, between) @ v_BHMCV
+        written_BHMKV = (k_BHMCK * between[..., -1, :, :].exp()).mT @ v_BHMCV
         before_BHMKV = _at_the_beginnings(whole.exp().mT, written_BHMKV)
         y_BHMCV = y_BHMCV + (q_BHMCK * until.exp()) @ before_BHMKV
         return y_BHMCV.flatten(2, 3)[:, :, :num]
@@ -52,14 +52,20 @@ def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
 
 
-def _scores(q_BHMCK: Tensor, k_BHMCK: Tensor, until: Tensor) -> Float[Tensor, "B H M C C"]:
+def _between(log_decay: Float[Tensor, "B H M C width"]) -> Float[Tensor, "B H M C C width"]:
+    """Return Σ_{j < l ≤ i} ln a_l of the pairs j ≤ i of each chunk, −∞ of the others. Each is a sum of its own: after
+    one strong forgetting L_i − L_j would be a small difference of large numbers."""
+    num = log_decay.shape[-2]
+    not_later_CC = torch.ones(num, num, dtype=torch.bool, device=log_decay.device).triu()  # [i, j]: i ≤ j
+    of_i = log_decay[..., :, None, :].expand(*log_decay.shape[:-1], num, log_decay.shape[-1])
+    summed = of_i.masked_fill(not_later_CC[..., None], 0.0).cumsum(-3)
+    return summed.masked_fill(not_later_CC.triu(1)[..., None], -torch.inf)
+
+
+def _scores(q_BHMCK: Tensor, k_BHMCK: Tensor, between: Tensor) -> Float[Tensor, "B H M C C"]:
     """Return Σ_K q_i k_j e^(L_i − L_j) of the pairs j ≤ i of each chunk, 0 of the others."""
-    num = until.shape[-2]
-    later_CC = torch.ones(num, num, dtype=torch.bool, device=until.device).triu(1)
-    if until.shape[-1] == 1:
-        between = (until - until.mT).masked_fill(later_CC, -torch.inf)
-        return (q_BHMCK @ k_BHMCK.mT) * between.exp()
-    between = (until[..., :, None, :] - until[..., None, :, :]).masked_fill(later_CC[..., None], -torch.inf)
+    if between.shape[-1] == 1:
+        return (q_BHMCK @ k_BHMCK.mT) * between[..., 0].exp()
     return (q_BHMCK[..., :, None, :] * between.exp() * k_BHMCK[..., None, :, :]).sum(-1)
 
 

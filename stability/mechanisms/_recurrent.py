@@ -19,7 +19,8 @@ class AbstractRecurrent(AbstractMechanism):
     past there is. Its positions are not rotated: order is in the recurrence.
 
     Padding changes nothing: there the state neither forgets (decay 1) nor takes in (key, β, Δ or value 0), and a short
-    convolution reads zeros. A subclass says in `state_size` how large the state is.
+    convolution reads zeros. Only `titans` with chunks of several positions counts padded ones among them. A subclass
+    says in `state_size` how large the state is.
     """
 
     directions = frozenset({CAUSAL})

@@ -45,8 +45,10 @@ class KimiDeltaAttention(AbstractDeltaNet):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The parameters that set how fast the state decays, and the gate's bias, are kept from weight decay."""
-        return {"A_log": False, "dt_bias": False, "gate_up.bias": False}
+        """The parameters that set how fast the state decays, and the gate's bias where it has one
+        (``model.mixer_bias=all``), are kept from weight decay."""
+        of_gate = {} if self.gate_up.bias is None else {"gate_up.bias": False}
+        return {"A_log": False, "dt_bias": False, **of_gate}
 
     @classmethod
     def gate_weights(cls, config: Any, shape: MixerShape) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stability.build import build_model
 from stability.config.base import Settings
-from stability.config.computed import computed_parts
+from stability.config.computed import parts_of_model
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
@@ -79,7 +79,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
     spec = parse_run(manifest["spec"])
-    require_kernels(computed_parts(spec))
+    require_kernels(parts_of_model(spec))
     model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
         model.load_state_dict(load_file(folder / MODEL))

@@ -227,7 +227,7 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, d
     assert "a billion parameters and more" in " ".join(printed.split())
     with matplotlib.rc_context(RC):
         (drawn,) = figures(load(folder)).values()
-    assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == [
+    assert [ax.get_title(loc="left").replace("\n", " ") for ax in drawn.figure.axes] == [
         each.name for each in numbers_of(load(folder), groups(load(folder))[0]).values()
     ]
 

@@ -177,7 +177,7 @@ def test_the_shim_touches_nothing_else():
         ),
         (
             ["mechanism=sc", "objective=ar"],
-            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these",
         ),
         (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),

@@ -85,7 +85,7 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
     [
         (
             {"objective": {"name": "ar"}, "mechanism": {"name": "sc"}},
-            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these",
         ),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),

@@ -93,12 +93,12 @@ class Case:
 
 
 def random_case(seed: int) -> Case:
-    """Draw sizes: windows beyond the sequence, tiles that the sequence does not fill, ranks and features that no block
+    """Draw sizes: windows beyond the sequence and the context, tiles that the sequence does not fill, ranks and features that no block
     fills, contexts of other lengths."""
     draw = random.Random(seed)
     positions = draw.choice([1, 2, draw.randint(3, 12), draw.randint(15, 24)])
     context = draw.choice([None, None, positions, draw.randint(0, 5)])
-    window = draw.randint(1, 6) if context in (None, positions) else None
+    window = draw.choice([draw.randint(1, 6), None]) if context is not None else draw.randint(1, 6)
     sizes = {
         "rank": draw.choice([0, 1, 2, 3, 5]),
         "width": draw.choice([2, 4, 7, 18]),

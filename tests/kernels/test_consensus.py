@@ -26,6 +26,8 @@ CASES = {
     "one position": Case(1, 2, 2),
     "a window beyond the sequence": Case(3, 9, 1),
     "a context in a window": Case(7, 2, 2, context=7, masked=True),
+    "a window beyond the sequence, in a longer context": Case(2, 5, 2, context=7),
+    "a window beyond a shorter context": Case(7, 5, 2, context=2),
     "a whole context": Case(4, None, 2, context=3, masked=True),
     "no context": Case(4, None, 1, context=0),
     "more rows of Λ than a program holds": Case(3, 1, 5, width=65, hidden=17),
@@ -107,6 +109,7 @@ ALONG = {
     "scalar weights": Case(4, 1, 0),
     "tiles": Case(17, 1, 1),
     "context": Case(4, 1, 2, context=4),
+    "a window beyond a shorter context": Case(7, 5, 2, context=2),
     "a whole context": Case(3, None, 1, context=2, masked=True),
 }
 
@@ -131,24 +134,25 @@ def test_it_is_carried_to_second_order_in_one_pass(case, moved):
     exact = [{name: each.double() for name, each in of.items()} for of in (params, direction)]
     reference = loss_of(case.dense, masks, moved)
     truth = directional(reference, *exact, "double_backward")
-    scale = (
-        sum(float(each.square().sum()) for each in exact[1].values()) ** 0.5,
-        sum(float(each.square().sum()) for each in products(reference, *exact)) ** 0.5,
-    )
+    of_u, of_g, of_product = map(norm, (exact[1].values(), *derivatives(reference, *exact)))
     found = directional(loss_of(case.kernels, masks, moved), params, direction, "auto")
     assert found.method == "taylor"
-    assert found.slope == pytest.approx(truth.slope, rel=1e-4)
-    assert found.curvature == pytest.approx(truth.curvature, abs=1e-5 * scale[0] * scale[1])
+    assert found.slope == pytest.approx(truth.slope, abs=1e-5 * of_u * of_g)
+    assert found.curvature == pytest.approx(truth.curvature, abs=1e-5 * of_u * of_product)
     wide = directional(loss_of(case.kernels, masks, moved), *exact, "taylor")
     assert (wide.slope, wide.curvature) == pytest.approx((truth.slope, truth.curvature), rel=1e-9)
 
 
-def products(loss, params, direction):
-    """Return Hu."""
+def norm(parts):
+    return sum(float(part.square().sum()) for part in parts) ** 0.5
+
+
+def derivatives(loss, params, direction):
+    """Return g and Hu."""
     leaves = {name: each.clone().requires_grad_() for name, each in params.items()}
     gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=True)
     slope = sum((gradient * u).sum() for gradient, u in zip(gradients, direction.values(), strict=True))
-    return torch.autograd.grad(slope, list(leaves.values()))
+    return gradients, torch.autograd.grad(slope, list(leaves.values()))
 
 
 def test_a_second_derivative_by_autograd_is_refused_by_name():

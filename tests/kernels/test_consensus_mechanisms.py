@@ -78,14 +78,14 @@ def test_alpha_max_of_a_model_is_measured_through_the_kernels():
     """Against double backward in float64 through torch's own operations, which `oracle` holds to a dense Hessian, along
     AdamW's step."""
     spec = oracle.spec_of("sc", "layernorm", "mlm")
-    settings = spec.mechanism.model_copy(update={"window": 1, "rank": 1, "edge_hidden": 3})
-    by_impl = {
-        impl: spec.model_copy(update={"mechanism": settings.model_copy(update={"impl": impl})})
-        for impl in ("triton", "reference")
-    }
+    by_impl = {}
+    for impl in ("triton", "reference"):
+        settings = spec.mechanism.settings.model_copy(update={"window": 1, "rank": 1, "edge_hidden": 3, "impl": impl})
+        by_impl[impl] = spec.model_copy(update={"mechanism": spec.mechanism.model_copy(update={"settings": settings})})
     plain = oracle.shaken_model(by_impl["reference"], 1.0)
     fused = oracle.build_model(by_impl["triton"], oracle.format_for(spec))
     fused.load_state_dict(plain.state_dict())
+    assert fused.blocks[0].mixer.config.impl == "triton" and plain.blocks[0].mixer.config.impl == "reference"
     objective, examples = oracle.build_objective(spec, oracle.format_for(spec)), oracle.batch_of(spec, 0)
     exact = oracle.loss_of(plain, objective, examples)
     direction = oracle.optimizer_step(by_impl["reference"], plain, [exact])

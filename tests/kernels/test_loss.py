@@ -268,7 +268,10 @@ def bounds(function, params, direction):
     return norm(direction.values()) * norm(gradient), norm(direction.values()) * norm(product)
 
 
-@pytest.mark.parametrize(("left_out", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.float64)])
+@pytest.mark.parametrize(
+    ("left_out", "dtype"),
+    [(False, torch.float32), (True, torch.float32), (True, torch.float64), (False, torch.bfloat16)],
+)
 def test_taylor_carries_them_to_second_order(left_out, dtype):
     by_kernels, by_logits, narrow, whole = along_a_line(left_out, dtype)
     truth = directional(by_logits, *whole, "double_backward")

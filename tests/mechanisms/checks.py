@@ -17,6 +17,7 @@ from stability.linears import drop_biases
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.init import OwnInit, initialise
+from stability.optimizers import parameter_groups
 from tests.mechanisms.oracles import block_operator
 from tests.mechanisms.sight_checks import (
     BATCH,
@@ -138,6 +139,7 @@ def check_biases_may_go(build: Build) -> None:
                 if name not in left:
                     value.zero_()
         assert kept == "out" or len(left) < len(list(zero.parameters())), "no linear map has a bias to lose"
+        assert parameter_groups(without, lambda param: True), "an optimizer finds what is left"
         assert torch.allclose(zero(inputs()), without(inputs()), rtol=0, atol=1e-13), (
             f"mixer_bias={kept}: another output"
         )

@@ -7,6 +7,7 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 
 from kernels import availability
 from stability.cli.compose import composed
@@ -142,10 +143,14 @@ def test_auto_is_triton_where_the_kernels_run(spec_of, on_cuda):
     assert spec.choices == ("mechanism.fused.impl=auto: triton, on this machine's CUDA device",)
 
 
-def test_a_machine_that_interprets_kernels_takes_the_reference(spec_of, monkeypatch):
+@pytest.mark.parametrize(
+    ("has_cuda", "reason"), [(True, "need TRITON_INTERPRET=1 to be left out"), (False, "need a CUDA device")]
+)
+def test_a_machine_that_interprets_kernels_takes_the_reference(spec_of, monkeypatch, has_cuda, reason):
     monkeypatch.setenv(availability.INTERPRET, "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     spec = spec_of(AUTO)
-    assert settings_of(spec).impl == "reference" and "need TRITON_INTERPRET=1 to be left out" in spec.choices[0]
+    assert settings_of(spec).impl == "reference" and reason in spec.choices[0]
 
 
 @pytest.mark.parametrize(

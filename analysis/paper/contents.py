@@ -1,0 +1,147 @@
+"""Put the report of many studies together in the consensus paper's order, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis import assembly
+from analysis.drawing.pieces import Picture, Pieces, heading, paragraph, shown
+from analysis.drawing.style import RC
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.step_shares import PHASES
+from analysis.numbers.windows import GENERATIVE, VALIDATION
+from analysis.paper import ablation, figures
+from analysis.paper.alpha_figure import CAPTION as ALPHA_CAPTION
+from analysis.paper.alpha_figure import alpha_grids
+from analysis.paper.alpha_tables import alpha_tables, measured
+from analysis.paper.figures import nll_grids
+from analysis.paper.grid import (
+    Block,
+    blocks,
+    by_modality,
+    modality,
+    modality_text,
+    reason_to_leave_out,
+    size,
+    told_once,
+)
+from analysis.paper.nll_tables import nll_tables
+from analysis.sections import ablation_figure, curves
+from analysis.sections.ablation import ablations
+from analysis.study.load import Study
+from analysis.words import count_range, listed, lr_text, plural
+
+NAME = "paper_layout"  # of what is written where no other name is given
+
+
+def subtitle(studies: Sequence[Study]) -> str:
+    """Return in one line how many studies, sizes and modalities a report is about."""
+    places = blocks(studies)
+    kinds = listed(modality_text(each) for each in by_modality(places)) or "no table of learning rates"
+    runs = plural(sum(len(study.runs) for study in studies), "run")
+    return f"{'1 study' if len(studies) == 1 else f'{len(studies)} studies'} · {kinds} · {runs}"
+
+
+def pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
+    """Yield the pieces of each part of the report; every picture has a name, and a file, of its own."""
+    places = blocks(studies)
+    yield heading("What was run") + shown([_studies(studies)]) + _left_out(studies)
+    if places:
+        yield heading("NLL against learning rate") + _nll(places)
+        yield heading("Maximum stable learning rate α_max along the optimizer's step") + _alpha(places)
+    varied = [study for study in studies if ablations(study)]
+    if varied:
+        yield heading("One setting at a time") + sum((_ablation(study) for study in varied), ())
+    if places:
+        yield heading("Learning curves") + _curves(places)
+
+
+def _studies(studies: Sequence[Study]) -> Table:
+    """Return a row for each study: where it stands in the grid, its size, rates and seeds, and how its runs ended."""
+    rows = []
+    for study in studies:
+        runs, lrs = study.runs, sorted(set(study.runs["lr"]))
+        span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
+        ended = [f"{number} {status}" for status, number in runs["status"].value_counts().items()]
+        texts = (
+            modality_text(modality(study)), listed(dict.fromkeys(runs["model"].map(size))),
+            count_range(runs["num_params"]), f"{len(lrs)}: {span}", str(runs["seed"].nunique()), ", ".join(ended),
+        )  # fmt: skip
+        rows.append((Cell(study.name), *map(Cell, texts)))
+    caption = (
+        "What each study is of, by its own record: modality by what its data are called there, size by its model's "
+        "name; parameters are counted. Commands, commits and versions: in the studies' own reports. "
+        + told_once({study.name: source(study) for study in studies})
+    )
+    header = ("study", "modality", "size", "parameters", "learning rates", "seeds", "runs")
+    return Table("The studies of this report", caption, header, tuple(rows), (), ("left",) * len(header))
+
+
+def _left_out(studies: Iterable[Study]) -> Pieces:
+    """Say which studies have no place in tables of learning rates, and why."""
+    told = {study.name: reason for study in studies if (reason := reason_to_leave_out(study))}
+    said = "; ".join(f"{name} {reason}" for name, reason in told.items())
+    return paragraph(f"Without a place in the tables of learning rates: {said}.") if told else ()
+
+
+def _nll(places: Sequence[Block]) -> Pieces:
+    """Return the grids of curves, validation then generative, and each modality's tables."""
+    found: Pieces = ()
+    for column, what in ((VALIDATION, "Validation NLL"), (GENERATIVE, "Generative NLL")):
+        name = "nll-grid" if column == VALIDATION else "generative-nll-grid"
+        found += drawn(name, lambda: nll_grids(places, column), figures.CAPTION.format(what=what))  # noqa: B023
+    if not found:
+        found = paragraph(
+            "No study has a finite validation NLL at more than one learning rate: there is no curve to draw."
+        )
+    return found + shown(table for kind, part in by_modality(places).items() for table in nll_tables(kind, part))
+
+
+def _alpha(places: Sequence[Block]) -> Pieces:
+    """Return the grid of each kind of checkpoint and state, and each modality's tables."""
+    found: Pieces = ()
+    for phase, state in measured(places):
+        caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state)
+        name = f"alpha-grid-{phase}-{state}"
+        found += drawn(name, lambda: alpha_grids(places, phase, state), caption)  # noqa: B023
+    tables = shown(table for kind, part in by_modality(places).items() for table in alpha_tables(kind, part))
+    return found + tables or paragraph("α_max was not measured in any of these studies.")
+
+
+def drawn(name: str, draw, caption: str) -> Pieces:
+    """Return what ``draw`` draws as pictures named after ``name``, the first with the caption."""
+    with matplotlib.rc_context(RC):
+        made: list[Figure] = draw()
+    return tuple(
+        Picture(
+            f"{name}-{number}", each, caption if not number else "The figure above, continued.", f"{name}-{number}.pdf"
+        )
+        for number, each in enumerate(made)
+    )
+
+
+def _ablation(study: Study) -> Pieces:
+    """Return a study's ablation as its own report has it, with the paper's numbers in its tables."""
+    prefix = f"{study.name}-"
+    return shown(ablation.tables(study)) + named(
+        assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
+    )
+
+
+def _curves(places: Sequence[Block]) -> Pieces:
+    """Return the curves of each place, as a single report has them (the paper's Figures 7 to 10)."""
+    found: Pieces = ()
+    for number, block in enumerate(places):
+        prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
+        found += named(assembly.pictures(curves.SECTION, block.study, prefix), prefix, block.title)
+    return found or paragraph("No training loss was recorded.")
+
+
+def named(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:
+    """Return pictures whose names and captions say what they are of, since several of one kind stand in the report."""
+    return tuple(replace(each, name=f"{prefix}{each.name}", caption=f"{title}. {each.caption}") for each in pictures)

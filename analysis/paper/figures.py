@@ -1,0 +1,164 @@
+"""Draw the consensus paper's Figures 2 to 5 as one grid: NLL against learning rate, a column for each modality and a
+row for each size, on a log axis and, beneath, on a linear one that begins where the first mechanism leaves its
+window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from analysis.drawing.style import LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.tables import chunks
+from analysis.numbers.windows import VALIDATION, outcomes, windows
+from analysis.paper.grid import Block, all_runs, by_modality
+from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_marks
+from analysis.study.load import Frame, Study
+from analysis.words import lr_text
+
+COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # of a page
+HEIGHT = 2.35  # inches of a row
+FEWEST_ZOOMED, MOST_TICKS = 3, 3
+Tables = dict[str, Frame]
+CAPTION = (
+    "{what} against learning rate, a column for each modality, a row for each size, as the consensus paper's Figures 2 "
+    "to 5: on a log axis and, beneath, on a linear one from the last rate on at which every mechanism lies within its "
+    "stable window, three at the least. Points: seeds; line: their median, broken where half of them or more diverged; "
+    "×: diverged runs of all runs there. Each panel has a scale of its own."
+)
+
+
+def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]:
+    """Draw the grid, over several figures where it has more than three modalities or sizes; none where no place has a
+    finite NLL and more than one rate."""
+    shown = [block for block in blocks if column == VALIDATION or _has_finite(_tables(block.study, column))]
+    lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
+    if not any(_has_finite(_tables(block.study, column)) for block in lines):
+        return []
+    styles, figures = looks(all_runs(shown)), []
+    columns = by_modality(shown)
+    for names in chunks(list(columns), COLUMNS):
+        depth = max(len(columns[name]) for name in names)
+        for start in range(0, depth, ROWS):
+            part = [columns[name][start : start + ROWS] for name in names]
+            figures.append(_figure([each for each in part if each], column, styles))
+    return figures
+
+
+def _tables(study: Study, column: str) -> Tables:
+    return {name: outcomes(study, name, column) for name in study.series}
+
+
+def _has_finite(tables: Mapping[str, Frame]) -> bool:
+    return any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values())
+
+
+def _figure(columns: Sequence[Sequence[Block]], column: str, styles: dict[str, Look]) -> Figure:
+    """Draw one figure; ``columns``: by modality the places one below the other."""
+    depth, extras = max(map(len, columns)), {}
+    share = 1.0 if len(columns) > 1 else 0.62
+    zoomed = any(zoom(block.study, column) for places in columns for block in places)
+    figure = Figure(
+        figsize=(WIDTH_INCHES * share, 0.5 + (1.0 if zoomed else 0.6) * HEIGHT * depth), layout="constrained"
+    )
+    heights = (1.25, 1.0 if zoomed else 0.01)
+    grid: Any = figure.subplots(2 * depth, len(columns), squeeze=False, height_ratios=heights * depth)
+    for line, place in np.ndindex(depth, len(columns)):
+        pair: tuple[Axes, Axes] = (grid[2 * line, place], grid[2 * line + 1, place])
+        if line < len(columns[place]):
+            width = 0.8 * WIDTH_INCHES * share / len(columns)
+            extras |= _draw_place(pair, columns[place][line], column, styles, width)
+            pair[1 if zoomed else 0].set_xlabel("learning rate")
+        else:
+            for ax in pair:
+                ax.remove()
+    for ax in grid[:, 0]:
+        ax.set_ylabel("NLL (nats)")
+    grid_legend(figure, columns, styles, extras.values())
+    return figure
+
+
+def grid_legend(
+    figure: Figure, columns: Sequence[Sequence[Block]], styles: dict[str, Look], extras: Iterable[Line2D]
+) -> None:
+    """Draw the legend of the mechanisms in a grid's places, then ``extras``; the figure grows by the rows it takes."""
+    present = {name for places in columns for block in places for name in block.study.series}
+    handles = [
+        Line2D([], [], color=look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5, label=name)
+        for name, look in styles.items()
+        if name in present
+    ]
+    handles += extras
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (math.ceil(len(handles) / LEGEND_COLUMNS) - 1))
+    fitting_legend(figure, handles, LEGEND_COLUMNS, handlelength=2.2, columnspacing=1.4)
+
+
+def _draw_place(
+    pair: tuple[Axes, Axes], block: Block, column: str, styles: dict[str, Look], width: float
+) -> dict[str, Line2D]:
+    """Draw one place of the grid, all rates above and the zoom beneath, and return what its legend has beside the
+    mechanisms. ``width``: of a panel, in inches."""
+    tables, (wide, zoomed) = _tables(block.study, column), pair
+    wide.set_title(block.title, loc="left", fontweight="bold")
+    unigram = float(block.study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
+    extras = _panel(wide, tables, unigram, styles, width, log=True)
+    near = zoom(block.study, column)
+    if not near:
+        zoomed.axis("off")
+        return extras
+    part = {name: table[table.index.isin(near)] for name, table in tables.items()}
+    zoomed.set_title("linear", loc="left", fontsize=7.5, color=MUTED, pad=2)
+    return extras | _panel(zoomed, part, unigram, styles, width, log=False)
+
+
+def zoom(study: Study, column: str = VALIDATION) -> list[float]:
+    """Return the rates that a study's zoom shows: from the highest that lies within every mechanism's window, or from
+    the highest window's best where none is left, and three at the least; none of a study with fewer than three."""
+    lrs = sorted({float(lr) for lr in study.runs["lr"]})
+    found = [each.median for each in windows(study, column=column).values() if each.median is not None]
+    left = [each.high.lr for each in found if not each.open_high]
+    start = min(left, default=max((each.best_lr for each in found), default=0.0))
+    first = max((place for place, lr in enumerate(lrs) if lr <= start * (1 + 1e-9)), default=0)
+    return lrs[min(first, len(lrs) - FEWEST_ZOOMED) :] if len(lrs) >= FEWEST_ZOOMED else []
+
+
+def _panel(
+    ax: Axes, tables: Tables, unigram: float, styles: dict[str, Look], width: float, *, log: bool
+) -> dict[str, Line2D]:
+    """Draw lines, seeds and marks of one panel; where no run has a finite NLL, that it is so."""
+    lrs = sorted({lr for table in tables.values() for lr in table.index})
+    if log:
+        lr_axis(ax, lrs, most=MOST_TICKS + 1)
+    else:
+        _linear_axis(ax, lrs)
+    if not _has_finite(tables):
+        values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
+        said = "every run diverged" if np.isinf(values).any() else "no result yet"
+        ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", color=MUTED)
+        ax.set_yticks([])
+    else:
+        nll_limits(ax, tables, unigram)
+        for name, table in tables.items():
+            nll_line(ax, table, styles[name])
+    ax.tick_params(labelsize=7)
+    top_marks(ax, tables, styles, width)
+    return {str(line.get_label()): line for line in nll_extras(tables, ax)}
+
+
+def _linear_axis(ax: Axes, lrs: Sequence[float]) -> None:
+    """Make the x axis linear, with at most four of the rates as ticks: the highest, and others that do not touch."""
+    room = 0.07 * (lrs[-1] - lrs[0] or lrs[0])
+    ax.set_xlim(lrs[0] - room, lrs[-1] + room)
+    shown = [lrs[-1]]
+    for lr in reversed(lrs):
+        if shown[-1] - lr > (lrs[-1] - lrs[0]) / MOST_TICKS:
+            shown.append(lr)
+    ax.xaxis.set_major_locator(FixedLocator(shown))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(shown, [lr_text(lr) for lr in shown])

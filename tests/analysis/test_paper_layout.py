@@ -1,0 +1,171 @@
+"""One report of many studies: where each stands, cells against the runs' own rows, the paper's numbers beside."""
+
+import json
+import math
+import statistics
+
+import pandas as pd
+import pypdf
+import pytest
+
+from analysis.export import export_paper
+from analysis.paper import ablation, contents, figures
+from analysis.paper.alpha_tables import alpha_tables
+from analysis.paper.grid import blocks
+from analysis.paper.nll_tables import nll_tables
+from analysis.report import build_paper
+from analysis.study.load import load
+from tests.analysis.synthetic import nll, quickstart_alpha, write_study, write_table
+
+LRS = (5e-4, 1e-3, 5e-3)
+RESIDUES = {"position": ["residue", "residues"], "held_out": "proteins"}
+
+
+def write(tmp_path, name, model, words=None, oracle="", parts=(), **shape):
+    """A study of a size and modality, as its own record has them; generations scored by ``oracle``."""
+    shape = {"mechanisms": ("sa", "sc"), "lrs": LRS, "nll": early, "curves": False} | shape
+    folder = write_study(tmp_path, name=name, settings=({"model": model},), **shape)
+    manifest = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(manifest | ({"words": words} if words else {})))
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    if oracle:
+        runs["gen_nll"], runs["gen_oracle"] = runs["val_nll"] + 1.25, oracle
+    for part, of_it in parts:
+        runs[f"val_nll_{part}"] = runs["val_nll"] * of_it
+    write_table(path, "runs", runs.to_dict("records"))
+    return load(folder)
+
+
+def early(mechanism, lr, seed):
+    return nll(mechanism, 12 * lr, seed)
+
+
+def cells(table, first):
+    """The rows of a table that begin with a text."""
+    return [row for row in table.rows if row[0].text == first]
+
+
+@pytest.fixture
+def three(tmp_path):
+    return [
+        write(tmp_path, "t", "text_54m", oracle="big", alpha=quickstart_alpha, seeds=3),
+        write(tmp_path, "d", "dna_51m", {"tokens": "nucleotides"}, mechanisms=("sa", "mix")),
+        write(tmp_path, "p", "protein_320m", RESIDUES, parts=(("sequence", 0.75),), lrs=(1e-4, 5e-4), mechanisms=("mix",)),
+    ]  # fmt: skip
+
+
+def test_size_and_modality_are_read_from_the_record(three, tmp_path):
+    small = write(tmp_path, "s", "nano")
+    found = [(block.modality, block.size) for block in blocks([*reversed(three), small])]
+    assert found == [("text", "nano"), ("text", "54M"), ("dna", "51M"), ("protein", "320M")]
+
+
+def test_a_study_of_two_sizes_stands_in_two_places(tmp_path):
+    folder = write_study(tmp_path, name="two", settings=({"model": "text_54m"}, {"model": "text_193m"}), lrs=LRS)
+    found = blocks([load(folder)])
+    assert [block.size for block in found] == ["54M", "193M"]
+    assert all(set(block.study.series) == {"sa", "sc", "mix", "sw"} for block in found)
+
+
+def test_nll_cells_are_medians_of_the_runs_with_divergences_counted(three):
+    (table,) = nll_tables("text", blocks(three)[:1])
+    runs = three[0].runs.to_dict("records")
+    assert table.header == ("mechanism", *("5e-4", "1e-3", "5e-3") * 2)
+    for series in ("sa", "sc"):
+        (row,) = cells(table, series)
+        for column, key in enumerate(("val_nll", "gen_nll")):
+            for place, lr in enumerate(LRS):
+                own = [run for run in runs if run["mechanism"] == series and math.isclose(run["lr"], lr)]
+                known = [run[key] for run in own if run["status"] != "diverged"]
+                lost, cell = len(own) - len(known), row[1 + 3 * column + place]
+                told = f"{cell.text} {cell.detail}"
+                assert cell.text == (f"{statistics.median(known):.3f}" if known else f"diverged {lost}/3")
+                assert (f"diverged {lost}/3" in told) == bool(lost)
+    assert any("3/3" in cell.text for row in table.rows for cell in row), "no run diverged here"
+
+
+def test_alpha_cells_count_every_step_of_every_run(three):
+    table = next(table for table in alpha_tables("text", blocks(three)[:1]) if "paper" in table.title)
+    steps = three[0].curvature[three[0].curvature["state"] == "paper"]
+    for lr, first in zip(LRS, ("5e-4", "1e-3", "5e-3"), strict=True):
+        (row,) = cells(table, first)
+        for place, series in enumerate(("sa", "sc")):
+            runs = [run for run in three[0].runs.to_dict("records") if (run["mechanism"], run["lr"]) == (series, lr)]
+            values = [v for run in runs for v in steps[steps["run_id"] == run["run_id"]]["alpha_max"]]
+            finite = [v for v in values if math.isfinite(v)]
+            percent = 100 * sum(v > lr for v in values) / (25 * len(runs))
+            assert row[1 + place].text == (f"{statistics.median(finite):.1e}".replace("e-0", "e-") if finite else "--")
+            assert row[3 + place].text == f"{percent:.0f}"
+
+
+def test_the_papers_numbers_stand_under_ours_at_their_own_place_alone(three, tmp_path):
+    table = next(table for table in alpha_tables("text", blocks(three)[:1]) if "paper" in table.title)
+    assert [[cell.text for cell in row] for row in cells(table, "paper")] == [
+        ["paper", "2.6e-3", "2.9e-3", "100", "100"],
+        ["paper", "1.5e-6", "6.7e-3", "0", "100"],
+        ["paper", "—", "5.5e-3", "0", "67"],
+    ]
+    assert not any(
+        cells(table, "paper") for table in alpha_tables("text", blocks(three)[:1]) if "checkpoint”" in table.title
+    )
+    (protein,) = nll_tables("protein", blocks(three)[2:])
+    assert [[cell.text for cell in row] for row in cells(protein, "mix, paper")] == [["mix, paper", "2.585", "2.519"]]
+    other = write(tmp_path, "o", "text_55m", alpha=quickstart_alpha)
+    assert not any(cells(table, "paper") for table in alpha_tables("text", blocks([other])))
+
+
+def test_studies_of_one_place_are_not_averaged_and_their_common_runs_count_once(tmp_path):
+    one, other = (write(tmp_path, name, "nano", lrs=LRS, mechanisms=each) for name, each in (("a", ("sa", "sc")), ("b", ("sa",))))  # fmt: skip
+    (block,) = blocks([one, other])
+    assert set(block.study.series) == {"sa (a)", "sa (b)", "sc"} and len(block.study.runs) == 18
+    (same,) = blocks([one, one])
+    assert set(same.study.series) == {"sa", "sc"} and len(same.study.runs) == 12
+
+
+def test_sizes_whose_rates_fill_no_page_together_have_tables_of_their_own(tmp_path):
+    many = [write(tmp_path, f"s{k}", f"text_{k}m", lrs=[k * lr for lr in LRS], seeds=1) for k in (1, 2, 3, 4)]
+    assert len(nll_tables("text", blocks(many))) == 4 and len(nll_tables("text", blocks(many[:2]))) == 1
+
+
+def test_the_zoom_begins_where_the_first_mechanism_leaves_its_window(tmp_path):
+    lrs, limits = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2], {"sa": 2e-3, "sc": 2e-2}
+    study = write(tmp_path, "z", "nano", lrs=lrs, seeds=1, nll=lambda m, lr, s: 3.0 + (lr > limits[m]))
+    assert figures.zoom(study) == [1e-3, 3e-3, 1e-2, 3e-2]
+
+
+def test_the_ablation_has_table_9_beside_it_at_its_size_alone(tmp_path):
+    values = [{"value": 2, "variant": ""}, {"value": 4, "variant": "window=4"}]
+    for model, expected in (("text_193m", ["4.5488", "4.4545"]), ("nano", None)):
+        settings = ({"model": model}, {"model": model, "variant": "window=4"})
+        folder = write_study(tmp_path, name=model, mechanisms=["sc"], lrs=[1e-3], settings=settings, curves=False)
+        manifest = json.loads((folder / "study.json").read_text())
+        manifest["ablations"] = [{"part": "sc", "axis": "mechanism", "setting": "window", "values": values}]
+        (folder / "study.json").write_text(json.dumps(manifest))
+        (table,) = ablation.tables(load(folder))
+        found = cells(table, "Validation NLL, paper")
+        assert ([cell.text for cell in found[0][1:]] if found else None) == expected
+        assert "a single learning rate" in " ".join(map(str, next(contents.pieces([load(folder)]))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"mechanisms": ["sa"], "lrs": [1e-3], "seeds": 1}, "no curve to draw"),
+        ({"mechanisms": [f"m{k}" for k in range(20)], "seeds": 1}, "m19"),
+        ({"nll": lambda *_: math.inf}, "diverged 2/2"),
+        ({}, "was not measured in any of these studies"),
+    ],
+)
+def test_studies_of_any_shape_make_a_report(tmp_path, shape, words):
+    study = write(tmp_path, "x", "nano", **shape)
+    told = " ".join(str(piece) for pieces in contents.pieces([study]) for piece in pieces)
+    assert words in told
+
+
+def test_one_pdf_and_one_folder_hold_all_studies_and_the_figures_are_told_apart(three, tmp_path):
+    folders = [tmp_path / "studies" / study.name for study in three]
+    text = " ".join(page.extract_text() for page in pypdf.PdfReader(build_paper(folders[1:], "all", tmp_path)).pages)
+    assert all(title in " ".join(text.split()) for title in ("DNA 51M", "Protein 320M", "Size = 320M"))
+    written = export_paper(folders[1:2], tmp_path / "files")
+    assert len(set(written)) == len(written) and any(path.name == "nll-grid-0.svg" for path in written)
