@@ -79,10 +79,9 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME scores them
 
 Where it runs
-  name=NAME runs_dir=DIR         dry_run=true: plan and cost only       device=auto|cpu|cuda
-  logger=files|wandb|tensorboard|mlflow, or several: logger=[wandb,tensorboard]
+  name=NAME runs_dir=DIR         device=auto|cpu|cuda     logger=files|wandb|tensorboard|mlflow, several in brackets
   launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
-  cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
+  cpus_per_trial=1 gpus_per_trial=0.5  devices_per_trial=2 shard_parameters=true  dry_run=true: plan and cost only
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """

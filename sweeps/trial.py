@@ -266,6 +266,8 @@ def _measure(trial: Trial, sinks: Sinks) -> Iterator[None]:
     if is_measured(trial.directory, curvature):
         return
     yield from measure(trial.directory, curvature, cache_dir=trial.cache_dir, device=trial.device)
+    if trial.sinks is None:
+        return
     sinks.open(None)
     for row in medians(trial.directory, curvature):
         sinks.measured(row)

@@ -30,7 +30,9 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
     lr_peak = read_json(directory.spec_file)["lr_peak"]
     for phase in wanted(directory, curvature.phase):
         if recorded := _recorded(file_of(directory.curvature_file, phase)):
-            row: dict[str, Any] = {"step": int(recorded[0][CHECKPOINT_STEP])}
+            # files of the time before that column have none in it, whatever is measured beside their rows later
+            known = [step[CHECKPOINT_STEP] for step in recorded if not pd.isna(step[CHECKPOINT_STEP])]
+            row: dict[str, Any] = {"step": int(known[0] if known else directory.status()["step"])}
             for state in sorted({step["state"] for step in recorded}):
                 row |= _summed([step for step in recorded if step["state"] == state], f"{phase}/{state}", lr_peak)
             yield row
