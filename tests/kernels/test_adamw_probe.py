@@ -313,5 +313,7 @@ def test_compiles_for_an_h100_without_spilling():
 def test_tensors_that_no_kernel_reaches_are_refused_in_a_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     one = [torch.ones(3)]
-    with pytest.raises(RuntimeError, match=r"^impl=triton needs .*, and tensors are on cpu; impl=reference computes the"):
+    with pytest.raises(
+        RuntimeError, match=r"^impl=triton needs .*, and tensors are on cpu; impl=reference computes the"
+    ):
         adamw_probe.adamw_probe(one, one, one, one, [torch.tensor(1.0)], **HYPER)
