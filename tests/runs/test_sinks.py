@@ -1,9 +1,6 @@
 """Every sink gets what the run's own files hold, read back record by record, and can do the run no harm."""
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +13,7 @@ from stability.runs.log import RunLog
 from stability.runs.sink import failure_file
 from stability.runs.sinks import SINKS, Sinks
 from stability.runs.tensorboard_sink import TensorboardSink
+from tests.runs.reading_sinks import READERS, mlflow_run
 
 MEASURED = {"step": 4, "alpha_max/terminal/checkpoint": 0.5, "stable_percent/terminal/checkpoint": 75.0}
 
@@ -69,49 +67,6 @@ def expected(directory):
     return found | {(name, 4): value for name, value in MEASURED.items() if name != "step"}
 
 
-def from_tensorboard(directory):
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = reading.EventAccumulator(str(directory.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    rows = [(name, each.step, each.value) for name in events.Tags()["scalars"] for each in events.Scalars(name)]
-    (verdict,) = events.Tensors("verdict")
-    return rows, verdict.tensor_proto.string_val[0].decode()
-
-
-def from_mlflow(directory):
-    tracking = pytest.importorskip("mlflow.tracking")
-    client = tracking.MlflowClient(tracking_uri=(directory.path.parent / "mlflow").as_uri())
-    experiment = client.get_experiment_by_name("my-study")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.data.tags["stability.run_id"]) == (directory.run_id, directory.run_id)
-    assert run.data.params == {"lr_peak": "0.01", "model.width": "16"}
-    rows = [(n, m.step, m.value) for n in run.data.metrics for m in client.get_metric_history(run.info.run_id, n)]
-    return rows, run.data.tags["verdict"]
-
-
-def from_wandb(directory):
-    """Both offline folders, the second's steps in the place of the first's from where it went on."""
-    found, tags = {}, []
-    for path in sorted((directory.path / "wandb").glob("offline-run-*/*.wandb")):
-        inspect = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-        if not Path(inspect[0]).exists():
-            inspect[0] = str(Path(__file__).resolve().parents[2] / ".venv/bin/wandb")
-        printed = subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout
-        for record in map(json.loads, printed.splitlines()):
-            if record["type"] == "history":
-                item, step = record["history"]["item"], record["history"]["step"]["num"]
-                for name, value in item.items():
-                    is_measured = name.startswith(("alpha_max/", "stable_percent/"))
-                    if not name.startswith("_") and name != "checkpoint_step":
-                        found[(name, item["checkpoint_step"] if is_measured else step)] = value
-            if record["type"] == "run":
-                tags += record["run"].get("tags", [])
-    return [(*where, value) for where, value in found.items()], tags[-1]
-
-
-READERS = {"wandb": from_wandb, "tensorboard": from_tensorboard, "mlflow": from_mlflow}
-
-
 @pytest.mark.parametrize("name", SINKS)
 def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(tmp_path, capsys, name):
     directory = RunDirectory(tmp_path, "0123456789ab")
@@ -124,6 +79,14 @@ def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(t
     assert {(tag, step): value for tag, step, value in rows} == pytest.approx(wanted, rel=1e-6)
     assert len(rows) == len(expected(directory))
     assert verdict == "spiked"
+
+
+def test_mlflow_has_the_spec_as_parameters(tmp_path):
+    tracking = pytest.importorskip("mlflow.tracking", reason="mlflow-skinny, of the extra mlflow, is not installed")
+    directory = RunDirectory(tmp_path, "0123456789ab")
+    write_run(directory, {"mlflow": settings("mlflow", tmp_path)})
+    run = mlflow_run(tracking.MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri()))
+    assert run.data.params == {"lr_peak": "0.01", "model.width": "16"}
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write", "close"])
