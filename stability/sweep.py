@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stability.cli.compose import composed
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
+from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
@@ -79,9 +80,9 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME scores them
 
 Where it runs
-  name=NAME runs_dir=DIR         device=auto|cpu|cuda     logger=files|wandb|tensorboard|mlflow, several in brackets
-  launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
-  cpus_per_trial=1 gpus_per_trial=0.5  devices_per_trial=2 shard_parameters=true  dry_run=true: plan and cost only
+  name=NAME runs_dir=DIR         dry_run=true: plan and cost only       device=auto|cpu|cuda       wandb.project=NAME
+  launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
+  cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
@@ -242,6 +243,9 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
         return 130
     ended = time.time()
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
+    if "wandb" in spec.logger and has_worked:
+        pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
+        send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print(share)
     return 1 if outcome.num_failed else 0

@@ -236,7 +236,7 @@ def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
         if message:
             print_line(console, message)
         if settings is not None:
-            found[name] = settings
+            found[name] = settings | (spec.wandb.model_dump() if name == "wandb" else {})
     return found
 
 

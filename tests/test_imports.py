@@ -40,7 +40,8 @@ HOMES = {
     "triton": ("kernels",),
     "typst": ("analysis.report",),
     "plotly": ("analysis.page",),
-    "wandb": ("stability.runs.wandb_sink",),
+    "wandb": ("stability.dashboards.study_run", "stability.runs.wandb_sink"),
+    "wandb_workspaces": ("stability.dashboards.workspace",),
 }
 AT_HOME_EVERYWHERE = {
     "jaxtyping",

@@ -30,6 +30,7 @@ from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
 from stability.config.settled import settled
 from stability.config.training import Precision, WeightsSpec, weights_asked_for
+from stability.config.wandb import WandbSpec
 from stability.registry import Registry
 
 Logger = Literal["files", "wandb", "tensorboard", "mlflow"]
@@ -104,6 +105,7 @@ class SweepSpec(AbstractRecipe):
     logger: Annotated[tuple[Logger, ...], BeforeValidator(_listed)] = Field(
         min_length=1, description="where metrics go beside the run's files: one, or several in brackets"
     )
+    wandb: WandbSpec = Field(default=WandbSpec(), description="logger=wandb")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")

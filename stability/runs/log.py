@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory, read_jsonl, write_atomically
+from stability.runs.rows import by_block
 from stability.runs.sinks import Sinks
 
 COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of metrics.jsonl, in every row
@@ -80,13 +81,7 @@ class RunLog:
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)
-        by_name = {
-            f"{name}/{row['block']}": value
-            for row in rows
-            for name, value in row.items()
-            if name not in ("step", "block")
-        }
-        self._sinks.write({"step": rows[0]["step"], **by_name})
+        self._sinks.write(by_block(rows))
 
     def sync(self) -> None:
         """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up

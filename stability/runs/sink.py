@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stability.runs.directory import RunDirectory, write_atomically
+from stability.runs.rows import logged
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # of an address in a message, which is printed and kept in a file
+
+BEGUN_ANEW = "it began anew, and has all rows"  # in the failure file of a sink whose substitute went on
 
 
 @dataclass(frozen=True)
@@ -70,24 +73,26 @@ class AbstractSink(ABC):
         later."""
 
     def substitute(self) -> AbstractSink | None:
-        """Return what is opened in place of a sink that could not be, if anything."""
+        """Return what takes the place of a sink that failed, if anything; a substitute may have one itself, so long as
+        that ends."""
         return None
 
 
 class Guarded:
-    """A sink that can do a run no harm: whatever it raises is said once and ends the sink, never the run, whose numbers
-    are in its own files anyway. It is kept in `failure_file`, too, from which the driver tells what a worker's terminal
-    would have shown."""
+    """A sink that can do a run no harm: whatever it raises is said, and ends the sink, never the run, whose numbers are
+    in its own files anyway. Where it has a substitute, that is sent all that those files hold by then, and the call
+    that failed is made again: nothing is missing there. What was raised is kept in `failure_file`, from which the
+    driver tells what a worker's terminal would have shown."""
 
     def __init__(self, name: str, sink: AbstractSink, run: Told):
         self._name, self._run = name, run
         failure_file(run.directory, name).unlink(missing_ok=True)
         self._sink: AbstractSink | None = sink
-        while self._sink is not None and not self._guarded(lambda each: each.open(run)):
-            self._sink = self._substitute(self._sink)
+        self._with_sink(lambda each: each.open(run), resent=True)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._with_sink(lambda sink: sink.write(row))
+        """Send a row that the run's files hold already."""
+        self._with_sink(lambda sink: sink.write(row), resent=True)
 
     def measured(self, row: dict[str, Any]) -> None:
         self._with_sink(lambda sink: sink.measured(row))
@@ -96,27 +101,46 @@ class Guarded:
         self._with_sink(lambda sink: sink.close(summary))
         self._sink = None
 
-    def _with_sink(self, call: Callable[[AbstractSink], None]) -> None:
-        if self._sink is not None and not self._guarded(call):
-            self._sink = None
+    def _with_sink(self, call: Callable[[AbstractSink], None], *, resent: bool = False) -> None:
+        """Make a call of the sink, or of what takes its place. ``resent``: a substitute that was sent what was logged
+        has all that the call would send."""
+        while self._sink is not None and not self._guarded(call, self._sink):
+            self._sink = self._substitute(self._sink)
+            if self._sink is not None and resent:
+                return
 
-    def _substitute(self, sink: AbstractSink) -> AbstractSink | None:
+    def _substitute(self, failed: AbstractSink) -> AbstractSink | None:
+        """Return the substitute of a sink that failed, open and sent what was logged; None: there is none."""
         found: list[AbstractSink | None] = []
-        return found[0] if self._guarded(lambda _: found.append(sink.substitute())) else None
+        while self._guarded(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
+            failed = found[-1]
+            if self._guarded(self._begin_again, failed):
+                self._note(BEGUN_ANEW)
+                return failed
+        return None
 
-    def _guarded(self, call: Callable[[AbstractSink], None]) -> bool:
-        """Return whether the call went well; where it did not, one line was printed."""
-        assert self._sink is not None
+    def _begin_again(self, sink: AbstractSink) -> None:
+        sink.open(self._run)
+        for row in logged(self._run.directory):
+            sink.write(row)
+
+    def _guarded(self, call: Callable[[AbstractSink], None], sink: AbstractSink) -> bool:
+        """Return whether a call of a sink went well; where it did not, one line was printed."""
         try:
-            call(self._sink)
+            call(sink)
             return True
         # a library raises its own errors, OSError when a service died, and classes of private modules
         except Exception as error:  # noqa: BLE001
             message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             message = CREDENTIALS.sub("", message)
-            print(f"{self._run.run_id}: {self._sink.title} failed, the run goes on ({message})", flush=True)
+            print(f"{self._run.run_id}: {sink.title} failed, the run goes on ({message})", flush=True)
             write_atomically(failure_file(self._run.directory, self._name), f"{message}\n".encode())
             return False
+
+    def _note(self, what: str) -> None:
+        """Add to what the failure file says."""
+        file = failure_file(self._run.directory, self._name)
+        write_atomically(file, f"{file.read_text().strip()} ({what})\n".encode())
 
 
 def failure_file(directory: RunDirectory, name: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stability.runs.directory import RunDirectory
 from stability.runs.mlflow_sink import MlflowSink
+from stability.runs.rows import said
 from stability.runs.sink import AbstractSink, Guarded, Told
 from stability.runs.tensorboard_sink import TensorboardSink
 from stability.runs.wandb_sink import WandbSink
@@ -35,26 +36,22 @@ class Sinks:
 
     def write(self, row: dict[str, Any]) -> None:
         for sink in self._open:
-            sink.write(_said(row))
+            sink.write(said(row))
 
     def measured(self, row: dict[str, Any]) -> None:
         for sink in self._open:
-            sink.measured(_said(row))
+            sink.measured(said(row))
 
     def close(self) -> None:
         """Close those that are open, with the run's verdict and result where it has them by now."""
-        summary = _summary(self._directory) if self._open else {}
+        summary = summary_of(self._directory) if self._open else {}
         for sink in self._open:
             sink.close(summary)
         self._open = []
 
 
-def _said(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a row says: a sink's charts have a gap where the files have null."""
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def _summary(directory: RunDirectory) -> dict[str, Any]:
+def summary_of(directory: RunDirectory) -> dict[str, Any]:
+    """Return verdict, reason and result of a run, as a sink is closed with; {} where it has no verdict yet."""
     if not directory.finished:
         return {}
     status = directory.status()

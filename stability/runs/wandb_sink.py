@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from stability.config.wandb import PROJECT
 from stability.runs.sink import AbstractSink, Told
 
 CHECKPOINT_STEP = "checkpoint_step"
@@ -22,8 +24,17 @@ class WandbSink(AbstractSink):
     title: ClassVar[str] = "W&B"
     _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
 
-    def __init__(self, mode: str):
+    def __init__(
+        self,
+        mode: str,
+        project: str = PROJECT,
+        entity: str | None = None,
+        checkpoints: bool = False,
+        begun_anew: bool = False,
+    ):
         self._mode = "offline" if mode == "online" and WandbSink._offline_from_now else mode
+        self._place = {"project": project, "entity": entity}
+        self._checkpoints, self._begun_anew = checkpoints, begun_anew
 
     @classmethod
     def require(cls) -> None:
@@ -36,7 +47,8 @@ class WandbSink(AbstractSink):
 
     def open(self, run: Told) -> None:
         about = {"group": run.group, "name": run.name, "id": run.run_id, "dir": str(run.directory.path)}
-        self._run = _init_wandb(self._mode, config=run.config, **about)
+        self._directory = run.directory
+        self._run = init_run(self._mode, config=run.config, **self._place, **about)
 
     def write(self, row: dict[str, Any]) -> None:
         self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
@@ -51,30 +63,44 @@ class WandbSink(AbstractSink):
     def close(self, summary: dict[str, Any]) -> None:
         if "verdict" in summary:
             self._run.tags = (*(self._run.tags or ()), summary["verdict"])
+            if self._checkpoints:
+                self._send_checkpoint()
         self._run.summary.update(summary)
         self._run.finish()
 
     def substitute(self) -> AbstractSink | None:
-        """Return a sink that is offline for one that should have been online; so are all others of this process."""
-        if self._mode != "online":
+        """Return a sink that is offline for one that should have been online, as all others of this process are from
+        then on; and for one that was offline another one, once: a service process that died takes what runs at the time
+        with it, and would take every later run."""
+        if self._mode != "online" and self._begun_anew:
             return None
-        WandbSink._offline_from_now = True
+        WandbSink._offline_from_now = self._mode == "online" or WandbSink._offline_from_now
+        begun_anew = self._mode != "online"
         _teardown_wandb()
-        return WandbSink("offline")
+        return WandbSink("offline", **self._place, checkpoints=self._checkpoints, begun_anew=begun_anew)
+
+    def _send_checkpoint(self) -> None:
+        """Send the last checkpoint as an artifact of the run's id."""
+        artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._directory.run_id}", type="model")
+        artifact.add_dir(str(self._directory.checkpoints()[-1]))
+        self._run.log_artifact(artifact)
 
 
 def _teardown_wandb() -> None:
     """End W&B's service process, which holds on to the id of a run that it could not start."""
     import wandb
 
-    wandb.teardown()
+    # where the process is dead, W&B forgets it and then says so; the next run starts another one
+    with contextlib.suppress(ConnectionError):
+        wandb.teardown()
 
 
-def _init_wandb(mode: Any, **arguments: Any) -> Any:
+def init_run(mode: Any, **arguments: Any) -> Any:
+    """Begin a W&B run, or go on with the one of its id, with the settings that all of ours have."""
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=10, finish_timeout=15, console="off", x_disable_stats=True)
-    return wandb.init(project="stability", resume="allow", mode=mode, settings=settings, **arguments)
+    return wandb.init(resume="allow", mode=mode, settings=settings, **arguments)
 
 
 def require_wandb() -> Any:
@@ -139,3 +165,8 @@ def _reachable(url: str, timeout_s: float) -> bool:
     thread.start()
     thread.join(timeout_s)
     return connected.is_set()
+
+
+def default_entity() -> str:
+    """Return the account's default entity, as the server names it."""
+    return str(importlib.import_module("wandb").Api().default_entity)

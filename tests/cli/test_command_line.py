@@ -250,7 +250,9 @@ def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
     assert process.returncode == 128 + number
 
 
-@pytest.mark.parametrize("module", ["generate", "hessian", "probe", "report", "status", "sweep", "train_tokenizer"])
+@pytest.mark.parametrize(
+    "module", ["generate", "hessian", "probe", "report", "status", "sweep", "train_tokenizer", "dashboard"]
+)
 def test_help_is_printed_for_h(module):
     out = entry(f"stability.{module}", "-h")
     assert out.returncode == 0

@@ -33,15 +33,21 @@ def from_mlflow(directory):
     return rows, run.data.tags["verdict"]
 
 
+def records_of(path):
+    """The records of a ``.wandb`` file, as W&B's own command prints them."""
+    command = Path(sys.executable).with_name("wandb")
+    if not command.exists():
+        command = Path(__file__).resolve().parents[2] / ".venv/bin/wandb"
+    inspect = [str(command), "leet", "inspect", "--json", str(path)]
+    printed = subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
 def from_wandb(directory):
     """Both offline folders, the second's steps in the place of the first's from where it went on."""
     found, tags = {}, []
     for path in sorted((directory.path / "wandb").glob("offline-run-*/*.wandb")):
-        inspect = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-        if not Path(inspect[0]).exists():
-            inspect[0] = str(Path(__file__).resolve().parents[2] / ".venv/bin/wandb")
-        printed = subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout
-        for record in map(json.loads, printed.splitlines()):
+        for record in records_of(path):
             if record["type"] == "history":
                 item, step = record["history"]["item"], record["history"]["step"]["num"]
                 for name, value in item.items():

@@ -119,7 +119,7 @@ def test_a_run_that_is_listed_twice_is_trained_once(tmp_path):
 def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, monkeypatch):
     asked, seen = [], []
     monkeypatch.setattr(wandb_sink, "probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
-    sweep = Sweep(tmp_path, "logger=wandb", "name=my-study")
+    sweep = Sweep(tmp_path, "logger=wandb", "name=my-study", "wandb.project=mine")
 
     def run(trial):
         seen.append(trial.sinks)
@@ -132,7 +132,9 @@ def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, mo
     assert len(asked) == 1
     assert "W&B: offline\n" in sweep.printed
     assert [values["group"] for values in seen] == ["my-study"] * 4
-    assert [values["to"] for values in seen] == [{"wandb": {"mode": "offline"}}] * 4
+    assert [values["to"] for values in seen] == [
+        {"wandb": {"mode": "offline", "project": "mine", "entity": None, "checkpoints": False}}
+    ] * 4
     assert seen[0]["config"]["seed"] == 0
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from analysis import export
+from stability.cli import study_on_wandb
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.sink import failure_file
 from stability.runs.sinks import SINKS
@@ -28,11 +30,13 @@ def words(lab, monkeypatch):
     return [*SMALL.split(), f"runs_dir={lab.pool}", f"data.path={lab.text}"]
 
 
-def test_all_loggers_at_once_hold_what_the_runs_own_files_hold(entered, lab, words):
+def test_all_loggers_at_once_hold_what_the_runs_own_files_hold(entered, lab, words, monkeypatch):
+    monkeypatch.setattr(export, "FIGURES", ("png",))  # of the run about the study: other formats are only copies
     for package in ("tensorboard", "mlflow"):
         pytest.importorskip(package, reason=f"{package}, of the extra of that name, is not installed")
     ended = entered("stability.sweep", *words, "name=my-study", "logger=[files,wandb,tensorboard,mlflow]")
     assert ended.returncode == 0, ended.stderr
+    assert f"W&B: the run about the study: {lab.pool}/studies/my-study/wandb/offline-run-" in ended.stdout
     (run,) = StudyFolder.of(lab.pool, "my-study").runs()
     directory = RunDirectory(lab.pool, run.path.name)
     table = pd.read_parquet(directory.curvature_file("terminal"))
@@ -46,6 +50,15 @@ def test_all_loggers_at_once_hold_what_the_runs_own_files_hold(entered, lab, wor
         found = {(tag.replace(".", "/") if name == "mlflow" else tag, step): value for tag, step, value in rows}
         assert {where: found.get(where) for where in expected} == pytest.approx(expected, rel=1e-6), name
         assert verdict == directory.status()["state"]
+
+
+def test_a_study_that_cannot_be_sent_is_complete_without(capsys, monkeypatch, tmp_path):
+    def fail(*_):
+        raise OSError("planted\nand more")
+
+    monkeypatch.setattr(study_on_wandb, "sent", fail)
+    study_on_wandb.send_after_sweep(StudyFolder(tmp_path), None, {})
+    assert capsys.readouterr().out == "W&B: the run about the study was not sent (OSError: planted)\n"
 
 
 def test_a_run_is_the_same_one_whatever_it_is_logged_to(entered, lab, words):
