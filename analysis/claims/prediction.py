@@ -13,6 +13,7 @@ from analysis.claims.words import signed
 from analysis.numbers import early
 from analysis.numbers.early import fate_counts, named
 from analysis.numbers.prediction import (
+    FEWEST_CURVES,
     OF_CURVES,
     OF_RUNS,
     POOLED,
@@ -24,7 +25,7 @@ from analysis.numbers.prediction import (
     unit_of,
     verdict,
 )
-from analysis.numbers.ranking import FEWEST_UNITS, Estimate
+from analysis.numbers.ranking import FEWEST_UNITS, NUM_DRAWS, Estimate
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, listed, plural
 
@@ -53,7 +54,7 @@ def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Cl
 def _on_runs(scored: Scored, event: str) -> Claim:
     found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
     name = _opening(scored.predictor.name)
-    text = f"{name} at step k tells which runs {EVENTS[event]} with an AUC of {_value(found)}"
+    text = f"{name} at step k tells which runs {EVENTS[event]} with an AUC of {_value(found)}{_chance(found)}"
     if not math.isnan(same.value):
         text += f", of runs at the same rate, where the rate tells nothing, {_value(same)}{_chance(same)}"
     return _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
@@ -119,7 +120,7 @@ def conclusion(claims: Sequence[Claim]) -> str:
     )
 
 
-def counted(runs: Frame, curves: Frame) -> list[str]:
+def counted(runs: Frame) -> list[str]:
     """Say how many runs are judged and name those that are not, with why; what was not finite; and the scale."""
     frame, counts = judged(runs), fate_counts(runs)
     groups, units = frame["group"].nunique(), draws_of(frame).num_units if len(frame) else 0
@@ -168,12 +169,12 @@ def _unit_text(frame: Frame, units: int) -> str:
         return "No interval: fewer than three groups or curves to draw from."
     if unit_of(frame) == "group":
         return (
-            f"Intervals: 95 %, percentiles of 2,000 draws of {units} whole groups (a mechanism with its optimizer and other "
+            f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws of {units} whole groups (a mechanism with its optimizer and other "
             "settings, all seeds and rates) with replacement, since a mechanism's runs resemble each other and the question "
             "is about the next one; of one mechanism, of its curves. With so few units they are rather too narrow."
         )
     return (
-        f"Intervals: 95 %, percentiles of 2,000 draws of {units} curves (all rates of a seed, which share initialisation "
+        f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws of {units} curves (all rates of a seed, which share initialisation "
         "and the order of their data) with replacement; with fewer than four groups they are about these groups alone, "
         "not about the next mechanism, and rather too narrow."
     )
@@ -197,10 +198,13 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
 
 
 def _nothing_to_rank(curves: Frame, target: str) -> str:
-    known = curves[target].notna().sum() if target in curves else 0
-    if known and known == (curves[target] == curves[target].dropna().iloc[0]).sum():
-        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {known} curves that have one."
-    return f"{_opening(TARGETS[target])} cannot be ranked: {plural(int(known), 'curve')} of {len(curves)} have one."
+    known = curves[target].dropna() if target in curves else []
+    if len(known) >= FEWEST_CURVES:
+        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves that have one."
+    return (
+        f"{_opening(TARGETS[target])} cannot be ranked: {len(known)} of {plural(len(curves), 'curve')} have one, and "
+        f"{FEWEST_CURVES} are needed."
+    )
 
 
 def interval_text(estimate: Estimate) -> str:

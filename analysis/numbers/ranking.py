@@ -112,19 +112,26 @@ def spearman(first: Sequence[float], second: Sequence[float], draws: Draws) -> E
     of the two is constant. None may be NaN, ±∞ are allowed."""
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     assert not (np.isnan(a).any() or np.isnan(b).any()), "whoever leaves a curve out says so"
-    members = [np.flatnonzero(draws.codes == unit) for unit in range(draws.num_units)]
-    drawn = [np.concatenate([members[unit] for unit in units]) for units in draws.drawn]
-    return Estimate.of(_rho(a, b), np.array([_rho(a[rows], b[rows]) for rows in drawn]))
+    weights = draws.counts()[:, draws.codes]
+    return Estimate.of(float(_rho(a, b, np.ones((1, len(a))))[0]), _rho(a, b, weights))
+
+
+def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the rank correlation of each draw. ``weights``: how often it holds each row."""
+    number = weights.sum(axis=1, keepdims=True)
+    x, y = (_ranks(each, weights) - (number + 1) / 2 for each in (a, b))  # the mean rank is known
+    over, xx, yy = ((weights * each).sum(axis=1) for each in (x * y, x * x, y * y))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where((xx > 0) & (yy > 0), over / np.sqrt(xx * yy), np.nan)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """Return the rank of each value from 1 on, equal ones sharing their mean rank."""
-    _, place, number = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(number) - (number - 1) / 2)[place]
+    return _ranks(values, np.ones((1, len(values))))[0]
 
 
-def _rho(a: np.ndarray, b: np.ndarray) -> float:
-    x, y = ranks(a), ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else np.nan
+def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return in each draw every value's rank among the drawn ones, copies sharing their mean rank."""
+    names, place = np.unique(values, return_inverse=True)
+    held = weights @ np.eye(len(names))[place]  # how often each value is there
+    return (np.cumsum(held, axis=1) - (held - 1) / 2)[:, place]

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from analysis.claims import prediction as said
 from analysis.claims.claim import Claim
 from analysis.claims.prediction import EVENTS, TARGETS
-from analysis.drawing.pieces import Pieces, boxed, heading, paragraph, shown
+import matplotlib
+
+from analysis.drawing.pieces import Picture, Pieces, boxed, heading, paragraph, shown
+from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers import early, early_curves
@@ -206,9 +209,27 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
-    counts = said.counted(found.runs, found.curves) if len(found.runs) else []
+    counts = said.counted(found.runs)
     told = " ".join([*counts, said.scale(found.studies)])
     return heading(TITLE) + boxed(reading(found)) + paragraph(told) + drawn + shown(tables_of(found))
+
+
+def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
+    """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
+    that did not. ``prefix``: begins the names of its figures' files."""
+    found = Evidence(studies)
+    if len(found.studies) < 2:
+        return ()
+    with matplotlib.rc_context(RC):
+        drawn = tuple(
+            Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
+        )
+    without = [study.name for study in studies if study not in found.studies and is_of_rates(study)]
+    lacking = (
+        f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
+        f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
+    ) if without else ""  # fmt: skip
+    return body_of(found, drawn) + (paragraph(lacking) if lacking else ())
 
 
 def applies(study: Study) -> bool:
