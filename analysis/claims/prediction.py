@@ -1,5 +1,5 @@
-"""Say whether α_max early in training predicts which runs break, the best learning rate and the edge, against what costs
-nothing to measure; also where it does not help."""
+"""Say whether α_max early in training predicts which runs break, the best learning rate and the edge, against what
+costs nothing to measure; also where it does not help."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from analysis.numbers import early
 from analysis.numbers.early import fate_counts, named
 from analysis.numbers.prediction import (
     FEWEST_CURVES,
+    FEWEST_GROUPS,
     OF_CURVES,
     OF_RUNS,
     POOLED,
@@ -33,6 +34,10 @@ MEANT = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ra
 MEANT_OF_CURVES = ("alpha_cross", "alpha_max", "critical_cross")
 EVENTS = {"broke": "diverge or spike", "unstable": "end other than stable"}
 TARGETS = {"best_lr": "the best learning rate", "edge": "the edge"}
+NARROW = (
+    "With so few units they are rather too narrow, and where all draws agree (1.00 to 1.00) have no width at all: "
+    "that is what these runs show, not how sure it is."
+)
 WHY_NOT = {
     early.BEFORE: "diverged or spiked by step k: known without any measurement",
     early.DURING: "diverged or spiked between step k and the horizon, to which α_max itself has looked",
@@ -43,8 +48,8 @@ WHY_NOT = {
 
 
 def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Claim]:
-    """Return a claim for each predictor that the question is about. ``scored``: `prediction.of_runs`; [] gives why there
-    is none."""
+    """Return a claim for each predictor that the question is about. ``scored``: `prediction.of_runs`; [] gives why
+    there is none."""
     if not scored:
         return [Claim(f"which runs {EVENTS[event]}", "not judged", _nothing_to_judge(runs, event))]
     known = {each.predictor.column: each for each in scored}
@@ -63,6 +68,8 @@ def _on_runs(scored: Scored, event: str) -> Claim:
 def _chance(estimate: Estimate) -> str:
     if not estimate.has_interval:
         return ""
+    if estimate.high < 0.5:
+        return ", the wrong way round: the runs that do have the calmer value"
     return ", no better than chance (0.5)" if estimate.low <= 0.5 else ""
 
 
@@ -80,7 +87,9 @@ def _on_curves(scored: Scored, target: str) -> Claim:
     if math.isnan(found.value):
         return Claim(subject, "not judged", f"{name} is the same for all curves, or of too few: it ranks nothing.")
     off = f", {scored.decades:.2f} decades off in the median" if not math.isnan(scored.decades) else ""
-    text = f"{name} ranks {TARGETS[target]} of {plural(scored.numbers[POOLED], 'curve')} with ρ = {_value(found)}{off}. "
+    text = (
+        f"{name} ranks {TARGETS[target]} of {plural(scored.numbers[POOLED], 'curve')} with ρ = {_value(found)}{off}. "
+    )
     return _beside(scored, subject, text, OF_CURVES, scored.numbers[POOLED])
 
 
@@ -129,7 +138,8 @@ def counted(runs: Frame) -> list[str]:
         f"Of {plural(len(runs), 'run')} {len(frame)} are judged ({plural(groups, 'group')}, "
         f"{plural(int(frame['seed'].nunique()), 'seed')}, {plural(int(frame['curve'].nunique()), 'curve')}): "
         f"{int(frame['broke'].sum())} of them diverged or spiked later, {int((frame['status'] == 'plateaued').sum())} "
-        f"plateaued, {int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step {steps[1]}."
+        f"plateaued, {int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step "
+        f"{steps[1]}."
     ]
     sentences += [
         f"Not judged: {plural(number, 'run')} that {WHY_NOT[fate]} ({named(runs[runs['fate'] == fate])})."
@@ -145,8 +155,8 @@ def _not_finite(frame: Frame) -> list[str]:
     told = []
     if len(lost):
         told.append(
-            f"{plural(len(lost), 'judged run')} lost measured steps to a loss that is not finite ({named(lost)}): without "
-            "any finite α_max such a run ranks as α_max = 0."
+            f"{plural(len(lost), 'judged run')} lost measured steps to a loss that is not finite ({named(lost)}): "
+            "without any finite α_max such a run ranks as α_max = 0."
         )
     if len(passed):
         told.append(
@@ -155,7 +165,9 @@ def _not_finite(frame: Frame) -> list[str]:
         )
     infinite = frame[np.isposinf(frame["alpha_max"])]
     if len(infinite):
-        told.append(f"{plural(len(infinite), 'judged run')} found no limit at any step and rank as ∞ ({named(infinite)}).")
+        told.append(
+            f"{plural(len(infinite), 'judged run')} found no limit at any step and rank as ∞ ({named(infinite)})."
+        )
     for column, name in {"loss": "loss", "grad_norm": "gradient norm"}.items():
         absent = frame[frame[column].isna()]
         if len(absent):
@@ -167,23 +179,26 @@ def _unit_text(frame: Frame, units: int) -> str:
     """Say what the intervals draw, and why."""
     if units < FEWEST_UNITS:
         return "No interval: fewer than three groups or curves to draw from."
+    drawn = f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws with replacement of {units}"
     if unit_of(frame) == "group":
         return (
-            f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws of {units} whole groups (a mechanism with its optimizer and other "
-            "settings, all seeds and rates) with replacement, since a mechanism's runs resemble each other and the question "
-            "is about the next one; of one mechanism, of its curves. With so few units they are rather too narrow."
+            f"{drawn} whole groups (a mechanism with its optimizer and other settings, all seeds and rates), since a "
+            "mechanism's runs resemble each other and the question is about the next one; of one mechanism with fewer "
+            f"than {FEWEST_GROUPS} groups, of its curves (all rates of a seed, which share initialisation and the "
+            f"order of their data). {NARROW}"
         )
     return (
-        f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws of {units} curves (all rates of a seed, which share initialisation "
-        "and the order of their data) with replacement; with fewer than four groups they are about these groups alone, "
-        "not about the next mechanism, and rather too narrow."
+        f"{drawn} curves (all rates of a seed, which share initialisation and the order of their data); with fewer "
+        f"than {FEWEST_GROUPS} groups they are about these groups alone, not about the next mechanism. {NARROW}"
     )
 
 
 def scale(studies: Sequence[Study]) -> str:
     """Say at what size all this was measured."""
     runs = [study.runs for study in studies]
-    sizes, steps = (count_range(value for frame in runs for value in frame[name]) for name in ("num_params", "planned_steps"))
+    sizes, steps = (
+        count_range(value for frame in runs for value in frame[name]) for name in ("num_params", "planned_steps")
+    )
     return f"All this is at {sizes} parameters and {steps} steps."
 
 
@@ -200,7 +215,9 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
 def _nothing_to_rank(curves: Frame, target: str) -> str:
     known = curves[target].dropna() if target in curves else []
     if len(known) >= FEWEST_CURVES:
-        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves that have one."
+        return (
+            f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves that have one."
+        )
     return (
         f"{_opening(TARGETS[target])} cannot be ranked: {len(known)} of {plural(len(curves), 'curve')} have one, and "
         f"{FEWEST_CURVES} are needed."

@@ -1,5 +1,5 @@
-"""Gather what is known of each run early in training beside what became of it later, so that nothing of the outcome is in
-what is to predict it.
+"""Gather what is known of each run early in training beside what became of it later, so that nothing of the outcome is
+in what is to predict it.
 
 Step k is where the earliest checkpoint stands. α_max is measured there by optimizer steps of the protocol's own
 (`warmup_steps` and `recorded_steps`, on batches that training never draws): it has looked at k + that many steps of
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import EARLIEST, finite_median, recorded
 from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.study.once import once_per_study
+from analysis.words import lr_text
 
 PAPER_STATE = "paper"
 DIVERGED, SPIKED, STABLE = "diverged", "spiked", "stable"
@@ -87,10 +88,10 @@ def _measured(study: Study) -> Frame:
     by_run = rows.groupby("run_id")
     # A protocol is one text for hundreds of runs: read it once.
     taken = {text: _steps_taken(text) for text in set(rows["protocol"])}
-    numbers = by_run["protocol"].first().map(taken)
-    sizes = by_run["step"].max() + 1
+    numbers: Column = by_run["protocol"].first().map(lambda text: taken[text])
+    sizes: Column = by_run["step"].max()
     frame = pd.DataFrame({"step": by_run["checkpoint_step"].min()})
-    frame["window"] = numbers.map(lambda pair: pair[1] if pair else np.nan).fillna(sizes)
+    frame["window"] = numbers.map(lambda pair: pair[1] if pair else np.nan).fillna(sizes + 1)
     frame["horizon"] = frame["step"] + numbers.map(lambda pair: sum(pair) if pair else np.nan).fillna(frame["window"])
     frame["alpha_max"] = at_step_k(own, "alpha_max")
     frame["paper_alpha_max"] = at_step_k(paper, "alpha_max")
@@ -157,11 +158,11 @@ def _spike_onset(study: Study, frame: Frame) -> Column:
         smoothed = ordered["loss"].ewm(alpha=1 / asked["smoothing_steps"], adjust=False).mean()
         risen = ordered.loc[smoothed - smoothed.cummin() > asked["spike_nats"], "step"]
         found[run] = float(risen.min()) if len(risen) else np.nan
-    onset = pd.Series(found, dtype="float64").reindex(spiked.index)
-    return np.fmin(onset, tops).rename("onset")
+    onset = pd.Series(found, dtype="float64", name="onset").reindex(spiked.index)
+    return onset.where(~(tops < onset) & onset.notna(), tops)
 
 
-def _fates(frame: Frame) -> Sequence[str]:
+def _fates(frame: Frame) -> np.ndarray:
     """Return each run's `FATES`; the first that holds."""
     known = frame["status"].isin((*FINISHED, DIVERGED))
     # a spike whose beginning nobody can tell is not known to lie after the horizon
@@ -178,10 +179,10 @@ def _fates(frame: Frame) -> Sequence[str]:
 
 def named(frame: Frame, most: int = 6) -> str:
     """Name runs by series and rate with their number: ``"sa 3e-2 (3), sc 1e-1"``, and how many kinds more."""
-    from analysis.words import lr_text
-
     counts = frame.groupby(["series", "lr"], sort=False).size()
-    told = [f"{series} {lr_text(lr)}" + (f" ({number})" if number > 1 else "") for (series, lr), number in counts.items()]
+    told = [
+        f"{series} {lr_text(lr)}" + (f" ({number})" if number > 1 else "") for (series, lr), number in counts.items()
+    ]
     return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
 
 

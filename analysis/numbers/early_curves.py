@@ -1,5 +1,5 @@
-"""Predict from what is known at step k where a curve's best learning rate and its edge lie: of each curve, all rates of one
-series and seed, a row."""
+"""Predict from what is known at step k where a curve's best learning rate and its edge lie: of each curve, all rates of
+one series and seed, a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.early import early_runs, has_early
+from analysis.numbers.early import NO_RESULT, early_runs, has_early
 from analysis.numbers.windows import windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
@@ -27,7 +27,8 @@ def of_studies(studies: Sequence[Study]) -> Frame:
 def early_curves(study: Study) -> Frame:
     """Return a table with a row a curve: ``study group curve series mechanism seed num_runs``, and
 
-    - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged or has no result;
+    - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged, or a run has no result;
+      ``is_bound``: that is the smallest or largest rate of the curve, and the best may lie beyond;
     - ``edge``: the largest stable rate, with ``edge_kind``: what `lr=edge` found for the series (the middle of its
       bracket by verdict; by NLL where no verdict was found), else the upper end of the seed's stable window, in the
       middle of its bracket next to a divergence. NaN where it lies beyond the rates that were tried ("open",
@@ -35,7 +36,8 @@ def early_curves(study: Study) -> Frame:
     - ``alpha_max critical_lr``, ``grad_norm loss sharpness``: at the smallest rate;
     - ``alpha_cross critical_cross``: the rate at which the early α_max (critical LR) falls below the rate (`crossing`);
     - ``loss_best``: the rate of the lowest training loss up to step k;
-    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the outcome.
+    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the
+      outcome.
 
     Only rates at which every series of the study has a run enter the predictors: which further ones `lr=edge` tries
     depends on the outcome of the others.
@@ -47,10 +49,12 @@ def early_curves(study: Study) -> Frame:
         window = found[series].by_seed.get(int(seed))
         own = own.sort_values("lr")
         edge, kind = edges.get(series) or _end_of(window)
+        best = window.best_lr if window and not (own["fate"] == NO_RESULT).any() else math.nan
         diverged = own.loc[own["status"] == "diverged", "lr"]
         rows.append(
             own.iloc[0][["study", "group", "curve", "series", "mechanism", "seed"]].to_dict()
-            | {"num_runs": len(own), "best_lr": window.best_lr if window else math.nan, "edge": edge, "edge_kind": kind}
+            | {"num_runs": len(own), "edge": edge, "edge_kind": kind}
+            | {"best_lr": best, "is_bound": best in (own["lr"].min(), own["lr"].max())}
             | {"decade_below": float(diverged.min()) / DECADE if len(diverged) else math.nan}
             | _predictors(own[own["lr"].isin(common)])
         )

@@ -114,8 +114,8 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequenc
 
 
 def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False) -> Estimate:
-    """Return the area for some runs. ``same_rate``: over pairs of runs at one rate of one study, so that the rate itself
-    tells nothing."""
+    """Return the area for some runs. ``same_rate``: over pairs of runs at one rate of one study, so that the rate
+    itself tells nothing."""
     strata = list(part["study"] + "|" + part["lr"].map("{:g}".format)) if same_rate else ()
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), strata)
 

@@ -1,5 +1,5 @@
-"""Measure how well numbers order what they are to tell apart: the area under a ROC curve and Spearman's rank correlation,
-with intervals that draw whole groups of runs with replacement.
+"""Measure how well numbers order what they are to tell apart: the area under a ROC curve and Spearman's rank
+correlation, with intervals that draw whole groups of runs with replacement.
 
 Runs are no independent draws: those of one curve share their initialisation and the order of their data, those of one
 mechanism the model. An interval over single runs would be far too narrow, so that `Draws` resamples units, each with

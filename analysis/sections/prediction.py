@@ -1,15 +1,15 @@
-"""Answer the question that α_max is measured for: does it predict, early in training, which runs break, the best learning
-rate and the edge? Of one study, or of several together."""
+"""Answer the question that α_max is measured for: does it predict, early in training, which runs break, the best
+learning rate and the edge? Of one study, or of several together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import matplotlib
+
 from analysis.claims import prediction as said
 from analysis.claims.claim import Claim
 from analysis.claims.prediction import EVENTS, TARGETS
-import matplotlib
-
 from analysis.drawing.pieces import Picture, Pieces, boxed, heading, paragraph, shown
 from analysis.drawing.style import RC
 from analysis.drawing.tables import chunks, source
@@ -32,7 +32,7 @@ from analysis.sections.prediction_figures import RANKS_CAPTION, ROC_CAPTION, ran
 from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import listed
+from analysis.words import listed, plural
 
 TITLE = "Does α_max predict the edge?"
 MOST_COLUMNS = 4  # mechanisms beside the three columns over all
@@ -55,10 +55,16 @@ class Evidence:
         return bool((frame[event] != frame["broke"]).any())
 
     def claims(self) -> list[Claim]:
-        on_runs = [claim for event, scored in self.of_runs.items() for claim in said.claims_on_runs(self.runs, scored, event)]
+        on_runs = [
+            claim for event, scored in self.of_runs.items() for claim in said.claims_on_runs(self.runs, scored, event)
+        ]
         return [
             *on_runs,
-            *(claim for target, scored in self.of_curves.items() for claim in said.claims_on_curves(self.curves, scored, target)),
+            *(
+                claim
+                for target, scored in self.of_curves.items()
+                for claim in said.claims_on_curves(self.curves, scored, target)
+            ),
         ]
 
 
@@ -73,7 +79,9 @@ def tables_of(found: Evidence) -> list[Table]:
     told = " ".join(dict.fromkeys(source(study) for study in found.studies))
     made = [table for event, scored in found.of_runs.items() for table in _run_tables(found.runs, scored, event, told)]
     return made + [
-        table for target, scored in found.of_curves.items() for table in _curve_tables(found.curves, scored, target, told)
+        table
+        for target, scored in found.of_curves.items()
+        for table in _curve_tables(found.curves, scored, target, told)
     ]
 
 
@@ -86,11 +94,11 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
     head |= {POOLED: _share(frame, event), SAME_RATE: ""}
     caption = (
-        f"Which runs {EVENTS[event]} after the horizon. AUC: how often, of a run that does and one that does not, the first "
-        "has the more alarming value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the value alarms the "
-        "wrong way); which way alarms was fixed beforehand. Same rate: over pairs of runs at one rate only. Below: 95 % "
-        "interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies inside. Medians of "
-        "the recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
+        "After the horizon. AUC: how often, of a run that does and one that does not, the first has the more alarming "
+        "value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the value alarms the wrong way); which "
+        "way alarms was fixed beforehand. Same rate: over pairs of runs at one rate only. Below: 95 % interval. Last "
+        "column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies inside. Medians of the "
+        "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
         f"and from k to the horizon. Baselines below the α_max rows. {told}"
     )
     yield from _tables(f"Which runs {EVENTS[event]}", caption, scored, names, head, (POOLED, SAME_RATE))
@@ -105,10 +113,10 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
     head = {name: f"n={int((frame['mechanism'] == name).sum())}" for name in names} | {POOLED: f"n={len(frame)}"}
     left = len(curves) - len(frame)
     caption = (
-        f"How each ranks {TARGETS[target]} of the curves (all rates of a series and seed). ρ: Spearman's; of fewer than "
-        f"{FEWEST_CURVES} curves, or where all have the same value, none. Off: median distance from the truth in decades, "
-        "of what is a rate itself. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; "
-        f"“cannot tell”: 0 lies inside. {_truth(curves, target)}"
+        f"Ranks of the curves (all rates of a series and seed). ρ: Spearman's; of fewer than {FEWEST_CURVES} curves, "
+        "or where all have the same value, none. Off: median distance from the truth in decades, of what is a rate "
+        "itself. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
+        f"0 lies inside. {_truth(curves, target)}"
         + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
         + "One decade below divergence is told the outcome: the smallest rate that diverged in the end. "
         + told
@@ -119,7 +127,9 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
 
 def _truth(curves: Frame, target: str) -> str:
     if target == "best_lr":
-        return "Best: the rate of the lowest final validation NLL."
+        bounds = int((curves["is_bound"] & curves["best_lr"].notna()).sum())
+        at_end = f"; of {plural(bounds, 'curve')} the smallest or largest that was swept, a bound" if bounds else ""
+        return f"Best: the rate of the lowest final validation NLL{at_end}."
     kinds = curves["edge_kind"].value_counts()
     found = listed(f"{kind} ({number})" for kind, number in kinds.items())
     return f"Edge: the largest stable rate, from lr=edge, else the upper end of the stable window: {found}."
@@ -141,7 +151,13 @@ def _tables(
         more = ["off", f"less {best.predictor.name}" if best else "less the best"] if is_of_curves else [
             f"less {best.predictor.name}" if best else "less the best"]  # fmt: skip
         more = more if number == 0 else []
-        rows = [(Cell("curves" if is_of_curves else "runs, of them so"), *(Cell(head[each]) for each in scopes), *(Cell("") for _ in more))]
+        rows = [
+            (
+                Cell("curves" if is_of_curves else "runs, of them so"),
+                *(Cell(head[each]) for each in scopes),
+                *(Cell("") for _ in more),
+            )
+        ]
         for each in scored:
             cells = [_estimate(each.scopes[name]) for name in scopes]
             ends = [_decades(each)] if is_of_curves and more else []

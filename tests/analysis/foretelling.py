@@ -31,7 +31,9 @@ def study_of(runs: Sequence[dict[str, Any]], name: str = "made_up", **fields: An
     rows = [_run(number, each, name) for number, each in enumerate(runs)]
     frames = {
         "runs": pd.DataFrame([row for row, _, _ in rows], columns=RUNS_COLUMNS),
-        "curvature": pd.DataFrame([step for _, steps, _ in rows for step in steps], columns=COLLECTED_CURVATURE_COLUMNS),
+        "curvature": pd.DataFrame(
+            [step for _, steps, _ in rows for step in steps], columns=COLLECTED_CURVATURE_COLUMNS
+        ),
         "curves": pd.DataFrame([point for _, _, points in rows for point in points], columns=CURVES_COLUMNS),
     }
     for frame in frames.values():
@@ -46,7 +48,9 @@ def _run(number: int, given: dict[str, Any], study: str) -> tuple[dict[str, Any]
     status, end = given["status"], given.get("end", LAST)
     identity = given.get("run_id", f"{study}{number}")
     finished = status in ("stable", "spiked", "plateaued")
-    reason = f"smoothed loss rose 0.90 nats above its minimum by step {given['top']} and came back" if "top" in given else ""
+    reason = (
+        f"smoothed loss rose 0.90 nats above its minimum by step {given['top']} and came back" if "top" in given else ""
+    )
     row = {
         "study": study, "run_id": identity, "mechanism": given.get("mechanism", "sa"), "residual": "identity",
         "norm": "layernorm", "optimizer": "adamw", "objective": "mlm", "data": "docstrings", "model": "nano",

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from analysis.numbers import early
-from analysis.numbers.early_curves import crossing, early_curves
 from analysis.numbers.early import BEFORE, DURING, JUDGED, NO_RESULT, TOO_SHORT, UNMEASURED, early_runs, named
+from analysis.numbers.early_curves import crossing, early_curves
 from stability.runs.schema import SEARCH_COLUMNS
-from tests.analysis.foretelling import K, LAST, run, study_of
+from tests.analysis.foretelling import LAST, K, run, study_of
 
 PREDICTORS = ["alpha_max", "alpha_max_ratio", "critical_lr", "loss", "grad_norm", "loss_next", "grad_norm_next"]
 
@@ -158,6 +158,9 @@ def test_the_edge_that_a_search_found_stands_in_the_windows_place_and_its_own_ra
     row = {"run_id": "made_up0", "verdict_lr": 3e-2, "verdict_next_lr": 5e-2, "nll_lr": 1e-2, "nll_next_lr": 2e-2}
     edges = pd.DataFrame([row], columns=SEARCH_COLUMNS["edges"])
     found = early_curves(study_of([*runs, tried, *others], searches={"edges": edges})).set_index("series")
-    assert found.loc["sa", "edge"] == pytest.approx(math.sqrt(3e-2 * 5e-2)) and found.loc["sa", "edge_kind"] == "by verdict"
+    assert (
+        found.loc["sa", "edge"] == pytest.approx(math.sqrt(3e-2 * 5e-2))
+        and found.loc["sa", "edge_kind"] == "by verdict"
+    )
     assert found.loc["sa", "alpha_cross"] == 1e-1, "at 3e-2 α_max lies far below the rate"
     assert found.loc["sc", "edge_kind"] == "open"

@@ -151,7 +151,7 @@ def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(k
     other = study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sc"]), "other")
     pieces = prediction.together([one, other, quickstart])
     text = " ".join(piece.text for piece in pieces if isinstance(piece, Paragraph))
-    assert f"Of 18 runs 18 are judged (2 groups, 3 seeds, 6 curves)" in text
+    assert "Of 18 runs 18 are judged (2 groups, 3 seeds, 6 curves)" in text
     assert "not here: quickstart (python -m stability.hessian" in text
     assert prediction.together([one, quickstart]) == ()
 
@@ -159,7 +159,10 @@ def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(k
 def test_runs_that_plateaued_are_a_question_of_their_own():
     """A rate so large that nothing is learned, with finite numbers, neither diverges nor spikes."""
     runs = grid(knowing, breaks_beyond_edge)
-    runs = [each | ({"status": "plateaued", "end": LAST} if each["status"] == "diverged" and each["seed"] else {}) for each in runs]
+    runs = [
+        each | ({"status": "plateaued", "end": LAST} if each["status"] == "diverged" and each["seed"] else {})
+        for each in runs
+    ]
     found = prediction.evidence(study_of(runs))
     assert by_column(found.of_runs["unstable"])["alpha_max_ratio"].scopes[POOLED].value == 1.0
     assert by_column(found.of_runs["broke"])["alpha_max_ratio"].scopes[POOLED].value < 1.0
