@@ -145,6 +145,13 @@ def test_an_edge_beyond_the_grid_is_not_known():
     assert math.isnan(found["edge"]) and found["edge_kind"] == "open" and math.isnan(found["decade_below"])
 
 
+def test_a_curve_that_lacks_a_result_has_no_best_rate_and_one_at_its_end_is_a_bound():
+    runs = curve([2.5, 2.55, 2.6], [1.0, 1.0, 1.0])
+    assert early_curves(study_of(runs)).iloc[0][["best_lr", "is_bound"]].tolist() == [1e-3, True]
+    runs[2] = run(1e-1, None, "failed", end=30)
+    assert math.isnan(early_curves(study_of(runs)).iloc[0]["best_lr"])
+
+
 def test_a_curve_all_of_whose_runs_diverged_has_neither():
     found = early_curves(study_of(curve([math.inf] * 3, [1.0] * 3))).iloc[0]
     assert math.isnan(found["best_lr"]) and math.isnan(found["edge"]) and found["edge_kind"] == "none"
