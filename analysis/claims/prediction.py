@@ -21,6 +21,7 @@ from analysis.numbers.prediction import (
     SAME_RATE,
     Predictor,
     Scored,
+    best_baseline,
     draws_of,
     judged,
     unit_of,
@@ -61,7 +62,8 @@ def _on_runs(scored: Scored, event: str) -> Claim:
     name = _opening(scored.predictor.name)
     text = f"{name} at step k tells which runs {EVENTS[event]} with an AUC of {_value(found)}{_chance(found)}"
     if not math.isnan(same.value):
-        text += f", of runs at the same rate, where the rate tells nothing, {_value(same)}{_chance(same)}"
+        pairs = plural(scored.numbers[SAME_RATE], "pair")
+        text += f"; at the same rate ({pairs} of runs), where the rate tells nothing, {_value(same)}{_chance(same)}"
     return _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
 
 
@@ -105,7 +107,7 @@ def _beside(scored: Scored, subject: str, text: str, predictors: Sequence[Predic
     parts += [f"cannot tell from {listed(by_verdict['cannot tell'])}"] if by_verdict["cannot tell"] else []
     found = scored.scopes[POOLED]
     return Claim(subject, _verdict(by_verdict), text + _opening("; ".join(parts)) + "." if parts else text.strip(),
-                 n=number, effect=f"{found.value:.2f}", interval=interval_text(found))  # fmt: skip
+                 n=number, effect=number_text(found.value), interval=interval_text(found))  # fmt: skip
 
 
 def _verdict(by_verdict: dict[str, list[str]]) -> Verdict:
@@ -113,6 +115,11 @@ def _verdict(by_verdict: dict[str, list[str]]) -> Verdict:
     if by_verdict["worse"]:
         return "contradicted"
     return "holds" if by_verdict["better"] and not by_verdict["cannot tell"] else "undecided"
+
+
+def is_on_alpha_max(claim: Claim) -> bool:
+    """Return whether a claim is about α_max itself, or says why nothing can be judged."""
+    return claim.verdict == "not judged" or "α_max" in claim.subject
 
 
 def conclusion(claims: Sequence[Claim]) -> str:
@@ -127,6 +134,14 @@ def conclusion(claims: Sequence[Claim]) -> str:
         f"{told}. Of {plural(len(asked), 'question')}, {loses} have a baseline that does better, "
         f"{len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
     )
+
+
+def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
+    """Say which baseline does best at telling ``what``, "" where there is none. ``kind``: AUC or ρ."""
+    best = best_baseline(scored)
+    if best is None:
+        return ""
+    return f"Of what costs nothing, {best.predictor.name} tells {what} best: {kind} {_value(best.scopes[POOLED])}."
 
 
 def counted(runs: Frame) -> list[str]:
@@ -146,6 +161,8 @@ def counted(runs: Frame) -> list[str]:
         for fate, number in counts.items()
         if fate in WHY_NOT
     ]
+    if 0 < (seeds := frame["seed"].nunique()) < 3:
+        sentences.append("Two seeds give indications only." if seeds == 2 else "One seed is no result.")
     return [" ".join(sentences), *_not_finite(frame), _unit_text(frame, units)]
 
 
@@ -225,7 +242,12 @@ def _nothing_to_rank(curves: Frame, target: str) -> str:
 
 
 def interval_text(estimate: Estimate) -> str:
-    return f"{estimate.low:.2f} to {estimate.high:.2f}" if estimate.has_interval else ""
+    return f"{number_text(estimate.low)} to {number_text(estimate.high)}" if estimate.has_interval else ""
+
+
+def number_text(value: float) -> str:
+    """Return an area or a correlation in two digits, with a real minus; none of a zero."""
+    return f"{value + 0.0:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def difference_text(difference: Estimate) -> str:
@@ -236,7 +258,7 @@ def difference_text(difference: Estimate) -> str:
 
 def _value(estimate: Estimate) -> str:
     within = f" ({interval_text(estimate)})" if estimate.has_interval else ""
-    return f"{estimate.value:.2f}{within}"
+    return f"{number_text(estimate.value)}{within}"
 
 
 def _opening(text: str) -> str:

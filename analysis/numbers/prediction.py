@@ -62,8 +62,9 @@ OF_CURVES = (
 class Scored:
     """How well a predictor does, by scope: each mechanism, `POOLED`, of runs also `SAME_RATE`.
 
-    ``numbers``: by scope how many runs (curves) it is known of. ``beyond``: the pooled difference to each baseline by
-    its column, on the rows that have both. ``decades``: of a rate, the median distance to the truth in decades.
+    ``numbers``: by scope how many runs (curves) it is known of, of `SAME_RATE` how many pairs. ``beyond``: the pooled
+    difference to each baseline by its column, on the rows that have both. ``decades``: of a rate, the median distance to
+    the truth in decades.
     """
 
     predictor: Predictor
@@ -104,7 +105,7 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequenc
     parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
     scopes = {name: _auc(part, predictor, event) for name, part in parts.items()}
     scopes[SAME_RATE] = _auc(known, predictor, event, same_rate=True)
-    numbers = {name: len(part) for name, part in parts.items()} | {SAME_RATE: len(known)}
+    numbers = {name: len(part) for name, part in parts.items()} | {SAME_RATE: _pairs_at_a_rate(known, event)}
     beyond = {}
     for other in baselines(OF_RUNS):
         both = known[known[other.column].notna()]
@@ -118,6 +119,11 @@ def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False)
     itself tells nothing."""
     strata = list(part["study"] + "|" + part["lr"].map("{:g}".format)) if same_rate else ()
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), strata)
+
+
+def _pairs_at_a_rate(part: Frame, event: str) -> int:
+    """Return how many pairs of a run with the event and one without there are at one rate of one study."""
+    return sum(int(own.sum()) * int((~own).sum()) for _, own in part.groupby(["study", "lr"])[event])
 
 
 def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:

@@ -92,7 +92,7 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     frame = judged(runs)
     names = list(dict.fromkeys(frame["mechanism"]))
     head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
-    head |= {POOLED: _share(frame, event), SAME_RATE: ""}
+    head |= {POOLED: _share(frame, event), SAME_RATE: f"{scored[0].numbers[SAME_RATE]} pairs"}
     caption = (
         "After the horizon. AUC: how often, of a run that does and one that does not, the first has the more alarming "
         "value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the value alarms the wrong way); which "
@@ -153,7 +153,7 @@ def _tables(
         more = more if number == 0 else []
         rows = [
             (
-                Cell("curves" if is_of_curves else "runs, of them so"),
+                Cell("curves" if is_of_curves else "runs that do, of all"),
                 *(Cell(head[each]) for each in scopes),
                 *(Cell("") for _ in more),
             )
@@ -171,13 +171,13 @@ def _tables(
 
 
 def _share(frame: Frame, event: str) -> str:
-    return f"{len(frame)}, {int(frame[event].sum())}"
+    return f"{int(frame[event].sum())} of {len(frame)}"
 
 
 def _estimate(found: Estimate) -> Cell:
     if found.value != found.value:
         return Cell(NO_VALUE)
-    return Cell(f"{found.value:.2f}", said.interval_text(found).replace(" to ", "–"))
+    return Cell(said.number_text(found.value), said.interval_text(found).replace(" to ", "–"))
 
 
 def _decades(each: Scored) -> Cell:
@@ -205,9 +205,16 @@ def figures_of(found: Evidence) -> dict[str, Captioned]:
 
 
 def reading(found: Evidence) -> list[str]:
-    """Return the sentences: what is left of it all, each claim, what was counted, and the scale."""
-    claims = found.claims()
-    return [said.conclusion(claims), *(claim.text for claim in claims)]
+    """Return the sentences: what is left of it all, what the best baselines do, and each claim."""
+    return [_opening(found), *(claim.text for claim in found.claims())]
+
+
+def _opening(found: Evidence) -> str:
+    best = [
+        said.best_of_baselines(scored, f"which runs {EVENTS[event]}", "AUC") for event, scored in found.of_runs.items()
+    ]
+    best += [said.best_of_baselines(scored, TARGETS[target], "ρ") for target, scored in found.of_curves.items()]
+    return " ".join(filter(None, [said.conclusion(found.claims()), *best]))
 
 
 def figures(study: Study) -> Figures:
@@ -227,7 +234,11 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
     counts = said.counted(found.runs)
     told = " ".join([*counts, said.scale(found.studies)])
-    return heading(TITLE) + boxed(reading(found)) + paragraph(told) + drawn + shown(tables_of(found))
+    claims = found.claims()
+    first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
+    others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
+    read = boxed([_opening(found), *first]) + tuple(piece for text in others for piece in paragraph(text))
+    return heading(TITLE) + read + paragraph(told) + drawn + shown(tables_of(found))
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:

@@ -179,6 +179,6 @@ def test_figures_and_tables_of_a_study_that_can_be_judged(known):
     assert set(drawn) == {"prediction-roc", "prediction-ranks"}
     tables = {table.title: table for table in prediction.tables_of(prediction.evidence(known))}
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in tables["Which runs diverge or spike"].rows}
-    assert rows["runs, of them so"] == ["9, 6", "9, 3", "9, 3", "45, 24", "", ""]
+    assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs", ""]
     assert rows["α_max / α"] == ["1.00", "1.00", "1.00", "1.00", "1.00", "+0.05"]
     assert "Which runs diverge or spike, further mechanisms" in tables
