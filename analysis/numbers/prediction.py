@@ -60,11 +60,11 @@ OF_CURVES = (
 
 @dataclass(frozen=True)
 class Scored:
-    """How well a predictor does, by scope: each mechanism, `POOLED`, of runs also `SAME_RATE`.
+    """The scores of a predictor, by scope: each mechanism, `POOLED`, of runs also `SAME_RATE`.
 
     ``numbers``: by scope how many runs (curves) it is known of, of `SAME_RATE` how many pairs. ``beyond``: the pooled
-    difference to each baseline by its column, on the rows that have both. ``decades``: of a rate, the median distance to
-    the truth in decades.
+    difference to each baseline by its column, on the rows that have both. ``decades``: of a rate, the median distance
+    to the truth in decades.
     """
 
     predictor: Predictor
@@ -101,6 +101,7 @@ def of_runs(runs: Frame, event: str) -> list[Scored]:
 
 
 def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequence[str]) -> Scored:
+    """Return one predictor's areas over the runs of which it is known."""
     known = frame[frame[predictor.column].notna()]
     parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
     scopes = {name: _auc(part, predictor, event) for name, part in parts.items()}
@@ -141,6 +142,7 @@ def of_curves(curves: Frame, target: str) -> list[Scored]:
 
 
 def _of_curves(frame: Frame, predictor: Predictor, target: str, mechanisms: Sequence[str]) -> Scored:
+    """Return one predictor's rank correlations over the curves of which it is known."""
     known = frame[frame[predictor.column].notna()]
     parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
     scopes = {name: _rho(part, predictor, target) for name, part in parts.items()}

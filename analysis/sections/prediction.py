@@ -40,7 +40,7 @@ NO_VALUE = "--"
 
 
 class Evidence:
-    """What studies tell of the question: their runs and curves, and how every predictor does, by event and target."""
+    """The evidence that studies give: their runs and curves, and how every predictor does, by event and target."""
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
@@ -55,6 +55,7 @@ class Evidence:
         return bool((frame[event] != frame["broke"]).any())
 
     def claims(self) -> list[Claim]:
+        """Return the claims on runs, event by event, then those on curves."""
         on_runs = [
             claim for event, scored in self.of_runs.items() for claim in said.claims_on_runs(self.runs, scored, event)
         ]
