@@ -64,7 +64,9 @@ class Draws:
 
     def counts(self) -> np.ndarray:
         """Return how often each unit is drawn, a row a draw."""
-        return np.stack([(self.drawn == unit).sum(axis=1) for unit in range(self.num_units)], axis=1, dtype=float)
+        number = len(self.drawn)
+        cells = self.drawn + self.num_units * np.arange(number)[:, None]
+        return np.bincount(cells.ravel(), minlength=number * self.num_units).reshape(number, self.num_units) * 1.0
 
 
 def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: Sequence[Hashable] = ()) -> Estimate:
@@ -87,7 +89,7 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     total = float(pairs.sum())
     weights = draws.counts()
     with np.errstate(invalid="ignore", divide="ignore"):
-        drawn = np.einsum("ni,ij,nj->n", weights, won, weights) / np.einsum("ni,ij,nj->n", weights, pairs, weights)
+        drawn = ((weights @ won) * weights).sum(axis=1) / ((weights @ pairs) * weights).sum(axis=1)
     return Estimate.of(float(won.sum()) / total if total else np.nan, drawn)
 
 

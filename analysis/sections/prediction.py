@@ -245,9 +245,9 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
     """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
     that did not. ``prefix``: begins the names of its figures' files."""
-    found = Evidence(studies)
-    if len(found.studies) < 2:
+    if sum(map(has_early, studies)) < 2:
         return ()
+    found = Evidence(studies)
     with matplotlib.rc_context(RC):
         drawn = tuple(
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()

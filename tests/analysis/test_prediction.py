@@ -153,7 +153,7 @@ def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(k
     text = " ".join(piece.text for piece in pieces if isinstance(piece, Paragraph))
     assert "Of 18 runs 18 are judged (2 groups, 3 seeds, 6 curves)" in text
     assert "not here: quickstart (python -m stability.hessian" in text
-    assert prediction.together([one, quickstart]) == ()
+    assert prediction.together([one, quickstart]) == () == prediction.together([quickstart, quickstart])
 
 
 def test_runs_that_plateaued_are_a_question_of_their_own():
