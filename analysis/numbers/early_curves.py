@@ -18,14 +18,18 @@ DECADE = 10.0
 
 
 def of_studies(studies: Sequence[Study]) -> Frame:
-    """Return `early_curves` of several studies under each other."""
+    """Return `early_curves` of several studies under each other, without those all of whose runs an earlier one has."""
     frames = [early_curves(study) for study in studies if has_early(study)]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["curve"])
+    if not frames:
+        return pd.DataFrame(columns=["curve"])
+    found = pd.concat(frames, ignore_index=True)
+    again = [any(own <= other for other in found["run_ids"][:place]) for place, own in enumerate(found["run_ids"])]
+    return found[~np.array(again, dtype=bool)].reset_index(drop=True)
 
 
 @once_per_study
 def early_curves(study: Study) -> Frame:
-    """Return a table with a row a curve: ``study group curve series mechanism seed num_runs``, and
+    """Return a table with a row a curve: ``study group curve series mechanism seed run_ids``, and
 
     - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged, or a run has no result;
       ``is_bound``: that is the smallest or largest rate of the curve, and the best may lie beyond;
@@ -53,7 +57,7 @@ def early_curves(study: Study) -> Frame:
         diverged = own.loc[own["status"] == "diverged", "lr"]
         rows.append(
             own.iloc[0][["study", "group", "curve", "series", "mechanism", "seed"]].to_dict()
-            | {"num_runs": len(own), "edge": edge, "edge_kind": kind}
+            | {"run_ids": frozenset(own["run_id"]), "edge": edge, "edge_kind": kind}
             | {"best_lr": best, "is_bound": best in (own["lr"].min(), own["lr"].max())}
             | {"decade_below": float(diverged.min()) / DECADE if len(diverged) else math.nan}
             | _predictors(own[own["lr"].isin(common)])

@@ -244,20 +244,25 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
     """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
-    that did not. ``prefix``: begins the names of its figures' files."""
-    if sum(map(has_early, studies)) < 2:
+    that did not, and those whose rates have another unit than the first one's (multiples of a reference rate, or rates
+    themselves), since one ranking cannot hold both. ``prefix``: begins the names of its figures' files."""
+    measured = [study for study in studies if has_early(study)]
+    alike = [study for study in measured if study.is_in_multiples == measured[0].is_in_multiples]
+    if len(alike) < 2:
         return ()
-    found = Evidence(studies)
+    found = Evidence(alike)
     with matplotlib.rc_context(RC):
         drawn = tuple(
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
         )
-    without = [study.name for study in studies if study not in found.studies and is_of_rates(study)]
+    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
+    unlike = [study.name for study in measured if study not in alike]
+    aside = f"Rates of another unit (multiples of reference rates), and not here: {listed(unlike)}. " if unlike else ""
     lacking = (
         f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
         f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
     ) if without else ""  # fmt: skip
-    return body_of(found, drawn) + (paragraph(lacking) if lacking else ())
+    return body_of(found, drawn) + (paragraph(aside + lacking) if aside + lacking else ())
 
 
 def applies(study: Study) -> bool:

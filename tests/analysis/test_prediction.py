@@ -10,6 +10,7 @@ from analysis.claims import prediction as said
 from analysis.drawing.pieces import Paragraph, typst
 from analysis.numbers.early import early_runs
 from analysis.numbers.early_curves import early_curves
+from analysis.numbers.early_curves import of_studies as early_curves_of
 from analysis.numbers.prediction import POOLED, SAME_RATE, best_baseline, judged, of_curves, of_runs, unit_of, verdict
 from analysis.sections import contents, prediction
 from analysis.study.load import load
@@ -154,6 +155,30 @@ def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(k
     assert "Of 18 runs 18 are judged (2 groups, 3 seeds, 6 curves)" in text
     assert "not here: quickstart (python -m stability.hessian" in text
     assert prediction.together([one, quickstart]) == () == prediction.together([quickstart, quickstart])
+
+
+def test_a_curve_that_two_studies_share_is_ranked_once():
+    shared = [run(lr, 1.0, run_id=f"shared{lr}") for lr in LRS]
+    own = [run(lr, 1.0, mechanism="sc") for lr in LRS]
+    found = early_curves_of([study_of(shared, "one"), study_of([*shared, *own], "two")])
+    assert found["curve"].tolist() == ["one|sa|0", "two|sc|0"]
+
+
+def test_studies_whose_rates_have_other_units_are_not_ranked_together(known):
+    multiples = {"lr_multiples": [1, 10], "lr_references": {"adamw": 1e-3, "sgd": 1e-1}}
+    one, other, third = (study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sa"]), name) for name in "abc")
+    other.study.update(multiples)
+    assert prediction.together([one, other]) == ()
+    text = typst(prediction.together([one, other, third]))
+    assert "Of 18 runs 18 are judged" in text and "not here: b." in text
+
+
+def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():
+    runs = grid(knowing, breaks_beyond_edge, critical=lambda m, lr, seed: math.nan if lr > edge_of(m) else 1.0)
+    study = study_of(runs)
+    claims = said.claims_on_runs(early_runs(study), of_runs(early_runs(study), "broke"), "broke")
+    claim = next(each for each in claims if each.subject.startswith("Critical LR"))
+    assert claim.verdict == "not judged" and "of the 21 runs that have it all ended alike" in claim.text
 
 
 def test_runs_that_plateaued_are_a_question_of_their_own():
