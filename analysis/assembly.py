@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
-from analysis.sections import contents
+from analysis.sections import contents, prediction
 from analysis.sections.section import Section
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
@@ -49,6 +49,14 @@ def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf")
             for name, each in section.figures(study).items()
         ]
+
+
+TOGETHER = "All studies together"
+
+
+def together(studies: Sequence[Study]) -> Pieces:
+    """Return what is said of several studies as one, beyond each one's own sections; () where there is nothing."""
+    return prediction.together(studies, "together-") if len(studies) > 1 else ()
 
 
 def save(figure: Figure, path: Path) -> Path:
