@@ -1,5 +1,5 @@
-"""Write what trained and measured runs leave on disk, by the product's own writers, of numbers that are made up: none of
-them was trained."""
+"""Write what trained and measured runs leave on disk, by the product's own writers, of numbers that are made up: none
+of them was trained."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
         "wall_s": 0.05 * steps,
         "step_s": 0.05,
         "optimizer_state_bytes": 2_000_000,
+        "state_bytes": None,
         "skipped_steps": 0,
         "restores": 0,
     }
