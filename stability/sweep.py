@@ -62,7 +62,7 @@ One choice for all runs
                text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m,
                protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
                attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar,
-               mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent, recall_memory
+               mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent, recall_memory, edge_prediction
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
