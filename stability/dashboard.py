@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.words import Invocation
 from stability.config.wandb import DashboardSpec
+
+if TYPE_CHECKING:
+    from stability.dashboards.series import Series
+    from stability.dashboards.workspace import Shown
+    from stability.runs.study import StudyFolder
 
 HELP = """
 python -m stability.dashboard name=NAME_OR_FOLDER [send=missing|all|none] [project=stability] [entity=TEAM] [runs_dir=runs] [reports_dir=reports]
@@ -25,7 +30,7 @@ def main(argv: list[str]) -> int:
     spec = read(DashboardSpec, Invocation.of(argv, first="name"))
     from stability.cli.publish import publish
     from stability.cli.study_on_wandb import sent
-    from stability.dashboards.workspace import Shown, require_workspaces, workspace
+    from stability.dashboards.workspace import Shown, require_workspaces
     from stability.runs.study import StudyFolder
     from stability.runs.wandb_sink import probe_wandb
 
@@ -41,11 +46,11 @@ def main(argv: list[str]) -> int:
     content, where = sent(study, Path(spec.reports_dir) / f"{study.path.name}.pdf", mode, place)
     print(f"the run about the study: {where}")
     shown = Shown(study.path.name, tuple(study.read()["run_ids"]), series, content.table_keys, content.figure_keys)
-    print(_save(workspace(shown, spec.project, _entity(spec.entity, mode)), study.path, mode))
+    print(_save(shown, spec, study.path, mode))
     return 0
 
 
-def _send_runs(study: Any, which: str, mode: str, place: dict[str, Any]) -> Any:
+def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str | None]) -> Series:
     """Send the runs that are asked for, and return what series the study's runs have."""
     from stability.cli.progress import follow
     from stability.config.base import checked
@@ -76,9 +81,11 @@ def _entity(asked: str | None, mode: str) -> str:
     return default_entity()
 
 
-def _save(made: Any, study: Path, mode: str) -> str:
-    from stability.dashboards.workspace import saved_online, saved_to_file
+def _save(shown: Shown, spec: DashboardSpec, study: Path, mode: str) -> str:
+    """Save the workspace, on W&B or for want of it in the study's folder, and say where it is."""
+    from stability.dashboards.workspace import saved_online, saved_to_file, workspace
 
+    made = workspace(shown, spec.project, _entity(spec.entity, mode))
     if mode == "online":
         return f"workspace: {saved_online(made, study)}, as it was read back"
     return f"workspace: {saved_to_file(made, study)}; the same command saves it on W&B once there is a login"

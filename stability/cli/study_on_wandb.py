@@ -40,6 +40,7 @@ def send_after_sweep(study: StudyFolder, pdf: Path | None, place: Mapping[str, A
 
 
 def _content(study: StudyFolder, pdf: Path | None) -> Content:
+    """Return what is sent of a study, with its tables and figures written into its folder on the way."""
     import pandas as pd
 
     from analysis.export import export

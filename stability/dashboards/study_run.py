@@ -19,7 +19,7 @@ CHART_TITLE, CHART_AXIS = "validation NLL against log₁₀ of the learning rate
 
 @dataclass(frozen=True)
 class Content:
-    """What is sent of a study.
+    """The content of a study's own run.
 
     ``runs``: a row for each run, of whatever verdict, with ``series``, ``lr`` and ``val_nll`` (NaN: it has none) among
     its columns; ``tables`` and ``figures`` (PNG) by their names; ``files``: further files and folders of the artifact.

@@ -21,7 +21,7 @@ WIDE = {"w": 12, "h": 8}  # of a workspace's 24 columns
 
 @dataclass(frozen=True)
 class Shown:
-    """What a study's workspace shows: its runs (``run_ids``, some of which may have been sent as another study's),
+    """The content of a study's workspace: its runs (``run_ids``, some of which may have been sent as another study's),
     their ``series``, and the ``tables`` and ``figures`` of the study's own run by their keys there."""
 
     name: str
@@ -79,7 +79,7 @@ def series_shown(panels: Iterable[Any]) -> list[str]:
 
 
 def saved_online(made: Any, study: Path) -> str:
-    """Save a workspace, over the one that an earlier call saved of the study, read it back, and return its address.
+    """Return the address of a workspace, saved over the one that an earlier call saved of the study and read back.
 
     Errors: ``RuntimeError`` where what W&B has is not what was saved; W&B's own where it cannot be reached.
     """

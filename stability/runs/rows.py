@@ -1,4 +1,4 @@
-"""What sinks are sent of a run: the rows of its own files, as they are logged and as they can be read again."""
+"""Make the rows that sinks are sent of a run, from what it logs and again from its own files."""
 
 from __future__ import annotations
 
