@@ -82,7 +82,7 @@ def _entity(asked: str | None, mode: str) -> str:
 
 
 def _save(shown: Shown, spec: DashboardSpec, study: Path, mode: str) -> str:
-    """Save the workspace, on W&B or for want of it in the study's folder, and say where it is."""
+    """Return a line on where the workspace is: saved on W&B, or for want of it in the study's folder."""
     from stability.dashboards.workspace import saved_online, saved_to_file, workspace
 
     made = workspace(shown, spec.project, _entity(spec.entity, mode))
