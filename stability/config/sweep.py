@@ -110,6 +110,10 @@ class SweepSpec(AbstractRecipe):
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
+    plan_gpu: Literal["a40", "a100", "h100", "h200"] | None = Field(
+        default=None,
+        description="the GPU that a plan estimates hours and memory for; null: runs are timed here, or for an H100",
+    )
     _choices: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("mechanism")
