@@ -55,7 +55,7 @@ One choice for all runs
   objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
   data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
-               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy; data.tokenizer=gpt2
+               images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
   study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
                optimizers, curvature, ablation_consensus, ablation_consensus_193m, residuals, residuals_mini, nanogpt,
                sedd, vit_small, text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m,
@@ -80,7 +80,7 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
-  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: plan, cost
+  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: its cost
   launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
   cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
 
