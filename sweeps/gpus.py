@@ -28,7 +28,7 @@ A100 = Device(
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: its peaks, and the bytes of its memory."""
+    """A GPU by its published peaks, and the bytes of its memory."""
 
     device: Device
     memory: float

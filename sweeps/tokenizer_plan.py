@@ -42,6 +42,7 @@ def describe(run: TokenizerRunSpec, gpu_name: str) -> str:
 def _stage_line(
     run: TokenizerRunSpec, gpu: Gpu, tokenizer: StructureTokenizer, stage: int, trained: tuple[str, ...], num_steps: int
 ) -> str:
+    """Return what one stage takes, as a line: of a step, of all of them, and the peak memory."""
     crops, what = _crops(run), f"stage {stage} ({' and '.join(trained)}), {num_steps:,} steps of {run.batch} crops"
     num_params = sum(num_parameters(getattr(tokenizer, name)) for name in trained)
     state = state_of(run.optimizer)

@@ -26,7 +26,7 @@ ALLOCATIONS = frozenset({aten.empty, aten.new_empty, aten.empty_like, aten.empty
 
 @dataclass(frozen=True)
 class Traced:
-    """What was traced: ``seconds``, the sum of each operation's least time on a device (its bytes or its matrix
+    """A summary of a trace: ``seconds``, the sum of each operation's least time on a device (its bytes or its matrix
     products, whichever take longer); ``flops`` of matrix products and attention, a multiply-add being two;
     ``peak_bytes``, the most that the tensors alive at a time took."""
 
@@ -48,6 +48,7 @@ class Tracer(TorchDispatchMode):
         self._storages: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Pass an operation on, and count what it took and what it left."""
         kwargs = kwargs or {}
         if func is aten.nonzero.default and args[0].is_meta:
             found = torch.empty(self.num_counted, args[0].ndim, dtype=torch.int64, device="meta")
@@ -103,6 +104,8 @@ def _efficient_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
+    """Return what the arguments of `scaled_dot_product_attention` give by the one operation of the memory-efficient
+    kernel."""
     shape = (*query.shape[:-1], key.shape[-2])
     bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=query.dtype).expand(shape)
     return aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout_p, is_causal, **options)[

@@ -24,7 +24,7 @@ FIXED = 1 << 16  # Pillow's coordinates are whole numbers of these parts of a pi
 
 
 class Drawn(NamedTuple):
-    """What is drawn for each of B images: which way an operation goes, and where it cuts, in shares of the image."""
+    """Draws for each of B images: which way an operation goes, and where it cuts, in shares of the image."""
 
     signs_B: Tensor  # float64, −1 or 1
     corner_B2: Tensor  # float64 in [0, 1): columns, rows
@@ -51,7 +51,7 @@ def rand_augment(images_BHWC: Tensor, num: int, magnitude: float, generator: tor
 
 
 def auto_contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Stretch each channel to all levels; one of a single level stays."""
+    """Return the images with each channel stretched to all levels; one of a single level stays."""
     pixels = images_BHWC.double()
     low, high = pixels.amin((1, 2), keepdim=True), pixels.amax((1, 2), keepdim=True)
     span = (high - low).clamp_min(1)
@@ -60,7 +60,7 @@ def auto_contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def equalize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Make each channel's levels equally frequent; one of a single level stays."""
+    """Return the images with each channel's levels equally frequent; one of a single level stays."""
     rows_RP = images_BHWC.permute(0, 3, 1, 2).flatten(2).flatten(0, 1).long()
     counts_RV = torch.zeros(len(rows_RP), 256, dtype=torch.int64).scatter_add_(1, rows_RP, torch.ones_like(rows_RP))
     last_R1 = rows_RP.amax(1, keepdim=True)
@@ -94,7 +94,7 @@ def posterize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def solarize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Invert the levels from ``value`` on."""
+    """Return the images with levels from ``value`` on inverted."""
     return torch.where(images_BHWC < value, images_BHWC, 255 - images_BHWC)
 
 
@@ -104,23 +104,23 @@ def solarize_add(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def color(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Blend from shades of grey (0) to the image (1)."""
+    """Mix shades of grey (0) with the image (1)."""
     return _blended(_grey(images_BHWC)[..., None].expand_as(images_BHWC), images_BHWC, value)
 
 
 def contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Blend from the image's mean grey (0) to the image (1)."""
+    """Mix the image's mean grey (0) with the image (1)."""
     means_B = (_grey(images_BHWC).double().mean((1, 2)) + 0.5).floor()
     return _blended(means_B[:, None, None, None].expand(images_BHWC.shape), images_BHWC, value)
 
 
 def brightness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Blend from black (0) to the image (1)."""
+    """Mix black (0) with the image (1)."""
     return _blended(torch.zeros_like(images_BHWC), images_BHWC, value)
 
 
 def sharpness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Blend from the smoothed image (0) to the image (1). Smoothed: a pixel counts five times, its eight neighbours
+    """Mix the smoothed image (0) with the image (1). Smoothed: a pixel counts five times, its eight neighbours
     once; pixels at the border stay."""
     wide, smooth = images_BHWC.long(), images_BHWC.clone()
     height, width = images_BHWC.shape[1:3]

@@ -114,6 +114,7 @@ class Classification(AbstractObjective):
         )
 
     def require(self) -> None:
+        """Raise a ``ValueError`` of one line where images of this size or colour cannot be augmented as asked."""
         side = min(self.image.height, self.image.width)
         if self.config.crop >= side:
             size = f"{self.image.height}×{self.image.width} pixels"

@@ -16,7 +16,7 @@ from stability.build import resolve_device
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.corpora.proteins.alphabets import LETTERS
-from stability.objectives._mask_rates import mask_rates, random_mask
+from stability.objectives import mask_rates, random_mask
 from stability.probes.generation.protein_source import ProteinSample
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Oracle, load_causal, sha256_of_weights
@@ -30,9 +30,11 @@ POSITIONS = 1024  # of a model that does not say how many it reads
 
 @dataclass(frozen=True, eq=False)
 class MaskedLetters:
-    """The masked NLL of a sample's letters: a sample is masked ``oracle_draws`` times by the run's own schedule of its
-    sequence track; of every draw the cross entropy of the oracle's whole vocabulary is averaged over the masked
-    letters, given all others, and its mean over the draws is the sample's NLL, in nats per residue.
+    """A masked protein language model, which gives the masked NLL of a sample's letters.
+
+    A sample is masked ``oracle_draws`` times by the run's own schedule of its sequence track; of every draw the cross
+    entropy of the oracle's whole vocabulary is averaged over the masked letters, given all others, and its mean over
+    the draws is the sample's NLL, in nats per residue.
 
     It is the unit of the validation NLL's sequence part. A sample longer than the oracle reads is cut into pieces that
     are read one by one. Letters that the oracle has no token for are shown as unknown, and not scored. Rates and masks
@@ -87,8 +89,8 @@ class MaskedLetters:
 
 @dataclass(frozen=True, eq=False)
 class CausalLetters:
-    """The NLL of a sample's letters under a causal model, in nats per residue: its tokens' nats after the first one,
-    over the letters that they stand for."""
+    """A causal protein language model, which gives the NLL of a sample's letters in nats per residue: its tokens' nats
+    after the first one, over the letters that they stand for."""
 
     name: str
     sha256: str

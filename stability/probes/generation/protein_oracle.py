@@ -112,7 +112,7 @@ def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
 
 
 class ScoresProteins(Protocol):
-    """What scores sampled proteins: its name as tables show it, the sha256 of its weights, and a row a sample."""
+    """An oracle of sampled proteins: its name as tables show it, the sha256 of its weights, and a row a sample."""
 
     @property
     def name(self) -> str: ...
