@@ -80,9 +80,9 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
-  name=NAME runs_dir=DIR         dry_run=true plan_gpu=h100: plan and cost only logger=files|wandb device=auto|cpu|cuda
-  launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
-  cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true, edge_prediction
+  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: its cost
+  launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
+  cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
