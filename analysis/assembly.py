@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import matplotlib
+from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure
 
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
-from analysis.sections import contents
+from analysis.sections import contents, prediction
 from analysis.sections.section import Section
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
+
+DPI, VECTOR_DPI = 200, 72  # of pictures; what matplotlib measures text by in PDF and SVG
 
 
 def title(name: str) -> str:
@@ -51,6 +55,14 @@ def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
         ]
 
 
+TOGETHER = "All studies together"
+
+
+def together(studies: Sequence[Study]) -> Pieces:
+    """Return what is said of several studies as one, beyond each one's own sections; () where there is nothing."""
+    return prediction.together(studies, "together-") if len(studies) > 1 else ()
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure into a file, whose suffix says its format."""
     write(figure, path, path.suffix[1:])
@@ -60,8 +72,27 @@ def save(figure: Figure, path: Path) -> Path:
 def write(figure: Figure, where: Path | IO[bytes], kind: str) -> None:
     """Write a figure as ``kind`` (svg, pdf, png). Without a date the same study gives the same file."""
     dates: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context(RC):
-        figure.savefig(where, format=kind, metadata=dates.get(kind), dpi=200)
+    with matplotlib.rc_context(RC), _laid_out(figure, kind):
+        figure.savefig(where, format=kind, metadata=dates.get(kind), dpi=DPI)
+
+
+@contextmanager
+def _laid_out(figure: Figure, kind: str) -> Iterator[None]:
+    """Lay a figure out for a format, which has text sizes of its own, and keep it so within the ``with`` block: to lay
+    it out, `Figure.savefig` draws all of it once more than it needs to."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        yield
+        return
+    get_registered_canvas_class(kind)(figure)
+    dpi, figure.dpi = figure.dpi, DPI if kind == "png" else VECTOR_DPI
+    engine.execute(figure)
+    figure.dpi = dpi
+    figure.set_layout_engine(None)
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def save_pictures(pieces: Pieces, folder: Path) -> None:

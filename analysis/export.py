@@ -12,13 +12,13 @@ from analysis.drawing.files import replaced
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.typeset import Table
 from analysis.paper import contents
-from analysis.study.load import load
+from analysis.study.load import Study, load
 
 TABLES = {"csv": formats.csv, "md": formats.markdown, "tex": formats.latex}
 FIGURES = ("pdf", "svg", "png")
 
 
-def export(study_dir: Path | str, folder: Path | str) -> list[Path]:
+def export(study_dir: Path | str | Study, folder: Path | str) -> list[Path]:
     """Write every table of a study's report as ``tables/<name>.csv``, ``.md``, ``.tex`` and ``.parquet``, and every
     figure as ``figures/<name>.pdf``, ``.svg`` and ``.png``; return the paths. A table is named after its title.
 
@@ -27,7 +27,7 @@ def export(study_dir: Path | str, folder: Path | str) -> list[Path]:
     return _write(assembly.pieces(load(study_dir)), Path(folder))
 
 
-def export_paper(study_dirs: Sequence[Path | str], folder: Path | str) -> list[Path]:
+def export_paper(study_dirs: Sequence[Path | str | Study], folder: Path | str) -> list[Path]:
     """Write the tables and figures of `analysis.report.build_paper` as `export` does those of one study."""
     return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder))
 

@@ -16,7 +16,7 @@ from analysis.drawing.interactive import Unknown, described
 from analysis.drawing.pieces import Boxed, Facts, Heading, Paragraph, Picture, Piece, Pieces
 from analysis.drawing.typeset import Cell, Table
 from analysis.paper import contents
-from analysis.study.load import load
+from analysis.study.load import Study, load
 from analysis.words import listed
 
 STYLE = """
@@ -37,13 +37,13 @@ nav a { display: block; } img { max-width: 100%; } .plotly-graph-div { border: 1
 """
 
 
-def build_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
     """Write ``<reports_dir>/<name>.html`` about one study or several, and return its path. The same results give the
     same bytes.
 
     Errors: as `analysis.study.load.load`; ``RuntimeError`` where plotly is not installed.
     """
-    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+    studies = [load(study_dir) for study_dir in study_dirs]
     several = len(studies) > 1
     page = _Page()
     for study in studies:
@@ -52,14 +52,18 @@ def build_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | 
             page.parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
         page.parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
         page.add(assembly.pieces(study), f"{study.name}: " if several else "")
+    if joint := assembly.together(studies):
+        page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER))
+        page.parts.append(f"<h2 id={_quoted(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
+        page.add([joint], f"{assembly.TOGETHER}: ")
     title = assembly.title(name if several else studies[0].name)
     return page.write(title, listed([study.name for study in studies]) if several else "", name, reports_dir)
 
 
-def build_paper_page(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+def build_paper_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
     """Write ``<reports_dir>/<name>.html`` with the tables and figures of `analysis.report.build_paper`. Errors: as
     `build_page`."""
-    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+    studies = [load(study_dir) for study_dir in study_dirs]
     page = _Page()
     page.add(contents.pieces(studies))
     return page.write(assembly.title(name), contents.subtitle(studies), name, reports_dir)

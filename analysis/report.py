@@ -16,7 +16,7 @@ from analysis.drawing.pieces import Pieces
 from analysis.drawing.pieces import typst as as_typst
 from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
-from analysis.study.load import load
+from analysis.study.load import Study, load
 from analysis.words import listed
 
 
@@ -28,26 +28,29 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
     return build_together([study_dir], Path(study_dir).resolve().name, reports_dir)
 
 
-def build_together(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another. Errors: as `build`."""
-    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another, and what is said of them as one.
+    Errors: as `build`."""
+    studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
         parts = [
             (study.name, assembly.subtitle(study), _typst(assembly.pieces(study, f"{index}-"), folder))
             for index, study in enumerate(studies)
         ]
+        if joint := assembly.together(studies):
+            parts.append((assembly.TOGETHER, listed(study.name for study in studies), _typst([joint], folder)))
         if len(parts) == 1:
             return typeset.document(assembly.title(name), *parts[0][1:])
-        return typeset.document(assembly.title(name), listed([part[0] for part in parts]), typeset.parts(parts))
+        return typeset.document(assembly.title(name), listed(study.name for study in studies), typeset.parts(parts))
 
     return _compiled(text, Path(reports_dir) / f"{name}.pdf")
 
 
-def build_paper(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
     """Write ``<reports_dir>/<name>.pdf``, many studies in one grid of sizes and modalities in the consensus paper's
     tables and figures. Errors: as `build`."""
-    studies = [load(Path(study_dir)) for study_dir in study_dirs]
+    studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
         body = _typst(contents_of_paper.pieces(studies), folder)
@@ -65,7 +68,7 @@ def _compiled(text: Callable[[Path], str], path: Path) -> Path:
     return replaced(path, pdf)
 
 
-def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
+def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)) -> str:
     """Return the plain text that a sweep prints at its end: what each section has for it. ``phases``: see `Section`."""
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks._machine import machine
+from benchmarks._runs import TEXT, MadeUp, write_run
 from stability.cli.compose import read
 from stability.cli.words import Invocation
 from stability.config.curvature import CurvatureSpec
@@ -34,10 +35,7 @@ from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import prepare
-from stability.corpora.tokens.corpus import Corpus
-from stability.probes.curvature.protocol import StoredSteps
 from stability.runs.directory import RunDirectory, write_json
-from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
 from stability.runs.results import collect, write
 from stability.runs.study import StudyFolder
@@ -73,7 +71,8 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
     for index, run in enumerate(spec.expand(corpus.fingerprint)):
         directory = RunDirectory(pool, run_id(run))
         write_json(directory.provenance_file, origin)
-        make_run(directory, run, corpus, spec.curvature, 2.0 + index % 7 / 10)
+        made = made_up(run, corpus.unigram_nats, 2.0 + index % 7 / 10, spec.curvature)
+        write_run(directory, run, made, spec.curvature)
         ids.append(directory.run_id)
     study = StudyFolder.of(pool, name)
     study.write(
@@ -86,56 +85,12 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
     return study
 
 
-def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: CurvatureSpec, val_nll: float) -> None:
-    """Write what a stable run leaves, its checkpoints aside: nothing here reads them."""
-    directory.write_spec(run.model_dump(mode="json"))
-    log = RunLog(directory, resume_after=-1)
-    for step in range(run.steps + 1):
-        validated = step % run.evaluation.every_steps == 0
-        numbers = {
-            "loss": val_nll + 3 / (step + 1),
-            "grad_norm": 1 / 3 + step / 7,
-            "update_norm": run.lr_peak / 3,
-            "lr": run.lr_peak,
-        }
-        log.metrics(
-            {
-                "step": step,
-                **(numbers if step else dict.fromkeys(numbers)),
-                "val_nll": val_nll + 1 / (step + 1) if validated else None,
-            }
-        )
-        if step:
-            log.timing({"step": step, "wall_s": 0.05 * step, "tokens_per_s": 512 / 0.05, "memory_mb": 400.0})
-    log.close()
-    rows = [
-        _recorded(directory.run_id, state, step, run.lr_peak) for state in curvature.state for step in range(RECORDED)
-    ]
-    StoredSteps(directory.curvature_file("terminal"), curvature).write(rows)
-    result = {
-        "val_nll": val_nll,
-        "init_nll": 5.6,
-        "unigram_nll": corpus.unigram_nats,
-        "num_params": 250_000,
-        "num_tokens": 102_400,
-        "wall_s": 10.0,
-    }
-    directory.set_status("stable", step=run.steps, num_steps=run.steps, result=result)
-
-
-def _recorded(run: str, state: str, step: int, lr: float) -> dict[str, object]:
-    """Return a made-up row of one recorded step."""
-    curvature = 300.0 + step / 3
-    numbers = {
-        "slope": -0.5,
-        "curvature": curvature,
-        "alpha_max": 1 / curvature,
-        "lr": lr,
-        "loss_before": 2.5,
-        "loss_after": 2.4,
-        "rel_error": 1e-6,
-    }
-    return {"run_id": run, "phase": "terminal", "state": state, "step": step, **numbers, "method": "taylor"}
+def made_up(run: RunSpec, unigram_nll: float, val_nll: float, curvature: CurvatureSpec) -> MadeUp:
+    """Return what a stable run gives, its checkpoints aside."""
+    losses = [val_nll + 3 / (step + 1) for step in range(1, run.steps + 1)]
+    recorded = {state: [1 / (300 + step / 3) for step in range(RECORDED)] for state in curvature.state}
+    measured = {"alpha_max": {"terminal": recorded}, "phases": {"terminal": run.steps}}
+    return MadeUp("stable", losses, val_nll, unigram_nll, **measured)
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
@@ -211,11 +166,7 @@ def main() -> None:
     print(f"{'':58}{'least':>8}{'median':>8}{'processor':>14}")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        (folder / "text.txt").write_text(
-            "".join(
-                f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)
-            )
-        )
+        (folder / "text.txt").write_text(TEXT)
         if options.recognised:
             recognise(folder, options.recognised, options.repeats)
         if options.collected:

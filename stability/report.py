@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import publish
 from stability.cli.words import Invocation
 from stability.config.entries import ReportSpec
+from stability.startup import seldom_collected
+
+if TYPE_CHECKING:
+    from analysis.study.load import Study
 
 HELP = """
 python -m stability.report name=NAME_OR_FOLDER [format=pdf] [runs_dir=runs] [reports_dir=reports]
@@ -16,9 +22,12 @@ python -m stability.report name=[NAME,NAME,…] together=TITLE
 python -m stability.report name=[NAME,NAME,…] layout=paper [together=TITLE]
 
 Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of several studies: one
-PDF about all of them, reports_dir/TITLE.pdf. layout=paper: one report of all of them in the consensus paper's tables and figures, a block for
-each model size under each modality and the paper's numbers beside (reports_dir/paper_layout.pdf, or TITLE.pdf). format=html writes one page for the browser, whose figures can be zoomed into, in its place;
-format=files each table as CSV, Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, into reports_dir/<name>/; format=[pdf,html] both.
+PDF about all of them, reports_dir/TITLE.pdf.
+
+  layout=paper                   one report of all of them in the consensus paper's tables and figures, a block for each model size under each
+                                 modality and the paper's numbers beside: reports_dir/paper_layout.pdf, or TITLE.pdf
+  format=html                    one page for the browser, whose figures can be zoomed into, in the PDF's place; format=[pdf,html] both
+  format=files                   each table as CSV, Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, into reports_dir/<name>/
 """
 
 
@@ -28,22 +37,23 @@ def main(argv: list[str]) -> int:
     from stability.runs.study import StudyFolder
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
-    for study in studies:
-        alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
-        publish(study, spec.reports_dir if alone else None)
-    folders = [study.path for study in studies]
-    if spec.layout == "paper":
-        _write_paper(folders, spec)
-    elif spec.together is not None:
-        _write(folders, spec.together, spec)
-    else:
-        for folder in folders:
-            _write([folder], folder.name, spec)
+    alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
+    known = [(study.path.name, publish(study, spec.reports_dir if alone else None) or study.path) for study in studies]
+    with seldom_collected():
+        if spec.layout == "paper":
+            _write_paper([study for _, study in known], spec)
+        elif spec.together is not None:
+            _write(known, spec.together, spec)
+        else:
+            for name, study in known:
+                _write([(name, study)], name, spec)
     return 0
 
 
-def _write(studies: list[Path], name: str, spec: ReportSpec) -> None:
-    """Write what is asked for beside the PDF that `publish` makes of one study."""
+def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpec) -> None:
+    """Write what is asked for beside the PDF that `publish` makes of one study. ``named``: studies under the names of
+    their folders; ``name``: of what is written about all of them."""
+    studies = [study for _, study in named]
     if "pdf" in spec.format and spec.together is not None:
         from analysis.report import build_together
 
@@ -55,12 +65,12 @@ def _write(studies: list[Path], name: str, spec: ReportSpec) -> None:
     if "files" in spec.format:
         from analysis.export import export
 
-        for study in studies:
-            folder = Path(spec.reports_dir) / study.name
+        for own, study in named:
+            folder = Path(spec.reports_dir) / own
             print(f"files: {len(export(study, folder))} in {folder}")
 
 
-def _write_paper(studies: list[Path], spec: ReportSpec) -> None:
+def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
     """Write one report of all studies in the paper's layout, in each format that is asked for."""
     from analysis.paper.contents import NAME
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stability.cli.compose import composed
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
+from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
@@ -43,8 +44,8 @@ Axes: one choice or several, [a,b]; a sweep is their product. Their settings: me
   precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
   lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
                stable ones to 0.05 decades | scaled, edge_scaled: multiples of each optimizer's own rate | mini_text,
-               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_large_tables (and
-               Tables 3, 4), paper_text_385m, paper_text_385m_mix
+               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m,
+               paper_text_385m_mix; with Tables 3 and 4's: paper_large_tables
 
 One choice for all runs
   model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
@@ -53,15 +54,15 @@ One choice for all runs
   ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
   objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
-  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA | images
-               data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy; data.tokenizer=gpt2
-  study=       a preset; what it sets applies while you choose no other: quickstart, flagship, optimizers, curvature,
-               ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu, residuals_mini, nanogpt,
-               sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini,
-               dna_51m, dna_172m, dna_331m, protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt,
-               attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax,
-               mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent,
-               recall_memory
+  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
+               images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
+  study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
+               optimizers, curvature, ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu,
+               residuals_mini, nanogpt, sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m,
+               text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini, protein_35m, protein_133m,
+               protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2,
+               mixers_softmax, mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall,
+               recall_recurrent, recall_memory, edge_prediction
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
@@ -79,9 +80,9 @@ Measured, and written
   generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
-  name=NAME runs_dir=DIR  dry_run=true plan_gpu=h100: plan and cost only  logger=files|wandb  device=auto|cpu|cuda
-  launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
-  cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
+  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: its cost
+  launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
+  cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
@@ -252,6 +253,9 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
         return 130
     ended = time.time()
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
+    if "wandb" in spec.logger and has_worked:
+        pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
+        send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print(share)
     return 1 if outcome.num_failed else 0

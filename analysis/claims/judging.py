@@ -134,6 +134,7 @@ def _them(names: list[str]) -> str:
     return "it" if len(names) == 1 else "them"
 
 
+@once_per_study
 def claims_table(study: Study) -> Table | None:
     """Return a table of every statement of a paper's that the study was asked about (n, effect with its interval,
     verdict); None where there is none."""

@@ -10,6 +10,7 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.study.masks import sees_itself
 from analysis.study.naming import SETTING_AXES
+from analysis.study.once import once_per_study
 
 UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 PLAIN = "identity"
@@ -60,6 +61,7 @@ def compares_mechanisms(study: Study) -> bool:
     return any({name, plain} <= set(study.runs["mechanism"]) for name, plain in RIVALS.items())
 
 
+@once_per_study
 def pairs_of(study: Study) -> list[Pair]:
     """Return the pairs of a plain series and those that differ from it in their residual alone (of `FURTHER` too), or
     in their mechanism alone where that has it for a rival."""

@@ -13,6 +13,7 @@ from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.windows import outcomes, windows
 from analysis.study.load import FINISHED, Study
 from analysis.study.naming import SETTING_AXES
+from analysis.study.once import once_per_study
 from analysis.words import shortened
 
 PLAIN = "sa"
@@ -46,6 +47,7 @@ def common_of(study: Study, group: tuple[str, ...]) -> str:
     return str(row["setting"]).removesuffix(shortened(str(row["variant"]))).strip()
 
 
+@once_per_study
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
     """Return the numbers of each series of a group, under its mechanism's name with the setting that varies."""
     return kinds.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})

@@ -11,6 +11,7 @@ from analysis.numbers.kinds import Numbers
 from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import SETTING_AXES
+from analysis.study.once import once_per_study
 
 PLAIN = "adamw"  # what the others are compared with, where it is there
 
@@ -46,6 +47,7 @@ def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
     return next((each for each in numbers.values() if each.name == PLAIN), next(iter(numbers.values())))
 
 
+@once_per_study
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
     """Return the numbers of each series of a group, under its optimizer's name."""
     names = {series: str(study.of(series)["optimizer"].iloc[0]) for series in group}

@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 
 from analysis.study.load import Column, Frame, Study, phase_rank
+from analysis.study.once import once_per_study
 from analysis.study.protocol import NOT_DEFINED, asked_protocol, lacks_state
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
@@ -47,6 +47,7 @@ def finite_median(values: Column) -> float:
     return float(finite.median()) if len(finite) else math.nan
 
 
+@once_per_study
 def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
     """Return the steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where
     ``state`` names it.
@@ -66,9 +67,14 @@ def undefined_steps(study: Study, phase: str, state: str) -> Frame:
 
 
 def _steps_of(study: Study, phase: str, state: str | None) -> Frame:
-    rows = study.with_run(study.curvature)
+    rows = _steps(study)
     rows = rows[(rows["phase"] == phase) & ((rows["state"] == state) | (state is None))]
     return rows[~rows["run_id"].isin(_diverged(study))] if phase == TERMINAL else rows
+
+
+@once_per_study
+def _steps(study: Study) -> Frame:
+    return study.with_run(study.curvature)
 
 
 def _diverged(study: Study) -> set[str]:
@@ -83,7 +89,7 @@ def phases_of(rows: Frame) -> list[str]:
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
     """Return the phases and states that were measured: terminal before earliest and last, paper before checkpoint.
     Where runs diverged and the terminal checkpoints were asked for, they are among it even if no run has one."""
-    pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
+    pairs = set(study.curvature[["phase", "state"]].drop_duplicates().itertuples(index=False, name=None))
     if _diverged(study):
         pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _asked(study)
     return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
@@ -106,6 +112,7 @@ def _asked(study: Study) -> set[tuple[str, str]]:
     return {(phase, state) for phase in phases if phase in RULE for state in states}
 
 
+@once_per_study
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
     """Return a table with a row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
@@ -120,7 +127,7 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
     frame = study.runs[columns].rename(columns={"lr": "run_lr"})
     by_run = rows.groupby("run_id")
     sizes, hits = by_run.size(), which(rows).groupby(rows["run_id"]).sum()
-    medians = by_run["alpha_max"].apply(finite_median) if len(rows) else pd.Series(dtype="float64")
+    medians = rows[np.isfinite(rows["alpha_max"])].groupby("run_id")["alpha_max"].median()
     left_nothing = (frame["status"] == "diverged") & (
         (phase == TERMINAL) | (frame["last_checkpoint_step"].isna() & (phase == EARLIEST))
     )
@@ -154,14 +161,15 @@ def planned_count(study: Study, rows: Frame) -> int:
 
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
     """Return the series that have a result, in the study's order."""
-    return tuple(name for name in study.series if name in set(count.loc[count["outcome"].isin(COUNTED), "series"]))
+    found = set(count.loc[count["outcome"].isin(COUNTED), "series"])
+    return tuple(name for name in study.series if name in found)
 
 
 def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
     """Return the series of which no run can have a result, since its optimizer has no such state or its steps no α_max,
     in the study's order."""
-    can = set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
-    return tuple(name for name in study.series if name in set(count["series"]) - can)
+    found = set(count["series"]) - set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
+    return tuple(name for name in study.series if name in found)
 
 
 def share(count: Frame) -> float:
@@ -172,8 +180,9 @@ def share(count: Frame) -> float:
 
 def notes(count: Frame) -> list[str]:
     """Return what a cell's numbers do not show, e.g. ``["diverged 2/3", "not measured 1/3"]``."""
+    outcomes = count["outcome"].tolist()
     return [
-        f"{outcome} {number}/{len(count)}"
+        f"{outcome} {number}/{len(outcomes)}"
         for outcome in (DIVERGED, NOT_DEFINED, MISSING)
-        if (number := int((count["outcome"] == outcome).sum()))
+        if (number := outcomes.count(outcome))
     ]

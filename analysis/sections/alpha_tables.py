@@ -28,6 +28,7 @@ from analysis.numbers.step_shares import (
     undefined_steps,
 )
 from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
 from analysis.study.protocol import NOT_DEFINED, base_rates, stated, stated_in
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import count_range, listed, lr_text, plural, power
@@ -47,10 +48,16 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
             or (states is not None and state not in states)
         ):
             continue
-        rows, count = recorded(study, phase, state), counted(study, phase, state)
-        tables += [_alpha_table(study, rows, count, phase, state, part) for part in _columns(study, count)]
+        tables += _tables_of(study, phase, state)
     last = last_table(study) if phases is None or LAST in phases else None
     return tables if last is None else [*tables, last]
+
+
+@once_per_study
+def _tables_of(study: Study, phase: str, state: str) -> list[Table]:
+    """Return the tables of one phase and state, at most four series in each."""
+    rows, count = recorded(study, phase, state), counted(study, phase, state)
+    return [_alpha_table(study, rows, count, phase, state, part) for part in _columns(study, count)]
 
 
 def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
@@ -85,12 +92,12 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     """Return one table of median α_max and % stable steps, a row a learning rate and two columns a series, with what
     was lost, undefined or not measured in its caption."""
     undefined = undefined_series(study, count)
-    unmeasured = [
-        name for name in study.series if name in set(count["series"]) - {*shown_series(study, count), *undefined}
-    ]
+    known = set(count["series"]) - {*shown_series(study, count), *undefined}
+    unmeasured = [name for name in study.series if name in known]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
-    body = tuple(alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
+    of_rate, nothing = dict(iter(shown.groupby("run_lr"))), shown.iloc[:0]
+    body = tuple(alpha_row(of_rate.get(lr, nothing), count[count["run_lr"] == lr], lr, series) for lr in lrs)
     lost, how, rule = (
         _lost(shown) + _undefined(study, phase, state, series),
         stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study),
@@ -165,24 +172,26 @@ def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
         return Cell("--", "\n".join(beside))
     median, by_run = finite_median(rows["alpha_max"]), measured["median"].dropna()
     interval = f"{power(by_run.min())}–{power(by_run.max())}, " if len(by_run) > 1 else ""
-    few_diverged = (count["outcome"] == DIVERGED).sum() < MOST_DIVERGED * len(count)
+    few_diverged = count["outcome"].tolist().count(DIVERGED) < MOST_DIVERGED * len(count)
     return Cell(power(median), "\n".join([f"{interval}n={len(measured)}", *beside]), bool(median > lr and few_diverged))
 
 
 def _is_undefined(count: Frame) -> bool:
-    return len(count) > 0 and bool((count["outcome"] == NOT_DEFINED).all())
+    return set(count["outcome"]) == {NOT_DEFINED}
 
 
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
     """Return the share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over
     runs, n, and what became of the others."""
-    known, survivors, beside = count[count["outcome"].isin(COUNTED)], count[count["outcome"] == MEASURED], notes(count)
+    beside = notes(count)
     if _is_undefined(count):
         return Cell(NOT_DEFINED)
+    known = count[count["outcome"].isin(COUNTED)]
     if known.empty:
         return Cell("--", "\n".join(beside))
-    by_run, value = known["hits"] / known["steps"] * 100, share(known)
+    by_run, value = known["hits"].to_numpy() / known["steps"].to_numpy() * 100, share(known)
     interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
+    survivors = known[known["outcome"] == MEASURED]
     beside += [f"survivors {share(survivors) * 100:.0f}"] if 0 < len(survivors) < len(known) else []
     return Cell(
         f"{value * 100:.0f}", "\n".join([f"{interval}n={known['steps'].sum()}", *beside]), bool(value == top > 0)

@@ -8,7 +8,8 @@ it ended, as in the windows: the line stops where half of the seeds are gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from analysis.drawing.legends import legend_columns, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_colors
 from analysis.drawing.tables import chunks
+from analysis.numbers.curves import Key, median_curves
 from analysis.sections.nll_figures import CROSS
 from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study.load import Column, Frame, Study
@@ -47,97 +49,104 @@ def figures(study: Study) -> Figures:
     loss."""
     rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
     rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
-    names = [name for name in study.series if np.isfinite(rows.loc[rows["series"] == name, "loss"]).any()]
+    known = set(rows.loc[np.isfinite(rows["loss"]), "series"])
+    names = [name for name in study.series if name in known]
     if not names:
         return {}
-    parts = [_by_mechanism(study, rows, part) for part in chunks(names, SERIES_PER_FIGURE)]
-    drawn = {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
+    drawn, (*halves, whole) = _Curves.of(rows), _spans(rows)
+    parts = [_by_mechanism(study, drawn, part, halves) for part in chunks(names, SERIES_PER_FIGURE)]
+    found = {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
     if len(names) > 1 and rows["run_lr"].nunique() > 1:
-        drawn[BY_RATE] = sourced(study, _by_rate(study, rows, names), BY_RATE_CAPTION)
-    return drawn
+        found[BY_RATE] = sourced(study, _by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
+    return found
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
     return heading("Learning curves") + (pictures(drawn) or paragraph("No training loss was recorded."))
 
 
-def smoothed(loss: Column, width: int | None = None) -> Column:
-    """Return the centred running mean over ``width`` steps (a twentieth of the run); non-finite losses are left out,
-    not averaged in."""
-    finite = loss.where(np.isfinite(loss))
-    return finite.rolling(width or max(1, len(loss) // 20), center=True, min_periods=1).mean().where(finite.notna())
+@dataclass(frozen=True)
+class _Curves:
+    """The curves of each series and rate. ``rows``: all logged steps; ``validated``: the median of the validation
+    NLLs of a step; ``ends``: the last finite loss of each run that diverged."""
 
+    rows: Frame
+    validated: dict[Key, Column]
+    ends: dict[Key, Frame]
 
-def median_curve(runs: Frame, width: int) -> Frame:
-    """Return the columns median, low, high by step, of the smoothed losses of runs that differ in their seed; median
-    NaN where half of them or more have diverged."""
-    curves, ended = {}, {}
-    for run_id, run in runs[np.isfinite(runs["loss"])].groupby("run_id"):
-        curves[run_id], ended[run_id] = (
-            smoothed(run.set_index("step")["loss"].sort_index(), width),
-            bool(run["diverged"].iloc[0]),
+    @classmethod
+    def of(cls, rows: Frame) -> _Curves:
+        validated = rows[np.isfinite(rows["val_nll"])].groupby(["series", "run_lr", "step"])["val_nll"].median()
+        lost = rows[rows["diverged"] & np.isfinite(rows["loss"])]
+        ends = lost.loc[lost.groupby("run_id")["step"].idxmax()]
+        return cls(
+            rows,
+            {key: each.droplevel([0, 1]) for key, each in validated.groupby(level=[0, 1])},
+            dict(iter(ends.groupby(["series", "run_lr"]))),
         )
-    table = pd.DataFrame(curves).sort_index()
-    counted = table.copy()
-    for run_id in table:
-        if ended[run_id]:
-            counted.loc[counted.index > table[run_id].last_valid_index(), run_id] = math.inf
-    middle = (
-        pd.Series(np.nanmedian(counted.to_numpy(dtype=float), axis=1), index=table.index)
-        if len(table)
-        else pd.Series(dtype=float)
-    )
-    return pd.DataFrame(
-        {"median": middle.where(np.isfinite(middle)), "low": table.min(axis=1), "high": table.max(axis=1)}
-    )
 
 
-def _by_mechanism(study: Study, rows: Frame, names: Iterable[str]) -> Figure:
-    """Draw a row for each series with an early and a late panel, a line for each learning rate."""
-    names, colors, last = list(names), lr_colors(study.runs["lr"]), int(rows["step"].max())
+@dataclass(frozen=True)
+class _Span:
+    """The curves from one step to another, as all panels of them are drawn."""
+
+    start: int
+    stop: int
+    curves: dict[Key, Frame]
+    limits: Limits
+
+
+def _spans(rows: Frame) -> tuple[_Span, _Span, _Span]:
+    """Return the early part, the late part, and the whole run on the scale of what comes after its early part."""
+    last = int(rows["step"].max())
     split = max(1, last // EARLY_SHARE)
+    early, late = (median_curves(rows, max(1, last // share)) for share in (100, 20))
+    return (
+        _Span(0, split, early, _limits(early, (0, split), _validation(rows, 0, split), early=True)),
+        _Span(split, last, late, _limits(late, (split, last), _validation(rows, split, last), early=False)),
+        _Span(0, last, late, _limits(late, (last // EARLY_SHARE, last), rows["val_nll"], early=False)),
+    )
+
+
+def _validation(rows: Frame, start: int, stop: int) -> Column:
+    return rows.loc[(rows["step"] >= start) & (rows["step"] <= stop), "val_nll"]
+
+
+def _by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
+    """Draw a row for each series with an early and a late panel, a line for each learning rate."""
+    colors = lr_colors(study.runs["lr"])
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
     axes = figure.subplots(len(names), 2, sharex="col", sharey="col", squeeze=False)
-    spans = ((0, split, max(1, last // 100)), (split, last, max(1, last // 20)))
-    for column, (start, stop, width) in enumerate(spans):
-        lines = {(name, lr): median_curve(runs, width) for (name, lr), runs in rows.groupby(["series", "run_lr"])}
-        within = [line[(line.index >= start) & (line.index <= stop)] for line in lines.values()]
-        limits = _limits(within, rows[(rows["step"] >= start) & (rows["step"] <= stop)]["val_nll"], early=not start)
+    for column, span in enumerate(spans):
         for ax, name in zip(axes[:, column], names, strict=True):
-            for (series, lr), runs in rows.groupby(["series", "run_lr"]):
+            for series, lr in span.curves:
                 if series == name:
-                    _draw(ax, lines[name, lr], runs, colors[lr], (start, stop), limits)
-            ax.set_xlim(start, stop)
-            ax.set_ylim(*limits)
+                    _draw(ax, drawn, (name, lr), colors[lr], span)
+            ax.set_xlim(span.start, span.stop)
+            ax.set_ylim(*span.limits)
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_title(name, loc="left", fontweight="bold")
         ax.set_ylabel("loss (nats)")
+    split = spans[0].stop
     for ax, label in zip(axes[-1], (f"step, the first {split}", f"step, from {split} on"), strict=True):
         ax.set_xlabel(label)
-    _rate_legend(figure, colors, rows)
+    _rate_legend(figure, colors, drawn.rows)
     return figure
 
 
-def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
+def _by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Figure:
     """Draw a panel for each learning rate, a line for each series."""
-    styles, lrs, last = looks(study), sorted(rows["run_lr"].unique()), int(rows["step"].max())
+    styles, lrs = looks(study), sorted(drawn.rows["run_lr"].unique())
     lines = -(-len(lrs) // RATES_PER_ROW)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.6 * lines), layout="constrained")
     axes = figure.subplots(lines, min(RATES_PER_ROW, len(lrs)), sharex=True, sharey=True, squeeze=False).ravel()
-    curves = {
-        (name, lr): median_curve(runs, max(1, last // 20)) for (name, lr), runs in rows.groupby(["series", "run_lr"])
-    }
-    limits = _limits(
-        [line[line.index >= last // EARLY_SHARE] for line in curves.values()], rows["val_nll"], early=False
-    )
     for index, lr in enumerate(lrs):
         for name in names:
-            runs = rows[(rows["series"] == name) & (rows["run_lr"] == lr)]
-            if (name, lr) in curves:
-                _draw(axes[index], curves[name, lr], runs, styles[name].color, (0, last), limits, styles[name])
+            if (name, lr) in span.curves:
+                _draw(axes[index], drawn, (name, lr), styles[name].color, span, styles[name])
         axes[index].set_title(f"LR {lr_text(lr)}", loc="left", fontweight="bold")
-        axes[index].set_ylim(*limits)
-        axes[index].set_xlim(0, last)
+        axes[index].set_ylim(*span.limits)
+        axes[index].set_xlim(span.start, span.stop)
         if index + RATES_PER_ROW >= len(lrs):
             axes[index].set_xlabel("step")
             axes[index].tick_params(labelbottom=True)
@@ -145,14 +154,14 @@ def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
             axes[index].set_ylabel("loss (nats)")
     for ax in axes[len(lrs) :]:
         ax.remove()
-    mechanism_legend(figure, {name: styles[name] for name in names}, _marks(rows), markers=False)
+    mechanism_legend(figure, {name: styles[name] for name in names}, _marks(drawn.rows), markers=False)
     return figure
 
 
-def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
-    """Return limits with room for the median lines: early up to where they start, late up to where nine tenths of their
-    points lie; what blows up is cut."""
-    known = [line["median"].dropna() for line in lines]
+def _limits(curves: dict[Key, Frame], span: tuple[int, int], validation: Column, *, early: bool) -> Limits:
+    """Return limits with room for the median lines within the span: early up to where they start, late up to where nine
+    tenths of their points lie; what blows up is cut."""
+    known = [_within(line, *span)["median"].dropna() for line in curves.values()]
     known = [line for line in known if len(line)]
     if not known:
         return 0.0, 1.0
@@ -164,27 +173,25 @@ def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
     return low - 0.06 * room, high + 0.1 * room
 
 
-def _draw(
-    ax: Axes, line: Frame, runs: Frame, color, span: tuple[int, int], limits: Limits, look: Look | None = None
-) -> None:
+def _within(of_steps: Frame, start: int, stop: int) -> Frame:
+    return of_steps[(of_steps.index >= start) & (of_steps.index <= stop)]
+
+
+def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | None = None) -> None:
     """Draw one line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each
     diverged run within the span."""
-    shown = line[(line.index >= span[0]) & (line.index <= span[1])]
+    shown = _within(span.curves[key], span.start, span.stop)
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)
     ax.fill_between(thin.index, thin["low"], thin["high"], color=color, alpha=0.16, linewidth=0, zorder=2)
-    checked = (
-        runs[np.isfinite(runs["val_nll"]) & (runs["step"] >= span[0]) & (runs["step"] <= span[1])]
-        .groupby("step")["val_nll"]
-        .median()
-    )
+    checked = _within(drawn.validated.get(key, pd.Series(dtype=float)), span.start, span.stop)
     ax.plot(
         checked.index, checked, "o", color=color, markerfacecolor="white", markersize=2.8, markeredgewidth=0.8, zorder=4
     )
-    for _, run in runs[runs["diverged"] & np.isfinite(runs["loss"])].groupby("run_id"):
-        last = run.loc[run["step"].idxmax()]
-        if span[0] <= last["step"] <= span[1]:
-            ax.plot(last["step"], min(max(float(last["loss"]), limits[0]), limits[1]), color=color, zorder=5, **CROSS)
+    for last in drawn.ends[key].itertuples() if key in drawn.ends else ():
+        if span.start <= last.step <= span.stop:
+            low, high = span.limits
+            ax.plot(last.step, min(max(float(last.loss), low), high), color=color, zorder=5, **CROSS)
 
 
 def _marks(rows: Frame) -> list[Line2D]:

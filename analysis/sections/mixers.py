@@ -21,11 +21,13 @@ from analysis.sections.panels import APART_CAPTION, panels
 from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study import wording
 from analysis.study.load import Study
+from analysis.study.once import once_per_study
 from analysis.words import lr_text
 
 TITLE, NAME = "Mechanisms beside softmax attention", "mixers"
 
 
+@once_per_study
 def mixer_tables(study: Study) -> list[Table]:
     """Return two tables for each group of series that differ in their mechanism alone."""
     found, all_groups = [], groups(study)

@@ -10,11 +10,13 @@ from analysis.numbers.spread import INTERVAL_RULE, REAL, Scale, Spread
 from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.once import once_per_study
 from analysis.words import count_range, lr_text, power
 
 NLL_COLUMNS = 6
 
 
+@once_per_study
 def nll_tables(study: Study) -> list[Table]:
     """Return tables, learning rate × mechanism, of median validation NLL, its interval and n, and how many runs
     diverged."""

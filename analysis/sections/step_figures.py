@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,12 +17,13 @@ from matplotlib.transforms import blended_transform_factory
 from analysis.drawing.style import INK, MUTED, Look, fitting_legend, looks, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
-from analysis.study.load import Frame, Study
+from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text, wrapped
 
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 PANELS_PER_ROW = 4
+Lines = dict[tuple[str, float, str], Column]
 STEPS_CAPTION = (
     "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
     "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
@@ -40,26 +42,33 @@ def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
     if not lrs:
         return []
-    limits = _positive_limits(rows, lrs)
+    limits, medians = _positive_limits(rows, lrs), _medians(rows)
     return [
-        _step_figure(rows, with_result, part, looks(study), limits)
+        _step_figure(medians, with_result, part, looks(study), limits)
         for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)
     ]
 
 
+def _medians(rows: Frame) -> Lines:
+    """Return by state, LR and series the median over seeds of each recorded step."""
+    keys = ["state", "run_lr", "series"]
+    medians = rows.groupby([*keys, "step"])["alpha_max"].median()
+    return {key: line.droplevel(keys) for key, line in medians.groupby(level=keys)}
+
+
 def _step_figure(
-    rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
+    lines: Lines, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
 ) -> Figure:
     """Draw one figure, a column per LR and a row per state. ``counts``: by state, what `counted` says of the runs."""
     states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
-    present = [name for name in styles if name in set(rows["series"])]
+    known = {series for _, _, series in lines}
+    present = [name for name in styles if name in known]
     for line, state in enumerate(states):
         for column, lr in enumerate(map(float, lrs)):
             ax = grid[line, column]
-            part = rows[(rows["state"] == state) & (rows["run_lr"] == lr)]
-            _step_panel(ax, part, present, styles, limits)
+            _step_panel(ax, {name: lines.get((state, lr, name)) for name in present}, styles, limits)
             ax.axhline(lr, zorder=2, **TRAINING)
             if line == 0:
                 say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
@@ -94,21 +103,21 @@ def _marker(marker: str, label: str) -> Line2D:
 
 
 def _step_panel(
-    ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
+    ax: Axes, lines: dict[str, Column | None], styles: dict[str, Look], limits: tuple[float, float]
 ) -> None:
-    """Draw the median over seeds of each step; ∞ and 0 as marks at the edges, where the line breaks."""
+    """Draw the medians of each series' steps; ∞ and 0 as marks at the edges, where the line breaks."""
     ax.set_yscale("log")
     ax.set_ylim(*limits)
     ax.yaxis.set_major_locator(LogLocator(numticks=5))
     ax.yaxis.set_minor_locator(NullLocator())
     strip = blended_transform_factory(ax.transData, ax.transAxes)
-    for name in names:
-        medians = part[part["series"] == name].groupby("step")["alpha_max"].median()
+    for name, line in lines.items():
+        medians = pd.Series(dtype=float) if line is None else line
         inside = medians.where(np.isfinite(medians) & (medians > 0))
         ax.plot(inside.index, inside, color=styles[name].color, linestyle=styles[name].dashes, linewidth=1.0, zorder=3)
         for marker, height, steps in (
-            ("^", 0.96, medians.index[np.isposinf(medians)]),
-            ("v", 0.04, medians.index[medians == 0]),
+            ("^", 0.96, medians.index[np.isposinf(medians.to_numpy())]),
+            ("v", 0.04, medians.index[medians.to_numpy() == 0]),
         ):
             if len(steps):
                 ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)

@@ -51,11 +51,10 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
     critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
-    for lr in sorted(set(count["run_lr"])):
-        cells = [share_cell(count[(count["run_lr"] == lr) & (count["series"] == name)]) for name in series]
-        cells += (
-            [_ratio(rows[(rows["run_lr"] == lr) & (rows["series"] == name)]) for name in series] if critical else []
-        )
+    of_rate, nothing = dict(iter(rows.groupby("run_lr"))), rows.iloc[:0]
+    for lr, counts in count.groupby("run_lr"):
+        cells, part = [share_cell(counts[counts["series"] == name]) for name in series], of_rate.get(lr, nothing)
+        cells += [_ratio(part[part["series"] == name]) for name in series] if critical else []
         body.append((Cell(lr_text(lr)), *cells))
     caption = (
         "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it "

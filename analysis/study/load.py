@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Study:
     tokenizer: Path | None = None
     throughput: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def series(self) -> tuple[str, ...]:
         """Every series, sa sc mix sw first, the others by name; settings together, the plain residual first."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
@@ -93,7 +94,12 @@ class Study:
 
     def of(self, series: str) -> Frame:
         """Return the runs of one series."""
-        return self.runs[self.runs["series"] == series]
+        found = self._of_series.get(series)
+        return self.runs.iloc[:0] if found is None else found.copy(deep=False)
+
+    @cached_property
+    def _of_series(self) -> dict[str, Frame]:
+        return dict(iter(self.runs.groupby("series")))
 
     def with_run(self, frame: Frame) -> Frame:
         """Return `curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`,
@@ -112,12 +118,15 @@ def paper_rank(mechanism: str) -> tuple[int, str]:
     return (PAPER_ORDER.index(mechanism) if mechanism in PAPER_ORDER else len(PAPER_ORDER), mechanism)
 
 
-def load(study_dir: Path | str) -> Study:
-    """Read ``<runs_dir>/studies/<name>/study.json`` and ``results/{runs,curvature,curves}.parquet``.
+def load(study_dir: Path | str | Study) -> Study:
+    """Read ``<runs_dir>/studies/<name>/study.json`` and ``results/{runs,curvature,curves}.parquet``. A study that was
+    read before is returned as it is, with all that was computed of it since.
 
     Errors: ``ValueError`` of one line where a file is missing (it names the command that makes it), unreadable, or of
     another schema version.
     """
+    if isinstance(study_dir, Study):
+        return study_dir
     study_dir = Path(study_dir)
     manifest = _manifest(study_dir)
     frames = {name: _frame(study_dir, name, manifest) for name in REQUIRED}

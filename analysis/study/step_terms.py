@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.study.load import Study
+from analysis.study.once import once_per_study
 from analysis.words import listed
 
 MOST_IN_A_CAPTION = 2
@@ -17,16 +18,21 @@ OPTIMIZER = "optimizer"  # of a protocol: the flags of `stability.optimizers.Abs
 def step_terms(study: Study) -> str:
     """Say in a sentence for each optimizer of a study, with a space before it, what is to be known of its α_max; ""
     where that is a learning rate like any other."""
-    return "".join(f" {sentence}" for sentence in explained(study.curvature["protocol"]))
+    return "".join(f" {sentence}" for sentence in explained(_protocols(study)))
 
 
 def terms_in_brief(study: Study) -> str:
     """Say the same beneath a table or a figure: as it is where that is short, else whose α_max the text explains, so
     that each of many captions does not repeat it."""
-    known = _terms(study.curvature["protocol"])
+    known = _terms(_protocols(study))
     if sum(len(_sentences(name, terms)) for name, terms in known.items()) <= MOST_IN_A_CAPTION:
         return step_terms(study)
     return f" What α_max means of {listed(sorted(known))} is told in the section on it."
+
+
+@once_per_study
+def _protocols(study: Study) -> frozenset[str]:
+    return frozenset(study.curvature["protocol"])
 
 
 def explained(protocols: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
-from stability.startup import uncollected
+from stability.startup import seldom_collected, uncollected
 
 if TYPE_CHECKING:
     from analysis.drawing.typeset import Table
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def publish(
     study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False
-) -> None:
-    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF.
-    With ``unless_same`` all that is only printed where no run, table or line of our code has changed since it was last
-    done: drawing takes longer than recognising 200 runs."""
+) -> Study | None:
+    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF, and
+    return the study as it was read for them. With ``unless_same`` all that is only printed, and nothing returned, where
+    no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200
+    runs."""
     from stability.runs.up_to_date import Published
 
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
@@ -29,15 +30,17 @@ def publish(
         print(text)
         if pdf is not None:
             print(f"report: {pdf}, nothing has changed since it was made")
-        return
+        return None
     with uncollected():
-        from analysis.report import build, summary
+        from analysis.report import build_together, summary
 
-    _collect(study)
-    print(text := summary(study.path, phases))
-    if pdf is not None:
-        print(f"report: {build(study.path, pdf.parent)}")
+    with seldom_collected():
+        known = collected(study)
+        print(text := summary(known, phases))
+        if pdf is not None:
+            print(f"report: {build_together([known], pdf.stem, pdf.parent)}")
     published.record(text)
+    return known
 
 
 def collected(study: StudyFolder) -> Study:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.drawing.style import lr_colors
+from analysis.numbers.curves import median_curves, smoothed
 from analysis.sections.curves import figures as curve_figures
-from analysis.sections.curves import median_curve, smoothed
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
 
-def runs(*losses, diverged=()):
+def runs(*losses, diverged=(), lr=1e-3):
     """One LR; a run a list of losses from step 1 on."""
     rows = [
-        {"run_id": str(i), "step": s, "loss": x, "diverged": i in diverged}
+        {"run_id": f"{lr} {i}", "series": "sa", "run_lr": lr, "step": s, "loss": x, "diverged": i in diverged}
         for i, each in enumerate(losses)
         for s, x in enumerate(each, 1)
     ]
     return pd.DataFrame(rows)
+
+
+def median_curve(rows, width):
+    """The curve of the only series and rate."""
+    (line,) = median_curves(rows, width).values()
+    return line
 
 
 def test_smoothing_leaves_lost_losses_out():
@@ -51,6 +58,63 @@ def test_a_diverged_seed_counts_as_infinite_after_its_end_and_an_unfinished_one_
     # at step 3 one of two counted seeds is infinite
     assert one.tolist() == [5, 4, pytest.approx(math.nan, nan_ok=True)]
     assert np.isnan(median_curve(runs([4, 3], [5], diverged=(1,)), 1)["median"][2])
+
+
+def by_hand(rows, width):
+    """The same of one series and rate, run by run and step by step."""
+    smooth, last = {}, {}
+    for run, part in rows.groupby("run_id"):
+        known = [(step, loss) for step, loss in zip(part["step"], part["loss"], strict=True) if math.isfinite(loss)]
+        for place, (step, _) in enumerate(known):
+            near = known[max(0, place - width // 2) : place + (width - 1) // 2 + 1]
+            smooth[run, step] = sum(loss for _, loss in near) / len(near)
+        last[run] = known[-1][0]
+    lost = set(rows.loc[rows["diverged"], "run_id"])
+    found = {}
+    for step in sorted({step for _, step in smooth}):
+        own = {run: smooth[run, step] for run in last if (run, step) in smooth}
+        ended = [math.inf for run in lost if step > last[run]]
+        middle = statistics.median([*own.values(), *ended])
+        found[step] = (middle if math.isfinite(middle) else None, min(own.values()), max(own.values()))
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_curves_of_many_rates_at_once_are_those_of_each_by_itself(width):
+    draws, gap = np.random.default_rng(0), [math.nan, math.inf]
+    parts = [
+        runs(
+            *(draws.normal(3, 1, length).tolist() for length in (12, 9 + place, 12)),
+            [2.0, 3.0, *gap, 1.0, 4.0],
+            diverged=(1, 3) if place % 2 else (),
+            lr=10.0**-place,
+        )
+        for place in range(3)
+    ]
+    shuffled = pd.concat(parts).sample(frac=1, random_state=0)
+    found = median_curves(shuffled, width)
+    assert list(found) == [("sa", 0.01), ("sa", 0.1), ("sa", 1.0)]
+    for place, part in enumerate(parts):
+        line = found["sa", 10.0**-place]
+        drawn = {
+            step: (
+                None if math.isnan(row["median"]) else pytest.approx(row["median"], rel=1e-12),
+                row["low"],
+                row["high"],
+            )
+            for step, row in line.iterrows()
+        }
+        expected = {
+            step: (middle, pytest.approx(low), pytest.approx(high))
+            for step, (middle, low, high) in by_hand(part, width).items()
+        }
+        assert list(drawn) == list(expected) and all(drawn[step] == expected[step] for step in drawn)
+
+
+def test_a_rate_without_a_finite_loss_has_a_curve_without_steps():
+    both = pd.concat([runs([math.nan]), runs([4.0, 3.0], lr=1e-2)])
+    assert {key: len(line) for key, line in median_curves(both, 1).items()} == {("sa", 1e-3): 0, ("sa", 1e-2): 2}
+    assert {len(line) for line in median_curves(runs([math.nan]), 1).values()} == {0}
 
 
 def test_each_mechanism_has_an_early_and_a_late_panel_and_each_rate_one_of_its_own(quickstart):
