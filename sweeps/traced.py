@@ -141,7 +141,7 @@ def _bytes(tensor: Tensor) -> int:
 
 def _costs_nothing(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
     """Return whether an operation only looks at memory in another way, or sets some aside."""
-    if func._overloadpacket in ALLOCATIONS or func.is_view:
+    if func._overloadpacket in ALLOCATIONS:
         return True
     there = {tensor.untyped_storage()._cdata for tensor in given}
     return not func._schema.is_mutable and all(tensor.untyped_storage()._cdata in there for tensor in made)

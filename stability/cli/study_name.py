@@ -17,6 +17,7 @@ LABELS = (
     "logger",
     "device",
     "dry_run",
+    "plan_gpu",
     "report",
     "cpus_per_trial",
     "gpus_per_trial",

@@ -159,7 +159,7 @@ def test_the_preset_is_the_papers_ablation_and_a_setting_can_be_left_out():
 def test_the_preset_at_the_papers_size_has_model_data_and_objective_of_the_papers_text_and_its_rates():
     """Table 9's baseline is the text 193M model, trained as it is trained for Figure 2."""
     small, whole, text = (read_spec("sweep", [f"study={name}"]) for name in PAPERS)
-    for field in ("model", "data", "objective", "optimizer", "steps", "batch", "microbatch", "clip_norm", "generate"):
+    for field in ("model", "data", "objective", "optimizer", "steps", "batch", "clip_norm", "generate"):
         assert getattr(whole, field) == getattr(text, field), field
     (sc,), of_text = whole.mechanism, next(each for each in text.mechanism if each.name == "sc")
     assert sc == of_text and whole.ablate == small.ablate

@@ -169,6 +169,9 @@ def test_a_slower_card_takes_longer_and_a_smaller_one_may_have_no_room(tmp_path,
         out, rows = planned(capsys, *words, f"plan_gpu={name}")
         (_, hours[name], memory), capacity = rows["sa/identity/layernorm/adamw"], GPUS[name].memory / 1e9
         assert (f"no room in {capacity:.0f} GB" in out) == (memory > capacity)
+        assert "plangpu" not in out.partition(":")[0].replace("_", ""), (
+            "what a plan is for is no part of a study's name"
+        )
     assert hours["a40"] > hours["h200"] and memory > 48
 
 

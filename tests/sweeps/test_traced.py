@@ -66,6 +66,14 @@ def test_views_cost_nothing_and_every_other_operation_its_bytes():
     assert passes == pytest.approx(2 + 3 + 1 + 2 * 2 + 3 + 2, abs=0.01)
 
 
+def test_a_lookup_reads_what_it_gives_and_not_the_whole_table():
+    """Forth four rows and a sum of them; back the sum's rows, read and written, and the gradient of the whole table."""
+    with torch.device("meta"):
+        model = nn.Embedding(1000, 50)
+    found = traced(model, lambda: model(meta(4, dtype=torch.int64)).sum(), SLOW_MEMORY)
+    assert found.seconds == pytest.approx(4 * (1000 * 50 + 4 * 4 * 50), rel=0.02)
+
+
 def test_positions_that_count_are_as_many_as_is_said():
     model = stack(4, 4)
     seen = []
