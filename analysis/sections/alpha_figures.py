@@ -30,14 +30,15 @@ EDGES = (
 
 
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw one figure for every four series, states as rows; empty where nothing was recorded in this phase."""
+    """Draw one figure for every four series, states as rows; none where no step was recorded in this phase, as where
+    every run diverged before it."""
     rows, counts = (
         recorded(study, phase),
         {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
     )
     shown = {name for count in counts.values() for name in shown_series(study, count)}
     present = [name for name in study.series if name in shown]
-    if not present:
+    if not present or rows.empty:
         return []
     figures = []
     for part in chunks(present, PANELS_PER_ROW):

@@ -79,6 +79,11 @@ def _lost(shown: Frame) -> str:
     )
 
 
+def _recorded_text(shown: Frame) -> str:
+    """Say how many steps were recorded of a run, no full stop."""
+    return f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
+
+
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
     """Say how many more steps have no α_max; "" where there are none."""
     rows = undefined_steps(study, phase, state)
@@ -111,8 +116,8 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), "
         "below it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max "
         "above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
-        f"{rule} (survivors: the share without them). {count_range(shown.groupby('run_id').size())} steps recorded "
-        f"per run{lost}; -- where there is none.{absent} {how} {source(study)}"
+        f"{rule} (survivors: the share without them). {_recorded_text(shown)}{lost}; -- where there is none.{absent} "
+        f"{how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
