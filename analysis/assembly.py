@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.layout import lay_out
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
-from analysis.sections import contents
+from analysis.sections import contents, prediction
 from analysis.sections.section import Figures, Section
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -57,6 +57,14 @@ def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
 def _drawn(study: Study, section: Section) -> Figures:
     with matplotlib.rc_context(RC):
         return section.figures(study)
+
+
+TOGETHER = "All studies together"
+
+
+def together(studies: Sequence[Study]) -> Pieces:
+    """Return what is said of several studies as one, beyond each one's own sections; () where there is nothing."""
+    return prediction.together(studies, "together-") if len(studies) > 1 else ()
 
 
 def save(figure: Figure, path: Path) -> Path:

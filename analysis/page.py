@@ -52,6 +52,10 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
             page.parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
         page.parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
         page.add(assembly.pieces(study), f"{study.name}: " if several else "")
+    if joint := assembly.together(studies):
+        page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER))
+        page.parts.append(f"<h2 id={_quoted(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
+        page.add([joint], f"{assembly.TOGETHER}: ")
     title = assembly.title(name if several else studies[0].name)
     return page.write(title, listed([study.name for study in studies]) if several else "", name, reports_dir)
 

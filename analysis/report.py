@@ -29,7 +29,8 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
 
 
 def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another. Errors: as `build`."""
+    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another, and what is said of them as one.
+    Errors: as `build`."""
     studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
@@ -37,9 +38,11 @@ def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_
             (study.name, assembly.subtitle(study), _typst(assembly.pieces(study, f"{index}-"), folder))
             for index, study in enumerate(studies)
         ]
+        if joint := assembly.together(studies):
+            parts.append((assembly.TOGETHER, listed(study.name for study in studies), _typst([joint], folder)))
         if len(parts) == 1:
             return typeset.document(assembly.title(name), *parts[0][1:])
-        return typeset.document(assembly.title(name), listed([part[0] for part in parts]), typeset.parts(parts))
+        return typeset.document(assembly.title(name), listed(study.name for study in studies), typeset.parts(parts))
 
     return _compiled(text, Path(reports_dir) / f"{name}.pdf")
 

@@ -135,7 +135,7 @@ def _median_alpha(lr: float, place: int, phase: str, state: str) -> float:
 
 
 class Spent(NamedTuple):
-    """What one command took: wall and processor seconds, and its largest resident memory in MiB."""
+    """The cost of one command: wall and processor seconds, and its largest resident memory in MiB."""
 
     wall_s: float
     processor_s: float

@@ -34,10 +34,11 @@ def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective
     return Registry("objectives").load(spec.objective.name)(spec.objective.settings, data_format)
 
 
-def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
+def as_read(corpus: AbstractCorpus, objective: Part, pool: Path, *, for_plan: bool = False) -> Any:
     """Return the prepared data as a run's objective reads them (`AbstractObjective.reads`). ``pool``: the folder of the
-    runs."""
-    return Registry("objectives").load(objective.name).reads(objective.settings, corpus, pool)
+    runs. ``for_plan``: whether what is not trained yet may be stood in for."""
+    exported = Registry("objectives").load(objective.name)
+    return (exported.reads_for_plan if for_plan else exported.reads)(objective.settings, corpus, pool)
 
 
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:

@@ -32,10 +32,12 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   temperature=1.0     0: always the likeliest token         seed=0    sample i is a function of it and of i
   oracle=hf:NAME_OR_FOLDER   score them by a Hugging Face causal LM (the paper's: gpt2-large for text)
   oracle=ckpt:FOLDER  … or by a run of ours with objective=ar on the same vocabulary
+  oracle=evo2:evo2_1b_base   DNA: by Evo 2, by its own package and byte tokenizer
   Proteins (objective=multitrack) are as long as the held-out ones, sample i as protein i; top_prob and random fill one position of one track a step.
   contexts=empty | given   whether the model is shown what is known of protein i beside its sequence and structure (objective.contexts)
   oracle=ckpt:FOLDER  a run with objective=multitrack, the same sources and tokenizer: its masked NLL of each sample, total and by track, as in validation,
                       a mean over oracle_draws=8 drawn masks
+  oracle=hf:NAME_OR_FOLDER   a protein language model: the letters alone; of a masked one their masked NLL in the same way, of a causal one the NLL
   phase=terminal | earliest | last | all   which checkpoints (last: of a run that diverged before its end)
   batch=32            sequences at a time       device=auto | cpu | cuda
 

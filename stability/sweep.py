@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stability.cli.compose import composed
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
+from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
@@ -44,7 +45,7 @@ Axes: one choice or several, [a,b]; a sweep is their product. Their settings: me
   lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
                stable ones to 0.05 decades | scaled, edge_scaled: multiples of each optimizer's own rate | mini_text,
                mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m,
-               paper_text_385m_mix
+               paper_text_385m_mix; with Tables 3 and 4's: paper_large_tables
 
 One choice for all runs
   model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
@@ -54,14 +55,14 @@ One choice for all runs
   objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
   data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
-               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES | mqar | copy;
-               data.tokenizer=gpt2
+               images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
   study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
-               optimizers, curvature, ablation_consensus, residuals, residuals_mini, nanogpt, sedd, vit_small,
-               text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m,
-               protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
-               attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar,
-               mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent, recall_memory
+               optimizers, curvature, ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu,
+               residuals_mini, nanogpt, sedd, vit_small, vit_small_cifar100, text_mini, text_54m, text_193m, text_385m,
+               text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini, protein_35m, protein_133m,
+               protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2,
+               mixers_softmax, mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall,
+               recall_recurrent, recall_memory, edge_prediction
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
@@ -76,12 +77,12 @@ Fewer runs, or others
 
 Measured, and written
   hessian=false: without α_max   curvature.phase=all: earliest checkpoints, too     report=false reports_dir=DIR
-  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME scores them
+  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
 
 Where it runs
-  name=NAME runs_dir=DIR         dry_run=true: plan and cost only       logger=files|wandb       device=auto|cpu|cuda
-  launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
-  cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
+  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: its cost
+  launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
+  cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
@@ -89,8 +90,18 @@ Every key with its default and meaning: conf/sweep.yaml and the folders beside i
 
 def main(argv: list[str]) -> int:
     values = composed(SweepSpec, Invocation.of(argv))
+    if values.get("dry_run") is True:
+        _plan_without_what_is_not_trained(values)
     with ray_begun_early(values):
         return _sweep(parse(SweepSpec, values))
+
+
+def _plan_without_what_is_not_trained(values: dict[str, Any]) -> None:
+    """Let a plan go on where its objective needs something that is trained first. ``values``: a sweep's, which are not
+    validated yet."""
+    objective, registry = values.get("objective"), Registry("objectives")
+    if isinstance(objective, dict) and objective.get("name") in registry.names():
+        values["objective"] = registry.load(objective["name"]).for_plan(objective)
 
 
 def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
@@ -123,7 +134,7 @@ def _sweep(spec: SweepSpec) -> int:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     cache = pool / "cache"
     corpus, is_read = prepare_for_plan(spec.data, cache) if spec.dry_run else (prepare(spec.data, cache), True)
-    corpus = as_read(corpus, spec.objective, pool)
+    corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
     spec = _with_weights(spec, corpus, cache)
@@ -218,7 +229,7 @@ def _check_generation(spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[
     run = spec.points(corpus.fingerprint)[0][1]
     resolved_sampler(run, spec.generate)
     oracle = spec.generate.oracle
-    if oracle is not None and (not spec.dry_run or (is_read and not oracle.startswith("hf:"))):
+    if oracle is not None and (not spec.dry_run or (is_read and oracle.startswith("ckpt:"))):
         check_oracle(run, spec.generate, corpus)
     check_kept((trial.directory for trial in trials), spec.generate)
 
@@ -242,6 +253,9 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
         return 130
     ended = time.time()
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
+    if "wandb" in spec.logger and has_worked:
+        pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
+        send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print(share)
     return 1 if outcome.num_failed else 0

@@ -28,6 +28,8 @@ Train a structure tokenizer (encoder, finite scalar quantization, decoders) and 
   steps=2000                        stage 1: to N, CA and C      atom_steps=1000          stage 2: to all heavy atoms; 0: none
   encoder.layers=2 encoder.width=96 encoder.heads=4              likewise decoder.…, atom_decoder.…
   levels=[7,5,5,5,5]                the codebook: 4,375 codes    positions=96             residues of a crop
+  size=paper                        the consensus paper's: 16 layers of width 256, stage 2 of 36 layers of width 512; on a GPU
+  dry_run=true plan_gpu=h100        parameters of each part, hours and memory on a GPU that need not be here; trains nothing
   batch=16 lr_peak=2e-3 seed=0      device=auto | cpu | cuda     structures=4             mmCIF files, original and reconstructed
 
 The tokenizer lies in runs/tokenizers/<id>, the id being made of all that decides how it turns out; the same command goes on where it was stopped (Ctrl-C
@@ -40,6 +42,11 @@ def main(argv: list[str]) -> int:
     """Train the tokenizer that the command line asks for, or find it trained, and report its measurement on held-out
     chains."""
     spec = read(TokenizerSpec, Invocation.of(argv))
+    if spec.dry_run:
+        from sweeps.tokenizer_plan import describe
+
+        print(describe(spec.run("not read for a plan"), spec.plan_gpu))
+        return 0
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.config.identity import tokenizer_id

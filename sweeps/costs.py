@@ -20,6 +20,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.runs.directory import RunDirectory
 from stability.training.machine import lacking_kernels, peak_memory_mb
 from stability.training.trainer import Trainer
+from sweeps.gpus import DEFAULT, GPUS, Gpu
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a
 # forward pass. A Hessian-vector
@@ -42,7 +43,7 @@ TIMED_STEPS, TIMED_S = 3, 3.0  # after a first one that warms up: as many as fit
 class Timing:
     """The times of one run: seconds of a training step, of all of them with their validations, of what follows them
     (α_max, samples), and the peak memory of the process that measured a step: on a CPU all that is resident, on a GPU
-    what the allocator held."""
+    what the allocator held; of a GPU that is not here, what `sweeps.estimated` says of it."""
 
     step_s: float
     train_s: float
@@ -57,7 +58,7 @@ class Timing:
 @dataclass(frozen=True)
 class Cost:
     """The cost of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
-    (None: too large to be timed), and the bytes that its mixers keep of one sequence to go on reading (None: it cannot
+    (None: not known), and the bytes that its mixers keep of one sequence to go on reading (None: it cannot
     be gone on with)."""
 
     num_params: int
@@ -66,11 +67,34 @@ class Cost:
     state_bytes: int | None = None
 
 
-def measure_costs(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Cost]:
+def measure_costs(spec: SweepSpec, corpus: AbstractCorpus, gpu: Gpu | None = None) -> dict[str, Cost]:
     """Measure what each kind of run costs: parameters counted without building the model, a warmed-up training step and
-    a validation in a temporary folder."""
+    a validation in a temporary folder. ``gpu``: estimate them for that one instead."""
     kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
-    return {kind: _cost(run, corpus, spec) for kind, run in kinds.items()}
+    return {kind: _cost(run, corpus, spec, gpu) for kind, run in kinds.items()}
+
+
+def gpu_of(spec: SweepSpec, corpus: AbstractCorpus) -> Gpu | None:
+    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` where one of them is too large to
+    be timed on this machine's CPU; None: runs are timed here."""
+    from stability.build import resolve_device
+
+    if spec.shard_parameters:
+        return None
+    if spec.plan_gpu is not None:
+        return GPUS[spec.plan_gpu]
+    if resolve_device(spec.device).type != "cpu":
+        return None
+    kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
+    return GPUS[DEFAULT] if any(_too_large(run, corpus) for run in kinds.values()) else None
+
+
+def _too_large(run: RunSpec, corpus: AbstractCorpus) -> bool:
+    """Return whether a step of a run is too much to be timed on a CPU."""
+    from stability.build import count_parameters
+
+    num_params = count_parameters(run, corpus.format)
+    return num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
 
 
 def timed_as(run: RunSpec, variant: str) -> str:
@@ -81,20 +105,33 @@ def timed_as(run: RunSpec, variant: str) -> str:
     return " ".join(filter(None, (kind, variant)))
 
 
-def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
-    """Return what one kind of run costs; it is timed where the model is not too large for this machine."""
+def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu | None) -> Cost:
+    """Return what one kind of run costs; it is timed where the model is not too large for this machine, or estimated
+    for ``gpu``."""
     from stability.build import build_objective, count_parameters, resolve_device, sequence_state_bytes
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
-    too_large = (
-        num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
-    )
     # what is split may not fit the one device that would be timed, and kernels may be for other machines than this one
     can_run = not spec.shard_parameters and lacking_kernels(computed_parts(run), device) is None
-    is_timed = can_run and not (too_large and device.type == "cpu")
-    timing = _timing(run, corpus, spec, device) if is_timed else None
+    timing = None
+    if gpu is not None:
+        timing = _estimated(run, corpus, spec, gpu)
+    elif can_run and (device.type != "cpu" or not _too_large(run, corpus)):
+        timing = _timing(run, corpus, spec, device)
     direction = build_objective(run, corpus.format).direction
     return Cost(num_params, _mixing(run, direction), timing, sequence_state_bytes(run, direction))
+
+
+def _estimated(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:
+    """Return a run's timing on a GPU, from its step's; a validation takes a forward pass of its sequences."""
+    from sweeps.estimated import estimated_step
+
+    step = estimated_step(run, corpus, gpu)
+    if step is None:
+        return None
+    step_s, memory = step
+    validation_s = FORWARD * step_s * run.evaluation.sequences / run.batch
+    return _whole(run, spec, step_s, validation_s, memory / 2**20)
 
 
 def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
@@ -108,6 +145,11 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
         started = time.perf_counter()
         trainer.validation.measure(trainer.model)
         validation_s = time.perf_counter() - started
+    return _whole(run, spec, step_s, validation_s, peak_memory_mb(trainer.device))
+
+
+def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
+    """Return the timing of a whole run, α_max and samples included, from a step's and a validation's seconds."""
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = (
         curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch
@@ -115,9 +157,7 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
         else 0.0
     )
     samples_s = 0.0 if spec.generate is None else generation_steps(run, spec.generate) * step_s
-    return Timing(
-        step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, peak_memory_mb(trainer.device)
-    )
+    return Timing(step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, memory_mb)
 
 
 def _step_s(trainer: Trainer) -> float:

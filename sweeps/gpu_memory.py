@@ -109,7 +109,7 @@ def beginning(trial: Trial, pool: str) -> Trial:
         else {**trial.generate, "num": min(trial.generate["num"], trial.generate["batch"])}
     )
     return replace(
-        trial, run_id="probe", pool=pool, spec={**spec, **cut}, curvature=curvature, generate=generate, wandb=None
+        trial, run_id="probe", pool=pool, spec={**spec, **cut}, curvature=curvature, generate=generate, sinks=None
     )
 
 

@@ -9,13 +9,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
+from stability.runs.sink import failure_file
+from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.shared_runs import work_through
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from sweeps.launchers.ray.asha import Asha
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
+Sinks = dict[str, dict[str, Any]]  # of a sweep: their settings by their names
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
 
 
@@ -68,7 +71,7 @@ def run(
     trials: Sequence[Trial],
     *,
     earlier: Sequence[Trial] = (),
-    mode: str | None = None,
+    sinks: Sinks | None = None,
     record: StudyRecord | None = None,
     is_measured: IsMeasured | None = None,
     console: Console | None = None,
@@ -77,7 +80,7 @@ def run(
     """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``.
 
     What is skipped is said. Runs that another sweep is at are waited for, not trained again. Ctrl-C leaves runs that
-    resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave, where it was asked
+    resume. ``earlier``: runs of the sweep's rounds before. ``sinks``: what `sinks_of` gave, where it was asked
     already. ``record``: the study's, written with each run's spec once it is known that the trials can be handed out;
     None: they are on record. Errors: ``RuntimeError`` or ``ValueError`` where they cannot be (`require`), with nothing
     written, or where the launcher refuses them, which takes back what was.
@@ -113,11 +116,11 @@ def run(
                 console=console,
                 words=words_of(spec),
             )
-            pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
+            pending, interrupted = _work(spec, pending, view, done, console, run, sinks, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
     _report(console, outcome, spec.retry)
-    _report_wandb(console, [trial for trial in pending if trial.wandb])
+    _report_sinks(console, [trial for trial in pending if trial.sinks])
     return outcome
 
 
@@ -142,14 +145,14 @@ def _work(
     done: Callable[[Trial], bool],
     console: Console,
     run: RunTrial,
-    mode: str | None,
+    sinks: Sinks | None,
     everything: Sequence[Trial],
 ) -> tuple[list[Trial], bool]:
     """Hand out the trials under the live table; return them as they were handed out, and whether Ctrl-C ended that.
     ``everything``: the sweep's trials that are done among them."""
     say = partial(print_line, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
-        trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
+        trials = _with_sinks(spec, trials, sinks_of(spec, console) if sinks is None else sinks)
         try:
             with view:
                 hand_out = partial(_launcher(spec, say, everything), on_tick=view.tick, interrupt=interrupt, run=run)
@@ -225,24 +228,24 @@ def _stop_jobs(
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
 
 
-def wandb_mode(spec: SweepSpec, console: Console) -> str:
-    """Return the mode of W&B, with ``logger=wandb`` by whether there is a server, which is looked for once a command,
-    and told; "" without."""
-    if spec.logger != "wandb":
-        return ""
-    from stability.runs.wandb_sink import probe_wandb
+def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
+    """Return the sinks of ``logger`` with their settings, which are found once a command, and told."""
+    found: Sinks = {}
+    for name in spec.sinks:
+        settings, message = SINKS[name].prepare(spec.runs_dir, spec.name)
+        if message:
+            print_line(console, message)
+        if settings is not None:
+            found[name] = settings | (spec.wandb.model_dump() if name == "wandb" else {})
+    return found
 
-    mode, message = probe_wandb()
-    print_line(console, message.replace("RUNS_DIR", spec.runs_dir))
-    return mode
 
-
-def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Trial]:
-    """Return each trial with the arguments of its W&B run, where it has one."""
-    if not mode:
+def _with_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[Trial]:
+    """Return each trial with what its sinks are told, where it has any."""
+    if not sinks:
         return list(trials)
     return [
-        replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label})
+        replace(trial, sinks={"to": sinks, "group": spec.name, "config": trial.spec, "name": trial.label})
         for trial in trials
     ]
 
@@ -265,14 +268,14 @@ def _report(console: Console, outcome: Outcome, retry: str) -> None:
         print_line(console, HINT)
 
 
-def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
-    """Print what W&B raised in the workers, which have no terminal: once, with the number of runs."""
-    from stability.runs.wandb_sink import wandb_failure_file
-
-    failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]
-    if failed:
-        print_line(
-            console,
-            f"W&B failed in {len(failed)} of {len(trials)} runs, their numbers are in metrics.jsonl: "
-            f"{failed[0].read_text().strip()}",
-        )
+def _report_sinks(console: Console, trials: Sequence[Trial]) -> None:
+    """Print what a sink raised in the workers, which have no terminal: once, with the number of runs."""
+    for name, sink in SINKS.items():
+        having = [trial for trial in trials if name in (trial.sinks or {"to": ()})["to"]]
+        failed = [path for path in (failure_file(trial.directory, name) for trial in having) if path.exists()]
+        if failed:
+            print_line(
+                console,
+                f"{sink.title} failed in {len(failed)} of {len(having)} runs, their numbers are in metrics.jsonl: "
+                f"{failed[0].read_text().strip()}",
+            )

@@ -12,7 +12,8 @@ from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.registry import Registry
 from stability.runs.directory import step_of
-from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, measure_costs, timed_as
+from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs, timed_as
+from sweeps.gpus import Gpu
 from sweeps.requirements import runs_here
 from sweeps.search.rounds import Search
 from sweeps.trial import Trial, is_done
@@ -48,7 +49,8 @@ def describe(
     """Return the plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``:
     the runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus``
     only stands for data that was not read. ``search``: what chooses further runs once these have ended."""
-    points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
+    points, gpu = spec.points(corpus.fingerprint), gpu_of(spec, corpus)
+    costs = measure_costs(spec, corpus) if gpu is None else measure_costs(spec, corpus, gpu)
     left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
     kinds = [timed_as(run, variant) for variant, run in points]
     numbers, missing = (
@@ -62,33 +64,53 @@ def describe(
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}"
-        f"{'state':>10}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
+        f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         lines.append(
-            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}"
-            f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing)}"
+            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
+            f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
-    lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots))
+    lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots, gpu))
+    if gpu is not None:
+        lines += _room(costs, gpu)
     if search is not None:
-        lines.append(search.plan() + _at_most(costs, search.most_runs, slots))
+        lines.append(search.plan() + _at_most(costs, search.most_runs, slots, gpu))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(
         f"state: what the mechanism of all layers keeps of one sequence of {spec.model.positions} {_unit(spec)} to go "
         "on reading, in float32; --: it sees both sides"
     )
     if any(cost.timing for cost in costs.values()):
-        listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
-        included = [
-            *([listed] if spec.hessian else []),
-            *(["samples (not their oracle)"] if spec.generate is not None else []),
-        ]
-        lines.append(
-            ", ".join(["estimated from measured steps of each kind", *included])
-            + f"{' included' if included else ''}; nothing was trained"
-        )
+        lines.append(_basis(spec, gpu))
     return "\n".join(lines)
+
+
+def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
+    """Say what times and memory stand on, and what is in them."""
+    listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
+    included = [
+        *([listed] if spec.hessian else []),
+        *(["samples (not their oracle)"] if spec.generate is not None else []),
+    ]
+    what = "estimated from measured steps of each kind"
+    if gpu is not None:
+        what = (
+            f"at least, estimated for one {gpu.described}: each operation of a step takes its bytes or its matrix "
+            "products at these peaks, one after another, every item as long as the model reads; memory: all tensors of "
+            "a step"
+        )
+    return ", ".join([what, *included]) + f"{' included' if included else ''}; nothing was trained"
+
+
+def _room(costs: dict[str, Cost], gpu: Gpu) -> list[str]:
+    """Return a line for each kind of run whose step has no room in a GPU's memory."""
+    return [
+        f"{kind}: no room in {gpu.memory / 1e9:.0f} GB; a smaller microbatch needs less"
+        for kind, cost in costs.items()
+        if cost.timing is not None and cost.timing.memory_mb * 2**20 > gpu.memory
+    ]
 
 
 def _rates_text(spec: SweepSpec) -> str:
@@ -111,7 +133,7 @@ def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
         from stability.build import described
 
         return f"data: {described(spec, corpus)}; fingerprint {corpus.fingerprint[:12]}"
-    return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
+    return f"data: {corpus.description}; not downloaded for a plan, which takes random {corpus.kind} instead"
 
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:
@@ -121,17 +143,20 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
 
 
 def _state_column(state_bytes: int | None) -> str:
-    return f"{'--':>10}" if state_bytes is None else f"{state_bytes / 1024:>7.1f}KiB"
+    return f"{'--':>13}" if state_bytes is None else f"{state_bytes / 1024:>10.1f}KiB"
 
 
-def _timing_columns(timing: Timing | None) -> str:
+def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
     if timing is None:
         return f"{'--':>10}{'--':>10}{'--':>10}"
+    if gpu is not None:
+        return f"{timing.step_s * 1e3:>8.0f}ms{timing.run_s / 3600:>9.1f}h{timing.memory_mb * 2**20 / 1e9:>8.1f}GB"
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 
-def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float) -> str:
-    """Return the totals as text. ``costs`` and ``left`` are of each run."""
+def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float, gpu: Gpu | None = None) -> str:
+    """Return the totals as text. ``costs`` and ``left`` are of each run; ``gpu``: what their timings are of, None: this
+    machine."""
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = (
         sum(bool(each.steps or each.after) for each in left),
@@ -144,6 +169,8 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
             OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True)
         )
         reason = "split over devices, which is not timed" if spec.shard_parameters else "too large to be timed on a CPU"
+        if gpu is not None:
+            reason += ", and of no kind that can be estimated"
         if not runs_here(spec) and any(kernels_of({**kind, "objective": spec.objective}) for _, kind in spec.curves()):
             reason = "too large for a CPU, or on kernels that are not here, to be timed"
         return (
@@ -152,6 +179,8 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
             "at 1e13 a second; α_max and validation aside"
         )
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
+    if gpu is not None:
+        return f"{text}, at least {duration(total_s)} on one {gpu.device.name}"
     slots = max(1.0, min(slots, missing))  # no more at a time than there are
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
     return (
@@ -176,12 +205,14 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
     )
 
 
-def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
+def _at_most(costs: dict[str, Cost], most_runs: int, slots: float, gpu: Gpu | None = None) -> str:
     """Return the most that all rounds of a search cost, each kind of run in the same number."""
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
         return f", at most {runs(most_runs)} in all"
     total_s = most_runs * sum(timings) / len(timings)
+    if gpu is not None:
+        return f", at most {runs(most_runs)} in all: {duration(total_s)} on one {gpu.device.name}"
     return (
         f", at most {runs(most_runs)} in all: {duration(total_s)} of work, about {duration(total_s / slots)} with "
         f"{slots:g} at a time"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stability.config.sweep import SweepSpec
+from stability.runs.sinks import SINKS
 from sweeps.slots import cpus_per_trial, gpus_per_trial
 from sweeps.trial import Trial
 
@@ -22,10 +23,8 @@ def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
         slurm_launcher.require(spec.slurm)
-    if spec.logger == "wandb":
-        from stability.runs.wandb_sink import require_wandb
-
-        require_wandb()
+    for name in spec.sinks:
+        SINKS[name].require()
     if runs_here(spec):
         _require_of_this_machine(spec.device, trials)
 

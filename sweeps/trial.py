@@ -20,6 +20,7 @@ from stability.runs.directory import INTERRUPTED, RUNNING, STOPPED, RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
+from stability.runs.sinks import Sinks
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
@@ -30,8 +31,8 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments
-      of the W&B sink, or None;
+    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``sinks``: what
+      its sinks are asked for (`stability.runs.sinks.Sinks`), or None;
     ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in
       it, e.g. "window=4";
     ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, ""
@@ -46,7 +47,7 @@ class Trial:
     pool: str
     curvature: dict[str, Any] | None
     device: str
-    wandb: dict[str, Any] | None
+    sinks: dict[str, Any] | None
     command: str = ""
     variant: str = ""
     generate: dict[str, Any] | None = None
@@ -65,6 +66,11 @@ class Trial:
     @property
     def directory(self) -> RunDirectory:
         return RunDirectory(self.pool, self.run_id)
+
+    @property
+    def cache_dir(self) -> Path:
+        """The pool's folder of prepared data."""
+        return Path(self.pool) / "cache"
 
     @property
     def label(self) -> str:
@@ -115,7 +121,7 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
         "curvature": spec.curvature.model_dump(mode="json") if spec.hessian else None,
         "generate": None if spec.generate is None else spec.generate.absolute().model_dump(mode="json"),
         "device": spec.device,
-        "wandb": None,
+        "sinks": None,
         "command": command_line(),
         "several": several_of({axis: getattr(spec, axis) for axis in AXES}),
     }
@@ -222,30 +228,56 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
-    """Train a trial, then measure α_max and draw samples where it asks for them; yields after every step."""
+    """Train a trial, then measure α_max and draw samples where it asks for them; yields after every step. Its sinks
+    stay open to the end, since what is measured goes there, too."""
+    sinks = Sinks(trial.directory, trial.sinks)
+    try:
+        yield from _train(trial, sinks)
+        if trial.directory.finished:  # else stopped at a rung
+            yield from _measure(trial, sinks)
+            yield from _sample(trial)
+    finally:
+        sinks.close()
+
+
+def _train(trial: Trial, sinks: Sinks) -> Iterator[None]:
+    """Train a trial to its verdict, or to the rung that it is left at."""
     from stability.config.parse import parse_run
     from stability.training.run import train
 
-    spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
     how = {
-        "wandb": trial.wandb,
+        "sinks": sinks,
         "command": trial.command,
         "devices": trial.devices,
         "shard": trial.shard,
         "stop_at": trial.stop_at,
     }
-    yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, **how)
-    if not trial.directory.finished:  # stopped at a rung
+    yield from train(parse_run(trial.spec), trial.directory, cache_dir=trial.cache_dir, device=trial.device, **how)
+
+
+def _measure(trial: Trial, sinks: Sinks) -> Iterator[None]:
+    """Measure the α_max that is missing, and send its medians to the sinks."""
+    if trial.curvature is None:
         return
-    if trial.curvature is not None:
-        from stability.probes.curvature.alpha_max import measure
+    from stability.probes.curvature.alpha_max import is_measured, measure
+    from stability.probes.curvature.medians import medians
 
-        yield from measure(
-            trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device
-        )
-    if trial.generate is not None:
-        from stability.probes.generation.generating import generate
+    curvature = checked(CurvatureSpec, trial.curvature)
+    if is_measured(trial.directory, curvature):
+        return
+    yield from measure(trial.directory, curvature, cache_dir=trial.cache_dir, device=trial.device)
+    if trial.sinks is None:
+        return
+    sinks.open(None)
+    for row in medians(trial.directory, curvature):
+        sinks.measured(row)
 
-        yield from generate(
-            trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device
-        )
+
+def _sample(trial: Trial) -> Iterator[None]:
+    if trial.generate is None:
+        return
+    from stability.probes.generation.generating import generate
+
+    yield from generate(
+        trial.directory, checked(GenerationSpec, trial.generate), cache_dir=trial.cache_dir, device=trial.device
+    )

@@ -170,7 +170,7 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
             assert read_spec(kind, words) is not None, (page, command)
 
 
-ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer")
+ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer", "dashboard")
 OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear", "mixture")
 
 

@@ -85,7 +85,10 @@ def test_a_sweep_samples_and_scores_proteins_and_shows_their_components(words, p
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["generate.num=2", "generate.oracle=hf:gpt2"], "oracle=hf:gpt2 reads text, and these samples are proteins"),
+        (
+            ["generate.num=2", "generate.oracle=evo2:evo2_1b_base"],
+            "oracle=evo2:evo2_1b_base reads nucleotides, and these samples are proteins",
+        ),
         (
             ["generate.num=2", "generate.contexts=given", "objective.contexts=[]", "cross=none"],
             "contexts=given, and this run reads none",

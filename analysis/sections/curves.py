@@ -67,7 +67,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 @dataclass(frozen=True)
 class _Curves:
-    """What is drawn of each series and rate. ``rows``: all logged steps; ``validated``: the median of the validation
+    """The curves of each series and rate. ``rows``: all logged steps; ``validated``: the median of the validation
     NLLs of a step; ``ends``: the last finite loss of each run that diverged."""
 
     rows: Frame

@@ -116,8 +116,8 @@ def _step_panel(
         inside = medians.where(np.isfinite(medians) & (medians > 0))
         ax.plot(inside.index, inside, color=styles[name].color, linestyle=styles[name].dashes, linewidth=1.0, zorder=3)
         for marker, height, steps in (
-            ("^", 0.96, medians.index[np.isposinf(medians)]),
-            ("v", 0.04, medians.index[medians == 0]),
+            ("^", 0.96, medians.index[np.isposinf(medians.to_numpy())]),
+            ("v", 0.04, medians.index[medians.to_numpy() == 0]),
         ):
             if len(steps):
                 ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)

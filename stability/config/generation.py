@@ -15,9 +15,11 @@ from stability.config.base import Settings
 from stability.config.identity import Place
 from stability.registry import Registry
 
+KINDS = ("hf", "ckpt", "evo2")
 ORACLES = (
-    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours, "
-    "of an objective that gives samples their likelihood, e.g. ar)"
+    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder; proteins: any protein language model), "
+    "oracle=ckpt:runs/<run_id> (one of ours, of an objective that gives samples their likelihood, e.g. ar) or "
+    "oracle=evo2:evo2_1b_base (DNA)"
 )
 
 
@@ -68,7 +70,8 @@ class GenerationSpec(Settings):
         description="whether finished samples and scores that other settings or another oracle gave are replaced",
     )
     oracle: Annotated[str | None, Place()] = Field(
-        default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody"
+        default=None,
+        description="who scores the samples: hf:NAME_OR_FOLDER, ckpt:FOLDER or evo2:CHECKPOINT; null: nobody",
     )
     own: Any = Field(
         default_factory=lambda: own_settings()(), description="settings of one kind of samples; written flat"
@@ -93,8 +96,10 @@ class GenerationSpec(Settings):
     @classmethod
     def _known_kind(cls, value: str | None) -> str | None:
         kind, _, place = (value or "").partition(":")
-        if value is not None and (kind not in ("hf", "ckpt") or not place):
-            raise ValueError(f"oracle={value}: neither hf:NAME_OR_FOLDER nor ckpt:FOLDER;\ngive {ORACLES}")
+        if value is not None and (kind not in KINDS or not place):
+            raise ValueError(
+                f"oracle={value}: neither hf:NAME_OR_FOLDER nor ckpt:FOLDER nor evo2:CHECKPOINT;\ngive {ORACLES}"
+            )
         return value
 
     def absolute(self) -> GenerationSpec:
@@ -102,7 +107,7 @@ class GenerationSpec(Settings):
         their own."""
         kind, _, place = (self.oracle or "").partition(":")
         there = Path(place).expanduser()
-        if self.oracle is None or (kind == "hf" and not there.is_dir()):
+        if self.oracle is None or kind == "evo2" or (kind == "hf" and not there.is_dir()):
             return self
         return self.model_copy(update={"oracle": f"{kind}:{there.resolve()}"})
 

@@ -14,6 +14,7 @@ from stability.config.parts import part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
+from stability.config.wandb import DashboardSpec
 from stability.registry import add_plugin
 from stability.startup import uncollected
 
@@ -25,6 +26,7 @@ SPECS: dict[str, type[Settings]] = {
     "probe": ProbeSpec,
     "generate": GenerateSpec,
     "train_tokenizer": TokenizerSpec,
+    "dashboard": DashboardSpec,
 }  # of each entry, what it works from
 
 

@@ -30,9 +30,10 @@ from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
 from stability.config.settled import settled
 from stability.config.training import Precision, WeightsSpec, weights_asked_for
+from stability.config.wandb import WandbSpec
 from stability.registry import Registry
 
-# axes whose parts' settings can vary, and their families
+Logger = Literal["files", "wandb", "tensorboard", "mlflow"]
 
 
 def _listed(value: Any) -> Any:
@@ -101,11 +102,18 @@ class SweepSpec(AbstractRecipe):
     )
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
-    logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
+    logger: Annotated[tuple[Logger, ...], BeforeValidator(_listed)] = Field(
+        min_length=1, description="where metrics go beside the run's files: one, or several in brackets"
+    )
+    wandb: WandbSpec = Field(default=WandbSpec(), description="logger=wandb")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
+    plan_gpu: Literal["a40", "a100", "h100", "h200"] | None = Field(
+        default=None,
+        description="the GPU that a plan estimates hours and memory for; null: runs are timed here, or for an H100",
+    )
     _choices: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("mechanism")
@@ -121,6 +129,13 @@ class SweepSpec(AbstractRecipe):
     def _each_precision_once(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
         if len(set(value)) < len(value):
             raise ValueError(f"precision=[{','.join(value)}] names one twice; give each once")
+        return value
+
+    @field_validator("logger")
+    @classmethod
+    def _each_logger_once(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"logger=[{','.join(value)}] names one twice; give each once")
         return value
 
     @model_validator(mode="after")
@@ -196,6 +211,11 @@ class SweepSpec(AbstractRecipe):
     def choices(self) -> tuple[str, ...]:
         """A line for each ``impl=auto``: how it was settled, and why."""
         return self._choices
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The names of what metrics go to beside the run's files, which are always there."""
+        return tuple(name for name in self.logger if name != "files")
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
         """Return each ablation with its axis and its variants, the base's own value among them."""

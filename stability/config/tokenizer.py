@@ -227,6 +227,10 @@ class TokenizerSpec(AbstractTokenizerRecipe):
         default=4, ge=0, description="held-out chains that are written as mmCIF, original and reconstructed"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    dry_run: bool = Field(default=False, description="print what it would cost and train nothing")
+    plan_gpu: Literal["a40", "a100", "h100", "h200"] = Field(
+        default="h100", description="the GPU that a dry run estimates hours and memory for"
+    )
 
     def run(self, data_fingerprint: str) -> TokenizerRunSpec:
         """Return the part that decides how the tokenizer turns out."""

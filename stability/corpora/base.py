@@ -45,6 +45,11 @@ class AbstractCorpus:
         `examples` reads, with a ``split(rows)``."""
         raise NotImplementedError
 
+    def longest_batch(self, num: int, positions: int, generator: Generator) -> Any:
+        """Return a training batch each item of which is as long as ``positions`` let it be: what a step takes at most
+        is measured on it."""
+        return self.batch("train", num, positions, generator)
+
     def windows(self, split: str, num: int, positions: int) -> Any:
         """Return at most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call;
         otherwise as `batch`."""

@@ -8,15 +8,16 @@ import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from stability.config import Settings
-from stability.config.identity import Place
+from stability.config.identity import Place, Since
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.images import synthetic
+from stability.corpora.images.cifar import CHANNELS, SIDE
 from stability.corpora.images.corpus import ImageCorpus, Side
 from stability.corpora.images.files import find, key_of
 from stability.corpora.io.arrays import TokenFile
@@ -26,6 +27,8 @@ from stability.data._base import AbstractDataSource
 # Raised when the same files (or no file) would give other images.
 VERSION = 1
 HOLD_OUT = 0.01
+NUM_CLASSES = {"cifar10": 10, "cifar100": 100}
+STAND_IN = 1024  # images of a side
 
 
 class ImagesConfig(Settings):
@@ -36,6 +39,10 @@ class ImagesConfig(Settings):
         min_length=1,
         description="an .npz file, CIFAR-10's or CIFAR-100's python batches (folder or .tar.gz), or a folder with "
         "train/<class>/*.png; null: synthetic images",
+    )
+    dataset: Annotated[Literal["cifar10", "cifar100"] | None, Since(None)] = Field(
+        default=None,
+        description="what data.path must hold, and what a plan without data.path is made for; null: any images",
     )
     hold_out: float | None = Field(
         default=None,
@@ -78,6 +85,11 @@ class Images(AbstractDataSource):
         """Decode every image once. Errors: ``ValueError`` naming file and image; ``RuntimeError`` where Pillow is
         needed and missing."""
         if config.path is None:
+            if config.dataset is not None:
+                raise ValueError(
+                    f"data.dataset={config.dataset} needs data.path, its python batches: a folder or a .tar.gz; "
+                    "data.dataset=null data.path=null reads synthetic images"
+                )
             _refuse_hold_out(config, "the synthetic images have")
             sides = (("train", synthetic.NUM_TRAIN, synthetic.SEED), ("val", synthetic.NUM_VAL, synthetic.SEED + 1))
             made = (
@@ -85,15 +97,31 @@ class Images(AbstractDataSource):
             )
             return _corpus(made, synthetic.CLASS_NAMES, synthetic.DESCRIPTION, config, scratch)
         found = find(config.path)
+        _require_dataset(config, len(found.class_names))
         with bar("reading images"):
             return _corpus(found.items, found.class_names, found.what, config, scratch)
 
     @classmethod
     def cache_key(cls, config: ImagesConfig) -> str:
-        """Return the name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what
-        is held out."""
+        """Return the name (for folders with the class) and sha256 of each file, or the synthetic images' seed; what is
+        held out; and the data set that is asked for, where one is."""
         files = ["synthetic", synthetic.SEED] if config.path is None else key_of(find(config.path))
-        return json.dumps([VERSION, config.hold_out, files])
+        asked = [] if config.dataset is None else [config.dataset]
+        return json.dumps([VERSION, config.hold_out, files, *asked])
+
+    @classmethod
+    def stand_in(cls, config: ImagesConfig) -> ImageCorpus | None:
+        """Return random images of a data set that is named, where no path is given."""
+        if config.path is not None or config.dataset is None:
+            return None
+        classes, draws = NUM_CLASSES[config.dataset], np.random.default_rng(0)
+        sides = [
+            Side(draws.integers(256, size=(num, SIDE, SIDE, CHANNELS), dtype=np.uint8), labels.astype(np.uint16))
+            for num, labels in ((STAND_IN, draws.integers(classes, size=STAND_IN)) for _ in range(2))
+        ]
+        return ImageCorpus.of(
+            sides[0], sides[1], tuple(map(str, range(classes))), f"random images in place of {config.dataset}"
+        )
 
 
 def _corpus(
@@ -120,6 +148,15 @@ def _corpus(
     else:
         train, val = _held_out(piles["train"].side(shape), config.hold_out or HOLD_OUT, origin, scratch)
     return ImageCorpus.of(train, val, names, origin)
+
+
+def _require_dataset(config: ImagesConfig, num_classes: int) -> None:
+    """Raise a ``ValueError`` of one line where the data are not of the data set that was named."""
+    if config.dataset is not None and num_classes != NUM_CLASSES[config.dataset]:
+        raise ValueError(
+            f"data.dataset={config.dataset} has {NUM_CLASSES[config.dataset]} classes, and data.path={config.path} has "
+            f"{num_classes}; give its own files, or data.dataset=null"
+        )
 
 
 def _refuse_hold_out(config: ImagesConfig, who: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ def computing_in(precision: Precision, device: torch.device | str) -> AbstractCo
 
 
 def in_float32(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Return the context in which operations keep the dtype of what they are given, whatever computes around them."""
-    return torch.autocast(torch.device(device).type, enabled=False)
+    """Return the context in which operations keep the dtype of what they are given, whatever computes around them. On
+    torch's meta device, which has no autocast, they always do."""
+    kind = torch.device(device).type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def rounds_products(device: torch.device | str) -> bool:
@@ -32,7 +34,7 @@ def rounds_products(device: torch.device | str) -> bool:
     is allowed."""
     kind = torch.device(device).type
     is_tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return is_tf32 or torch.is_autocast_enabled(kind)
+    return is_tf32 or (kind != "meta" and torch.is_autocast_enabled(kind))
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:

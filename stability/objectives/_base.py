@@ -209,6 +209,17 @@ class AbstractObjective(KernelUser):
         """
         return corpus
 
+    @classmethod
+    def for_plan(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return its settings as a plan takes them, where nothing is trained: with a stand-in for what would have to be
+        there first. ``values``: as they were composed, not validated yet."""
+        return values
+
+    @classmethod
+    def reads_for_plan(cls, config: Any, corpus: Any, pool: Path) -> Any:
+        """Return what `reads` does, or what has the same format where `for_plan` put in a stand-in."""
+        return cls.reads(config, corpus, pool)
+
     def tokens_needed(self, positions: int) -> int:
         """Return how many tokens to draw per sequence, so that the model sees ``positions``."""
         return positions

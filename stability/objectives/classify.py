@@ -6,14 +6,23 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.images import POSITION_STD, ImageFormat, PatchEmbedding, first_position, mean_over_positions
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+from stability.objectives._base import (
+    AbstractObjective,
+    Examples,
+    ObjectiveSettings,
+    refuse_unread,
+    weighted_cross_entropy,
+)
+from stability.objectives._rand_augment import HIGHEST, rand_augment
 from stability.runs.words import ShareWords, Words
+
+MAGNITUDE = 14.0  # that of github.com/kentaroy47/vision-transformers-cifar10
 
 
 class Classification(AbstractObjective):
@@ -23,7 +32,8 @@ class Classification(AbstractObjective):
     positions after the final norm, or a class token there. That stands at one end of the line of positions, which a
     mechanism that reaches its neighbours only (sc, sw) connects to two patches. Pixels are normalised by the training
     images' mean and standard deviation of each channel. In training only, each image is cropped out of itself with a
-    black border of ``crop`` pixels around it, then mirrored with probability one half.
+    black border of ``crop`` pixels around it, then mirrored with probability one half; with ``rand_augment=N`` it first
+    goes through N operations of RandAugment.
     """
 
     class Config(ObjectiveSettings):
@@ -49,6 +59,22 @@ class Classification(AbstractObjective):
             gt=0,
             description="standard deviation that the positions' vectors, and a class token's, start with",
         )
+        rand_augment: Annotated[int, Since(0)] = Field(
+            default=0, ge=0, le=16, description="operations of RandAugment on each training image; 0: none"
+        )
+        magnitude: Annotated[float, Since(MAGNITUDE)] = Field(
+            default=MAGNITUDE, ge=0, le=HIGHEST, description="how much each of them does, of 30 (rand_augment above 0)"
+        )
+
+        @model_validator(mode="after")
+        def _magnitude_is_read(self) -> Classification.Config:
+            refuse_unread(
+                self,
+                ("magnitude",),
+                self.rand_augment > 0,
+                "objective.rand_augment above 0 (objective.rand_augment=0 given)",
+            )
+            return self
 
     corpus_kind = "images"
     words = Words(
@@ -88,6 +114,7 @@ class Classification(AbstractObjective):
         )
 
     def require(self) -> None:
+        """Raise a ``ValueError`` of one line where images of this size or colour cannot be augmented as asked."""
         side = min(self.image.height, self.image.width)
         if self.config.crop >= side:
             size = f"{self.image.height}×{self.image.width} pixels"
@@ -95,15 +122,22 @@ class Classification(AbstractObjective):
                 f"objective.crop={self.config.crop} must be below {side}, the shorter side of images of {size}, or "
                 "nothing of some is left; 0: none"
             )
+        if self.config.rand_augment and self.image.channels != 3:
+            raise ValueError(
+                f"objective.rand_augment={self.config.rand_augment} works on colours, and these images have "
+                f"{self.image.channels} channel{'s' if self.image.channels > 1 else ''}; 0: none"
+            )
 
     @property
     def pool(self) -> Pool:
         return first_position if self.config.pool == "cls" else mean_over_positions
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """Return the batch with its images cropped and mirrored; first all rows and columns of the windows are drawn,
-        then who is mirrored."""
+        """Return the batch with its images augmented, cropped and mirrored; first what RandAugment does to each is
+        drawn, then all rows and columns of the windows, then who is mirrored."""
         images_BHWC = batch.images_BHWC
+        if self.config.rand_augment:
+            images_BHWC = rand_augment(images_BHWC, self.config.rand_augment, self.config.magnitude, generator)
         if self.config.crop:
             images_BHWC = cropped(images_BHWC, self.config.crop, generator)
         if self.config.flip:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ SOURCES = ("sequence", "structure")
 ALIGNED = ("ss", "sasa", "plddt", "domains")  # an entry a residue; the others are sequences of their own
 CONTEXTS = (*ALIGNED, "descriptions", "orthologs")
 FIRST = len(SPECIALS)  # the first content token of a source track
+# the id that stands for a tokenizer in a plan (no hash is it, but by a chance of 2⁻⁴⁸), and its codes: those of
+# stability.train_tokenizer without levels=
+UNTRAINED, CODES = "0" * 12, 7 * 5 * 5 * 5 * 5
 
 
 class MultitrackMaskedModel(AbstractObjective):
@@ -165,6 +169,22 @@ class MultitrackMaskedModel(AbstractObjective):
         from stability.structure.tokens import tokenised  # a trained model, which stands above the objectives
 
         return tokenised(corpus, config.tokenizer, pool)
+
+    @classmethod
+    def for_plan(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings with `UNTRAINED` in the place of a tokenizer that is needed and not named."""
+        named = values.get("tokenizer") is not None or "structure" not in (values.get("sources") or ())
+        return values if named else values | {"tokenizer": UNTRAINED}
+
+    @classmethod
+    def reads_for_plan(cls, config: Config, corpus: Any, pool: Path) -> Any:
+        """Return the chains with random structure tokens where the tokenizer is a plan's stand-in."""
+        if config.tokenizer != UNTRAINED:
+            return cls.reads(config, corpus, pool)
+        draws = np.random.default_rng(0)
+        return corpus.with_structure(
+            "a tokenizer to be trained", CODES, draws.integers(CODES, size=corpus.num_residues)
+        )
 
     def embedding(self, width: int, positions: int) -> nn.Module:
         return SummedEmbedding([self._sizes[name] for name in self.config.sources], width)

@@ -1,4 +1,4 @@
-"""Log a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
+"""Log a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, sinks beside them where asked. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory, read_jsonl, write_atomically
-from stability.runs.wandb_sink import WandbSink
+from stability.runs.rows import by_block
+from stability.runs.sinks import Sinks
 
 COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of metrics.jsonl, in every row
 
@@ -50,15 +51,17 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 class RunLog:
-    """The sinks of one run. ``metrics`` takes deterministic quantities only, ``timing`` clocks and memory."""
+    """The log of one run. ``metrics`` takes deterministic quantities only, ``timing`` clocks and memory. ``sinks`` get
+    what is deterministic, too; who gave them closes them."""
 
-    def __init__(self, directory: RunDirectory, *, resume_after: int, wandb: dict[str, Any] | None = None):
+    def __init__(self, directory: RunDirectory, *, resume_after: int, sinks: Sinks | None = None):
         for path in (directory.metrics_file, directory.timing_file, directory.gradients_file):
             truncate_after(path, resume_after)
         self._metrics, self._timing = JsonLines(directory.metrics_file), JsonLines(directory.timing_file)
         self._gradients_file = directory.gradients_file
         self._gradients: JsonLines | None = None
-        self._wandb = WandbSink(directory, **wandb) if wandb else None
+        self._sinks = sinks or Sinks(directory)
+        self._sinks.open(resume_after)
 
     def metrics(self, row: dict[str, Any]) -> None:
         """Write a row: ``COLUMNS`` first, null where the row has nothing or no finite number, then what else there
@@ -67,8 +70,7 @@ class RunLog:
             name: value if value is None or math.isfinite(value) else None for name, value in row.items()
         }
         self._metrics.write(row)
-        if self._wandb:
-            self._wandb.write(row)
+        self._sinks.write(row)
 
     def timing(self, row: dict[str, Any]) -> None:
         self._timing.write(row)
@@ -79,14 +81,7 @@ class RunLog:
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)
-        if self._wandb:
-            by_name = {
-                f"{name}/{row['block']}": value
-                for row in rows
-                for name, value in row.items()
-                if name not in ("step", "block")
-            }
-            self._wandb.write({"step": rows[0]["step"], **by_name})
+        self._sinks.write(by_block(rows))
 
     def sync(self) -> None:
         """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up
@@ -97,8 +92,6 @@ class RunLog:
     def _files(self) -> list[JsonLines]:
         return [file for file in (self._metrics, self._timing, self._gradients) if file is not None]
 
-    def close(self, summary: dict[str, Any] | None = None) -> None:
+    def close(self) -> None:
         for file in self._files():
             file.close()
-        if self._wandb:
-            self._wandb.close(summary or {})

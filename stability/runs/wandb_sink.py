@@ -2,89 +2,105 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from stability.runs.directory import RunDirectory, write_atomically
+from stability.config.wandb import PROJECT
+from stability.runs.sink import AbstractSink, Told
+
+CHECKPOINT_STEP = "checkpoint_step"
 
 
-class WandbSink:
+class WandbSink(AbstractSink):
     """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver
-    (`probe_wandb`), never here.
+    (`probe_wandb`), never here."""
 
-    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway. It
-    is kept in `wandb_failure_file`, too, from which the driver tells what a worker's terminal would have shown.
-    """
-
+    title: ClassVar[str] = "W&B"
     _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
 
-    def __init__(self, directory: RunDirectory, *, group: str, mode: str, config: dict[str, Any], name: str):
-        self._failure_file = wandb_failure_file(directory)
-        self._failure_file.unlink(missing_ok=True)
-        self._arguments = {
-            "group": group,
-            "name": name,
-            "id": directory.run_id,
-            "dir": str(directory.path),
-            "config": config,
-        }
-        if mode == "online" and not WandbSink._offline_from_now:
-            self._run = self._guarded(lambda: _init_wandb("online", **self._arguments))
-            if self._run is not None:
-                return
-            WandbSink._offline_from_now = True
-            self._guarded(_teardown_wandb)
-        self._run = self._guarded(lambda: _init_wandb("offline" if mode == "online" else mode, **self._arguments))
+    def __init__(
+        self,
+        mode: str,
+        project: str = PROJECT,
+        entity: str | None = None,
+        checkpoints: bool = False,
+        begun_anew: bool = False,
+    ):
+        self._mode = "offline" if mode == "online" and WandbSink._offline_from_now else mode
+        self._place = {"project": project, "entity": entity}
+        self._checkpoints, self._begun_anew = checkpoints, begun_anew
+
+    @classmethod
+    def require(cls) -> None:
+        require_wandb()
+
+    @classmethod
+    def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
+        mode, message = probe_wandb()
+        return {"mode": mode}, message.replace("RUNS_DIR", runs_dir)
+
+    def open(self, run: Told) -> None:
+        about = {"group": run.group, "name": run.name, "id": run.run_id, "dir": str(run.directory.path)}
+        self._directory = run.directory
+        self._run = init_run(self._mode, config=run.config, **self._place, **about)
 
     def write(self, row: dict[str, Any]) -> None:
-        values = {key: value for key, value in row.items() if key != "step" and value is not None}
-        self._with_run(lambda run: run.log(values, step=row["step"]))
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """Send a row with the checkpoint's step as an axis of its own: W&B takes no step that lies behind."""
+        values = {name: value for name, value in row.items() if name != "step"}
+        for name in values:
+            self._run.define_metric(name, step_metric=CHECKPOINT_STEP)
+        self._run.log({CHECKPOINT_STEP: row["step"], **values})
 
     def close(self, summary: dict[str, Any]) -> None:
-        self._with_run(lambda run: run.summary.update(summary))
-        self._with_run(lambda run: run.finish())
-        self._run = None
+        if "verdict" in summary:
+            self._run.tags = (*(self._run.tags or ()), summary["verdict"])
+            if self._checkpoints:
+                self._send_checkpoint()
+        self._run.summary.update(summary)
+        self._run.finish()
 
-    def _with_run(self, call: Callable[[Any], Any]) -> None:
-        run = self._run
-        if run is not None and self._guarded(lambda: (call(run),)) is None:
-            self._run = None
-
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        """Return the call's value, or None, with one line printed, where W&B failed."""
-        try:
-            return call()
-        # W&B raises its own errors, OSError when its service died, and classes of private modules
-        except Exception as error:  # noqa: BLE001
-            message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            print(f"{self._arguments['id']}: W&B failed, the run goes on ({message})", flush=True)
-            write_atomically(self._failure_file, f"{message}\n".encode())
+    def substitute(self) -> AbstractSink | None:
+        """Return a sink that is offline for one that should have been online, as all others of this process are from
+        then on; and for one that was offline another one, once: a service process that died takes what runs at the time
+        with it, and would take every later run."""
+        if self._mode != "online" and self._begun_anew:
             return None
+        WandbSink._offline_from_now = self._mode == "online" or WandbSink._offline_from_now
+        begun_anew = self._mode != "online"
+        _teardown_wandb()
+        return WandbSink("offline", **self._place, checkpoints=self._checkpoints, begun_anew=begun_anew)
 
-
-def wandb_failure_file(directory: RunDirectory) -> Path:
-    return directory.path / "wandb_failure.txt"
+    def _send_checkpoint(self) -> None:
+        """Send the last checkpoint as an artifact of the run's id."""
+        artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._directory.run_id}", type="model")
+        artifact.add_dir(str(self._directory.checkpoints()[-1]))
+        self._run.log_artifact(artifact)
 
 
 def _teardown_wandb() -> None:
     """End W&B's service process, which holds on to the id of a run that it could not start."""
     import wandb
 
-    wandb.teardown()
+    # where the process is dead, W&B forgets it and then says so; the next run starts another one
+    with contextlib.suppress(ConnectionError):
+        wandb.teardown()
 
 
-def _init_wandb(mode: Any, **arguments: Any) -> Any:
+def init_run(mode: Any, **arguments: Any) -> Any:
+    """Begin a W&B run, or go on with the one of its id, with the settings that all of ours have."""
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=10, finish_timeout=15, console="off", x_disable_stats=True)
-    return wandb.init(project="stability", resume="allow", mode=mode, settings=settings, **arguments)
+    return wandb.init(resume="allow", mode=mode, settings=settings, **arguments)
 
 
 def require_wandb() -> Any:
@@ -149,3 +165,8 @@ def _reachable(url: str, timeout_s: float) -> bool:
     thread.start()
     thread.join(timeout_s)
     return connected.is_set()
+
+
+def default_entity() -> str:
+    """Return the account's default entity, as the server names it."""
+    return str(importlib.import_module("wandb").Api().default_entity)

@@ -15,6 +15,7 @@ from stability.config.tokenizer import TokenizerRunSpec
 from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
+from stability.runs.sinks import Sinks
 from stability.training.store import Store
 
 
@@ -58,7 +59,7 @@ class Checkpointed(ABC):
         """Return whether a checkpoint may be made of what it stands at, where it has not diverged."""
         return True
 
-    def open(self, command: str = "", wandb: dict[str, Any] | None = None, **described: Any) -> None:
+    def open(self, command: str = "", sinks: Sinks | None = None, **described: Any) -> None:
         """Resume from the last readable checkpoint, and say that it is running. ``described``: what provenance.json
         holds beside that of every training."""
         of_this = {"device": str(self.device), "threads": self.spec.threads}
@@ -66,7 +67,7 @@ class Checkpointed(ABC):
         found = self.store.latest()
         if found is not None:
             self.restore(*found)
-        self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)
+        self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, sinks=sinks)
         timings = list(read_jsonl(self.directory.timing_file))
         self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         self.directory.set_status("running", step=self.step, num_steps=self.num_steps, **self.running)
@@ -80,18 +81,20 @@ class Checkpointed(ABC):
     def steps(self, until: int | None = None) -> Iterator[None]:
         """Train to the verdict, yielding after every step; with ``until`` no further than that step. Closed anywhere it
         leaves a checkpoint there."""
-        summary: dict[str, Any] = {}
         try:
             while self.step < min(self.num_steps, until or self.num_steps) and self.diverged is None:
                 self.advance()
                 yield
             is_over = self.diverged is not None or self.step == self.num_steps
-            summary = self.finish() if is_over else self.leave()
+            if is_over:
+                self.finish()
+            else:
+                self.leave()
         except GeneratorExit:
             self.leave(INTERRUPTED)
             raise
         finally:
-            self.close(summary)
+            self.close()
 
     def save(self) -> None:
         """Write a checkpoint of the current step, unless there is one."""
@@ -99,7 +102,7 @@ class Checkpointed(ABC):
             self.log.sync()
             self.store.write(self.step, *self.state())
 
-    def leave(self, state: str = STOPPED) -> dict[str, Any]:
+    def leave(self, state: str = STOPPED) -> None:
         """End before the last step, without a verdict: it can be gone on with from the step that the status names."""
         # else the parameters may hold what diverged; who goes on finds it again
         if self.diverged is None and self.is_sound():
@@ -107,15 +110,13 @@ class Checkpointed(ABC):
         step = self.store.newest
         reason = f"{state} at step {step} of {self.num_steps}"
         self.directory.set_status(state, step=step, reason=reason, num_steps=self.num_steps)
-        return {}
 
-    def finish(self) -> dict[str, Any]:
-        """Write verdict and result, the last thing that training writes; returned as a summary."""
+    def finish(self) -> None:
+        """Write verdict and result, the last thing that training writes."""
         verdict, reason, result = self.judged()
         self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=result)
-        return {"verdict": verdict, "reason": reason, **result}
 
-    def close(self, summary: dict[str, Any]) -> None:
-        """End the log, with ``summary`` where it is shown elsewhere, too."""
-        self.log.close(summary)
+    def close(self) -> None:
+        """End the log."""
+        self.log.close()

@@ -12,6 +12,7 @@ from stability.build import described, resolve_device, shapes
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory
+from stability.runs.sinks import Sinks
 from stability.training.devices.base import Devices
 from stability.training.devices.one import OneDevice
 from stability.training.devices.sharded import ShardedDevices
@@ -26,7 +27,7 @@ def train(
     *,
     cache_dir: Path,
     device: str = "auto",
-    wandb: dict[str, Any] | None = None,
+    sinks: Sinks | None = None,
     command: str = "",
     devices: int = 1,
     shard: bool = False,
@@ -38,7 +39,7 @@ def train(
     the last checkpoint that can be read, bit for bit as if it had never stopped (same hardware). Divergence is a
     result, not an error. ``devices``: how many share the microbatches, which changes no bit either; with ``shard`` they
     share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after which the
-    run is left, ``stopped``, as if it had been closed there.
+    run is left, ``stopped``, as if it had been closed there. ``sinks``: get what is logged, too, and are left open.
     """
     if directory.finished:
         return
@@ -50,7 +51,7 @@ def train(
         known: dict[str, Any] = {"data": {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}}
         if weights is not None:
             known["weights"] = weights.account(shapes(spec, corpus.format))
-        trainer.open(command, wandb, **known)
+        trainer.open(command, sinks, **known)
         yield from trainer.steps(stop_at)
 
 

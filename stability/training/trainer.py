@@ -167,6 +167,6 @@ class Trainer(Replica, Checkpointed):
         seconds = [tokens / row["tokens_per_s"] for row in read_jsonl(self.directory.timing_file)]
         return median(seconds) if seconds else None
 
-    def close(self, summary: dict[str, Any]) -> None:
+    def close(self) -> None:
         self.telemetry.close()
-        super().close(summary)
+        super().close()

@@ -98,12 +98,12 @@ def run_rounds(
     was asked for.
 
     ``record`` is written before each round that has something to run: whenever the machine stops, the same command
-    goes on from there. One Ray cluster serves all rounds, and W&B's server is looked for once.
+    goes on from there. One Ray cluster serves all rounds, and the sinks are looked for once.
     """
     console = console or Console()
     known: dict[str, Trial] = {}
     outcomes: list[Outcome] = []
-    cluster = mode = None
+    cluster = sinks = None
     with ExitStack() as stack:
         for number in itertools.count(1):
             if not (trials := trials_of(spec, search.ask())):
@@ -119,13 +119,13 @@ def run_rounds(
             if pending:
                 require(spec, pending)
                 cluster = cluster or stack.enter_context(_cluster(spec))
-                mode = launch.wandb_mode(spec, console) if mode is None else mode
+                sinks = launch.sinks_of(spec, console) if sinks is None else sinks
                 console.print(f"round {number}", markup=False, highlight=False)
                 with put_back_unless_begun(record.study, pending, launch.folder_of(spec)):
                     for trial in fresh.values():
                         trial.directory.write_spec(trial.spec)
                     record.write(list(known.values()), search.record())
-                    given = {"earlier": earlier, "mode": mode, "console": console, "run": run}
+                    given = {"earlier": earlier, "sinks": sinks, "console": console, "run": run}
                     outcomes.append(launch.run(spec, list(fresh.values()), **given))
             else:
                 outcomes.append(Outcome(len(fresh), 0, (), False))

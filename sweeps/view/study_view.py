@@ -43,7 +43,7 @@ class StudyView:
             "curvature": curvature,
             "generate": asked.get("generate"),
             "device": "auto",
-            "wandb": None,
+            "sinks": None,
             "several": several_of(asked),
         }
         trials, unreadable = [], []

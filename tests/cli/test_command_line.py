@@ -18,7 +18,7 @@ from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
 from stability.config.groups import ROLES
 from stability.config.parse import parse
-from stability.config.sweep import SweepSpec
+from stability.config.sweep import Logger, SweepSpec
 from stability.config.training import Precision
 from stability.sweep import HELP
 from tests.mechanisms.names import CAUSAL, listed
@@ -250,7 +250,9 @@ def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
     assert process.returncode == 128 + number
 
 
-@pytest.mark.parametrize("module", ["generate", "hessian", "probe", "report", "status", "sweep", "train_tokenizer"])
+@pytest.mark.parametrize(
+    "module", ["generate", "hessian", "probe", "report", "status", "sweep", "train_tokenizer", "dashboard"]
+)
 def test_help_is_printed_for_h(module):
     out = entry(f"stability.{module}", "-h")
     assert out.returncode == 0
@@ -260,9 +262,12 @@ def test_help_is_printed_for_h(module):
 def test_a_sweeps_help_names_every_key_and_every_choice_on_one_screen():
     lines = HELP.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 120
-    folders = [folder for folder in (ROOT / "conf").iterdir() if folder.is_dir() and folder.name != "curvature"]
+    folders = [
+        folder for folder in (ROOT / "conf").iterdir() if folder.is_dir() and folder.name not in ("curvature", "size")
+    ]
     choices = {folder.name: {file.stem for file in folder.glob("*.yaml")} for folder in folders}
-    choices |= {key: set(get_args(SweepSpec.model_fields[key].annotation)) for key in ("launcher", "logger", "device")}
+    choices |= {key: set(get_args(SweepSpec.model_fields[key].annotation)) for key in ("launcher", "device")}
+    choices["logger"] = set(get_args(Logger))
     choices["precision"] = set(get_args(Precision))
     assert len(choices) >= 19
     for key, names in choices.items():

@@ -100,7 +100,14 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
         id_of(mechanism={"name": "attentionx", "temperature": "learned"}),
         *(
             id_of(model={**BASE["model"], "positions": 64}, data="images", objective={"name": "classify", **changed})
-            for changed in ({}, {"pool": "cls"}, {"patches": "shifted"}, {"position_std": 1.0})
+            for changed in (
+                {},
+                {"pool": "cls"},
+                {"patches": "shifted"},
+                {"position_std": 1.0},
+                {"rand_augment": 2},
+                {"rand_augment": 2, "magnitude": 9.0},
+            )
         ),
         id_of(optimizer={"name": "adamw", "decay": "matrices"}),
         *(id_of(optimizer={"name": "sgd", "momentum": 0.9, **changed}) for changed in ({}, {"nesterov": True})),

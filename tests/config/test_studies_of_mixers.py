@@ -115,7 +115,7 @@ def test_who_recalls_is_asked_at_one_size_of_the_state_and_by_the_pairs_that_are
     judged = [pair[:2] for pair in RIVALS if pair[0] in kinds]
     assert {kind for pair in judged for kind in pair} == set(kinds), "each stands in a statement"
     runs = spec.expand(FINGERPRINT)
-    assert len(runs) == len({run_id(run) for run in runs}) == 3 * 3 * len(kinds)
+    assert len(runs) == len({run_id(run) for run in runs}) == 2 * 6 * len(kinds)
     states = {run.mechanism.name: sequence_state_bytes(run, "causal") for run in runs}
     matrices, convolutions = 8 * 8 * 8, 3 * 3 * 64  # heads of K × V; three positions before, of q, k and v
     assert states == dict.fromkeys(("gla", "deltanet", "gated_deltanet"), 2 * 4 * (matrices + convolutions))

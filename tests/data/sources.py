@@ -181,4 +181,7 @@ MADE: dict[str, Callable[[Path, pytest.MonkeyPatch], Changes]] = {
     "text": of_text,
 }
 # settings that no file on this disk can show: the test that shows that they are read
-ELSEWHERE = {("hf", "revision"): "test_hf.test_subset_and_revision_reach_the_library"}
+ELSEWHERE = {
+    ("hf", "revision"): "test_hf.test_subset_and_revision_reach_the_library",
+    ("images", "dataset"): "test_images.test_a_data_set_that_is_named_is_what_the_path_must_hold",
+}

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from stability.config.parts import part
-from stability.corpora.cache import load, prepare
+from stability.corpora.cache import load, prepare, prepare_for_plan
 from stability.corpora.images import cifar as _cifar
 from stability.corpora.images import decoding as _pictures
 from stability.corpora.images import synthetic
@@ -337,6 +337,25 @@ def test_a_synthetic_class_is_its_direction_and_period():
 )
 def test_a_bad_path_is_told_what_would_be_right(tmp_path, spoil, message):
     assert message in refused(spoil(tmp_path))
+
+
+def test_a_data_set_that_is_named_is_what_the_path_must_hold(tmp_path):
+    folder = write_cifar10(tmp_path / "cifar-10-batches-py")
+    assert read(folder, dataset="cifar10").fingerprint == read(folder).fingerprint
+    with pytest.raises(
+        ValueError, match="data.dataset=cifar100 has 100 classes, and data.path=.* has 10; give its own"
+    ):
+        read(folder, dataset="cifar100")
+    with pytest.raises(ValueError, match="data.dataset=cifar100 needs data.path, its python batches"):
+        read(None, dataset="cifar100")
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
+def test_a_plan_has_images_of_the_named_data_set_without_its_files(tmp_path, name, classes):
+    corpus, is_read = prepare_for_plan(part("data", {"name": "images", "dataset": name}), tmp_path)
+    assert not is_read and (corpus.image.height, corpus.image.width, corpus.image.channels) == (32, 32, 3)
+    assert corpus.image.classes == classes and "random images" in corpus.description
+    assert not list(tmp_path.iterdir())
 
 
 def test_mixed_sizes_broken_pictures_and_strange_classes_are_named(tmp_path):

@@ -308,3 +308,12 @@ def test_compiles_for_an_h100_without_spilling():
     for found in compiled(COMPILED):
         found.assert_fits()
         assert found.stack == 0, found
+
+
+def test_tensors_that_no_kernel_reaches_are_refused_in_a_line(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    one = [torch.ones(3)]
+    with pytest.raises(
+        RuntimeError, match=r"^impl=triton needs .*, and tensors are on cpu; impl=reference computes the"
+    ):
+        adamw_probe.adamw_probe(one, one, one, one, [torch.tensor(1.0)], **HYPER)

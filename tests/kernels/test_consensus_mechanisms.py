@@ -106,7 +106,11 @@ def test_alpha_max_of_a_model_is_measured_through_the_kernels():
 
 def test_a_run_may_ask_for_alpha_max_along_a_line(lab):
     spec = lab.spec(mechanism={"name": "sc", "impl": "triton"})
-    require_second_derivatives(kernels_of({"mechanism": spec.mechanism}), "this", "", along_a_line=True)
+    kernels = kernels_of({"mechanism": spec.mechanism})
+    assert [each.setting for each in kernels] == ["mechanism.sc.impl=triton"]
+    require_second_derivatives(kernels, "this", "", along_a_line=True)
+    with pytest.raises(ValueError, match="this takes second derivatives by autograd, and mechanism.sc.impl=triton has"):
+        require_second_derivatives(kernels, "this", "")
 
 
 @pytest.mark.slow

@@ -130,3 +130,11 @@ def test_an_operation_may_have_several_outputs_an_input_among_them(numbers):
     assert (found.slope, found.curvature) == pytest.approx((truth.slope, truth.curvature), rel=1e-12)
     with pytest.raises(NoSecondDerivative, match="two has no second derivative"):
         directional(loss, params, direction, "double_backward")
+
+
+def test_tensors_where_kernels_neither_run_nor_are_interpreted_are_refused_in_a_line(numbers, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(
+        RuntimeError, match=r"^impl=triton needs .*, and tensors are on cpu; impl=reference computes the"
+    ):
+        WITH_RULE(*numbers[0].values(), factor=2.0)

@@ -18,6 +18,7 @@ from stability.config.sweep import SweepSpec
 from stability.corpora.cache import load
 from stability.corpora.images.corpus import ImageBatch
 from stability.models.images import ImageFormat
+from stability.objectives._rand_augment import rand_augment
 from stability.objectives.classify import Classification, cropped
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
@@ -90,6 +91,29 @@ def test_loss_and_accuracy_are_those_of_a_loop():
         right += scores.index(max(scores)) == label
     assert total.item() == pytest.approx(nats, rel=1e-6) and count.item() == 6
     assert others["val_accuracy"].item() == right
+
+
+def test_rand_augment_comes_before_crop_and_mirror_and_without_it_they_draw_what_they_always_drew():
+    given = batch(12)
+    for num in (0, 2):
+        found = classify(crop=2, rand_augment=num).augmented(given, generator(5))
+        drawn = generator(5)
+        images = rand_augment(given.images_BHWC, num, 14.0, drawn) if num else given.images_BHWC
+        images = cropped(images, 2, drawn)
+        turned = torch.rand(12, generator=drawn) < 0.5
+        for image, is_turned, got in zip(images, turned.tolist(), found.images_BHWC, strict=True):
+            assert torch.equal(got, image.flip(1) if is_turned else image)
+    assert not torch.equal(found.images_BHWC, classify(crop=2).augmented(given, generator(5)).images_BHWC)
+
+
+def test_rand_augment_is_refused_where_it_would_change_nothing_or_has_no_colours():
+    with pytest.raises(
+        ValueError, match=r"objective.magnitude=9.0 changes nothing here: it belongs to objective.rand_augment"
+    ):
+        classify(magnitude=9.0)
+    grey = ImageFormat(8, 8, 1, CLASSES, (100.0,), (50.0,))._asdict()
+    with pytest.raises(ValueError, match="rand_augment=2 works on colours, and these images have 1 channel; 0: none"):
+        Classification(settings_of("objectives", "classify", {"rand_augment": 2}), grey).require()
 
 
 def test_a_crop_is_a_window_of_the_image_with_a_black_border():
@@ -186,9 +210,9 @@ def test_a_run_learns_and_says_its_accuracy_and_its_checkpoint_is_its_model(lab,
     assert measured == {"val_nll": result["val_nll"], "val_accuracy": result["val_accuracy"]}
 
 
-@pytest.mark.parametrize("stop", [5, 11])
-def test_a_resumed_image_run_is_an_undisturbed_one_bit_for_bit(lab, image_file, stop):
-    spec = image_spec(lab, image_file)
+@pytest.mark.parametrize(("stop", "settings"), [(5, {}), (11, {}), (5, {"rand_augment": 2})])
+def test_a_resumed_image_run_is_an_undisturbed_one_bit_for_bit(lab, image_file, stop, settings):
+    spec = image_spec(lab, image_file, objective={"name": "classify", "crop": 1, **settings})
     directory = lab.train(spec)
     rows, result = directory.metrics_file.read_bytes(), directory.status()["result"]
     weights = (directory.checkpoints()[-1] / "model.safetensors").read_bytes()

@@ -48,6 +48,7 @@ SETTINGS = [(name, field) for name in NAMES for field in REGISTRY.load(name).Con
 WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("mlm", "fixed_rate"): {"mask_rate": "fixed"},
     ("score_entropy", "epsilon"): {"noise": "loglinear"},
+    ("classify", "magnitude"): {"rand_augment": 2},
 }
 # where another value than the one that a field's type suggests is needed
 OTHERS: dict[tuple[str, str], Any] = {

@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     ("stability/probes/pretrained/loading.py", "AttributeError"),
     ("stability/probes/generation/text_oracle.py", "max_position_embeddings"),
+    ("stability/probes/generation/protein_letters_oracle.py", "max_position_embeddings"),
+    ("stability/probes/generation/evo2_oracle.py", "config"),
+    ("stability/probes/generation/evo2_oracle.py", "max_seqlen"),
     ("stability/probes/pretrained/probe.py", "max_position_embeddings"),
 }
 

@@ -245,9 +245,9 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
     ("words", "message"),
     [
         (
-            ["ckpt=BARE", "oracle=hf:gpt2"],
-            "oracle=hf:gpt2 reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with "
-            "objective=multitrack",
+            ["ckpt=BARE", "oracle=evo2:evo2_1b_base"],
+            "oracle=evo2:evo2_1b_base reads nucleotides, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run "
+            "with objective=multitrack",
         ),
         (
             ["ckpt=BARE", "oracle=ckpt:AR"],

@@ -31,7 +31,7 @@ def make_trial(
         "norm": "layernorm",
     }
     spec = {**parts, "lr_peak": 0.01, "seed": index, "steps": steps, "threads": 1, **more}
-    return Trial(run_id=f"{index:012x}", spec=spec, pool=str(pool), curvature=curvature, device="cpu", wandb=None)
+    return Trial(run_id=f"{index:012x}", spec=spec, pool=str(pool), curvature=curvature, device="cpu", sinks=None)
 
 
 def imported(name: str) -> Any:

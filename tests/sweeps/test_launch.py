@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from stability.runs import wandb_sink
+from stability.runs.sink import failure_file
 from sweeps import launch
 from sweeps import slots as side_by_side
 from sweeps.launchers.slurm import launcher as slurm_launcher
@@ -118,20 +119,22 @@ def test_a_run_that_is_listed_twice_is_trained_once(tmp_path):
 def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, monkeypatch):
     asked, seen = [], []
     monkeypatch.setattr(wandb_sink, "probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
-    sweep = Sweep(tmp_path, "logger=wandb", "name=my-study")
+    sweep = Sweep(tmp_path, "logger=wandb", "name=my-study", "wandb.project=mine")
 
     def run(trial):
-        seen.append(trial.wandb)
+        seen.append(trial.sinks)
         yield from fakes.run_fake(trial)
         if trial.spec["seed"]:
-            wandb_sink.wandb_failure_file(trial.directory).write_text("CommError: planted\n")
+            failure_file(trial.directory, "wandb").write_text("CommError: planted\n")
 
     sweep.run(run)
     assert sweep.printed.endswith("W&B failed in 3 of 4 runs, their numbers are in metrics.jsonl: CommError: planted\n")
     assert len(asked) == 1
     assert "W&B: offline\n" in sweep.printed
     assert [values["group"] for values in seen] == ["my-study"] * 4
-    assert {values["mode"] for values in seen} == {"offline"}
+    assert [values["to"] for values in seen] == [
+        {"wandb": {"mode": "offline", "project": "mine", "entity": None, "checkpoints": False}}
+    ] * 4
     assert seen[0]["config"]["seed"] == 0
 
 

@@ -20,6 +20,8 @@ NO_RAY = "launcher=ray needs Ray .*: pip install 'ray\\[tune\\]', or choose laun
 NO_SUBMITIT = "launcher=slurm needs submitit .*: pip install submitit, or choose launcher=ray or serial"
 NO_SLURM = "launcher=slurm needs Slurm's commands, and there is no {} here; slurm.executor=local runs the jobs here"
 NO_WANDB = "logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files"
+NO_TENSORBOARD = "logger=tensorboard needs TensorBoard: pip install tensorboard, or choose logger=files"
+NO_MLFLOW = "logger=mlflow needs MLflow: pip install mlflow-skinny, or choose logger=files"
 TF32 = "precision=tf32 is a mode of CUDA devices, and this one is a CPU; use precision=float32 or bf16"
 NO_COMPILER = "compile=true needs a C\\+\\+ compiler, g\\+\\+ or clang\\+\\+, and there is none; use compile=false"
 
@@ -67,6 +69,9 @@ CASES = {
     "tf32 by jobs here": (["launcher=slurm", "slurm.executor=local", "precision=tf32"], without(), TF32),
     "no compiler": (["launcher=serial", "compile=true"], without_compiler, NO_COMPILER),
     "wandb is missing": (["launcher=serial", "logger=wandb"], without("wandb"), NO_WANDB),
+    "of two loggers one is missing": (["launcher=serial", "logger=[files,wandb]"], without("wandb"), NO_WANDB),
+    "tensorboard is missing": (["launcher=serial", "logger=tensorboard"], without("tensorboard"), NO_TENSORBOARD),
+    "mlflow is missing": (["launcher=serial", "logger=mlflow"], without("mlflow"), NO_MLFLOW),
 }
 
 

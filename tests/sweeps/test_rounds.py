@@ -53,7 +53,7 @@ def test_wandb_s_server_is_looked_for_once_in_all_rounds_and_not_where_nothing_i
     sweep = Sweep(tmp_path, "lr=edge", "logger=wandb")
 
     def train(trial):
-        seen.append(trial.wandb["mode"])
+        seen.append(trial.sinks["to"]["wandb"]["mode"])
         yield from sweep.train(trial)
 
     sweep.run(train)

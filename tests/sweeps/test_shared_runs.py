@@ -38,7 +38,7 @@ def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None):
     parts = {"objective": part("objectives", "mlm"), "data": part("data", "stdlib")}
     spec = SimpleNamespace(
         launcher="serial",
-        logger="files",
+        sinks=(),
         retry=retry,
         devices_per_trial=1,
         shard_parameters=False,

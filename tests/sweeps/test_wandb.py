@@ -1,7 +1,8 @@
 """The W&B sink and the probe before it: a run lands offline, and nothing that W&B does reaches the training loop."""
 
-import json
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from stability.runs import wandb_sink
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.log import RunLog
-from stability.runs.wandb_sink import WandbSink, probe_wandb, wandb_failure_file
+from stability.runs.sink import failure_file
+from stability.runs.sinks import Sinks
+from stability.runs.wandb_sink import WandbSink, probe_wandb
+from tests.runs.reading_sinks import records_of
 
 KEY = "0123456789" * 4
 
@@ -97,14 +101,13 @@ def row(step):
 
 
 def write_run(directory, steps, resume_after=-1, mode="offline"):
-    run_log = RunLog(
-        directory,
-        resume_after=resume_after,
-        wandb={"group": "my-study", "mode": mode, "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"},
-    )
+    told = {"group": "my-study", "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"}
+    sinks = Sinks(directory, {"to": {"wandb": {"mode": mode}}, **told})
+    run_log = RunLog(directory, resume_after=resume_after, sinks=sinks)
     for step in steps:
         run_log.metrics(row(step))
-    run_log.close({"verdict": "stable"})
+    run_log.close()
+    sinks.close()
 
 
 def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_path, capsys):
@@ -112,15 +115,9 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
     write_run(directory, [1, 2, 3])
     write_run(directory, [3, 4], resume_after=2)
     first, second = sorted((directory.path / "wandb").glob("offline-run-*/*.wandb"))
-    assert [json.loads(line)["step"] for line in directory.metrics_file.read_text().splitlines()] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_jsonl(directory.metrics_file)] == [1, 2, 3, 4]
     for path, steps in ((first, [1, 2, 3]), (second, [3, 4])):
-        inspect = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-        records = [
-            json.loads(line)
-            for line in subprocess.run(
-                inspect, capture_output=True, text=True, check=True, timeout=60
-            ).stdout.splitlines()
-        ]
+        records = records_of(path)
         (run,) = [record["run"] for record in records if record["type"] == "run"]
         assert (run["run_group"], run["run_id"], run["project"], run["display_name"]) == (
             "my-study",
@@ -133,63 +130,133 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
             (step, pytest.approx(5.0 / step), 2.5 if step == 3 else None) for step in steps
         ]
     assert capsys.readouterr().out == ""
-    assert not wandb_failure_file(directory).exists()
+    assert not failure_file(directory, "wandb").exists()
 
 
-def broken_init(fails_at, calls):
-    """A stand-in for `wandb.init` whose run fails at the named method."""
+@pytest.mark.parametrize(("verdict", "artifacts"), [("stable", ["checkpoint-0123456789ab"]), (None, [])])
+def test_the_last_checkpoint_of_a_finished_run_is_an_artifact_on_request(tmp_path, verdict, artifacts):
+    directory = RunDirectory(tmp_path / "pool", "0123456789ab")
+    for step in (2, 4):
+        folder = directory.path / "checkpoints" / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"parameters %d" % step)
+    if verdict is not None:
+        directory.set_status(verdict, step=4, reason="", result={})
+    told = {"group": "my-study", "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"}
+    sinks = Sinks(directory, {"to": {"wandb": {"mode": "offline", "checkpoints": True}}, **told})
+    sinks.open(-1)
+    sinks.close()
+    (file,) = (directory.path / "wandb").glob("offline-run-*/*.wandb")
+    sent = [record["artifact"] for record in records_of(file) if record["type"] == "artifact"]
+    assert [each["name"] for each in sent] == artifacts
+    for each in sent:
+        (content,) = each["manifest"]["contents"]
+        assert Path(content["local_path"]).read_bytes() == b"parameters 4"
+
+
+def broken_init(fails_at, calls, times=1):
+    """A stand-in for `wandb.init` whose run fails at the named method so many times."""
+
+    def fails(name):
+        return name == fails_at and calls.count(name) <= times
 
     class Run:
         class summary:
             update = staticmethod(lambda values: None)
 
         def log(self, values, step):
-            self.fail("log")
+            self.called("log")
 
         def finish(self):
-            self.fail("finish")
+            self.called("finish")
 
-        def fail(self, name):
+        def called(self, name):
             calls.append(name)
-            if name == fails_at:
+            if fails(name):
                 raise ConnectionResetError("Connection lost")
 
     def init(mode, **arguments):
         calls.append(mode)
-        if fails_at == mode or fails_at == "always":
+        if fails(mode) or fails_at == "always":
             raise TimeoutError("no answer\nfrom there")
         return Run()
 
     return init
 
 
+ANEW = ["offline", "log", "log", "finish"]  # of a run of two steps: all that was logged, and the end
+
+
 @pytest.mark.parametrize(
-    ("fails_at", "calls"),
+    ("fails_at", "times", "calls"),
     [
-        ("log", ["online", "log"]),
-        ("finish", ["online", "log", "log", "finish"]),
-        ("online", ["online", "offline", "log", "log", "finish"]),
-        ("always", ["online", "offline"]),
+        ("log", 1, ["online", "log", "offline", "log", "log", "finish"]),
+        ("log", 9, ["online", "log", "offline", "log", "offline", "log"]),
+        ("finish", 1, ["online", "log", "log", "finish", *ANEW]),
+        ("online", 1, ["online", *ANEW]),
+        ("always", 9, ["online", "offline", "offline"]),
     ],
 )
-def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys, fails_at, calls):
+def test_whatever_wandb_raises_the_run_goes_on_and_a_substitute_gets_all_rows(
+    tmp_path, monkeypatch, capsys, fails_at, times, calls
+):
     seen = []
-    monkeypatch.setattr(wandb_sink, "_init_wandb", broken_init(fails_at, seen))
+    monkeypatch.setattr(wandb_sink, "init_run", broken_init(fails_at, seen, times))
+    monkeypatch.setattr(wandb_sink, "_teardown_wandb", lambda: None)
     directory = RunDirectory(tmp_path, "0123456789ab")
     write_run(directory, [1, 2], mode="online")
     assert seen == calls
     assert len(directory.metrics_file.read_text().splitlines()) == 2
-    assert wandb_failure_file(directory).read_text() == (
-        "ConnectionResetError: Connection lost\n" if calls[-1] == fails_at else "TimeoutError: no answer\n"
-    )
+    told = "TimeoutError: no answer" if fails_at in ("online", "always") else "ConnectionResetError: Connection lost"
+    recovered = " (it began anew, and has all rows)" if calls[-1] == "finish" else ""
+    assert failure_file(directory, "wandb").read_text() == f"{told}{recovered}\n"
     printed = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("0123456789ab: W&B failed, the run goes on (") for line in printed)
-    assert len(printed) == (2 if fails_at == "always" else 1)
+    assert printed == [f"0123456789ab: W&B failed, the run goes on ({told})"] * (1 if recovered else 3)
+
+
+def services():
+    """The processes of W&B that this one has started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"wandb-core" in (folder / "cmdline").read_bytes():
+                yield int(folder.name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
+def test_nothing_is_lost_when_wandb_s_process_is_killed(tmp_path, monkeypatch):
+    """Neither of the run that it happens to nor of the next one in the process."""
+    hit, later = (RunDirectory(tmp_path / "pool", name * 12) for name in "ab")
+    write = RunLog.metrics
+
+    def metrics(log, row):
+        write(log, row)
+        if row["step"] == 2 and not killed:
+            killed.extend(services())
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+
+    killed = []
+    monkeypatch.setattr(RunLog, "metrics", metrics)
+    for directory in (hit, later):
+        write_run(directory, [1, 2, 3, 4])
+    assert len(killed) == 1
+    assert failure_file(hit, "wandb").read_text().endswith("(it began anew, and has all rows)\n")
+    assert not failure_file(later, "wandb").exists()
+    for directory in (hit, later):
+        newest = sorted((directory.path / "wandb").glob("offline-run-*"), key=lambda each: each.stat().st_mtime_ns)[-1]
+        assert [
+            record["history"]["step"]["num"]
+            for record in records_of(next(newest.glob("*.wandb")))
+            if record["type"] == "history"
+        ] == [1, 2, 3, 4]
 
 
 def test_after_one_timeout_the_trials_that_follow_in_the_process_stay_offline(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(wandb_sink, "_init_wandb", broken_init("online", seen))
+    monkeypatch.setattr(wandb_sink, "init_run", broken_init("online", seen))
+    monkeypatch.setattr(wandb_sink, "_teardown_wandb", lambda: None)
     for index in range(3):
         write_run(RunDirectory(tmp_path, f"{index:012x}"), [], mode="online")
     assert [mode for mode in seen if mode != "finish"] == ["online", "offline", "offline", "offline"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels import availability
 from stability.training import checkpoint
 
 
@@ -47,6 +48,23 @@ def test_a_checkpoint_from_elsewhere_is_one_clear_error(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="no mechanism called 'hyena'"):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "refused"), [("optimizer", None), ("mechanism", r"mechanism\.sc\.impl=triton needs a CUDA device")]
+)
+def test_only_the_kernels_of_its_model_are_needed_to_load_it(lab, monkeypatch, part, refused):
+    folder = lab.train(lab.spec(mechanism={"name": "sc"}, steps=4)).checkpoints()[-1]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["spec"][part]["impl"] = "triton"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(availability, "lacking", lambda device=None, *, interpreted=True: "a CUDA device")
+    if refused is None:
+        spec, _ = checkpoint.load(folder)
+        assert spec.optimizer.settings.impl == "triton"
+    else:
+        with pytest.raises(ValueError, match=refused):
+            checkpoint.load(folder)
 
 
 def test_code_in_a_checkpoint_is_refused_not_run(folder, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,19 @@ class ProteinBatch(NamedTuple):
             ProteinBatch(self.ids[start : start + rows], *part)
             for start, part in zip(range(0, len(self), rows), parts, strict=True)
         ]
+
+    def repeated_to(self, num: int) -> ProteinBatch:
+        """Return the batch with every chain ``num`` residues long, its own repeated from the first on: what is as long
+        as a model reads where no chain at hand is. Words, which belong to no residue, stay."""
+        rows_B1 = torch.arange(len(self))[:, None]
+        index_BN = torch.arange(num) % self.residues_BN.sum(1, keepdim=True)
+        parts = {
+            name: tensor[rows_B1, index_BN]
+            for name, tensor in self._asdict().items()
+            if name.rpartition("_")[2].startswith("BN")
+        }
+        fields: dict[str, Any] = self._asdict() | parts
+        return ProteinBatch(**fields)
 
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:

@@ -98,6 +98,11 @@ class ProteinCorpus(AbstractCorpus):
         )
 
     @property
+    def num_residues(self) -> int:
+        """The residues of all chains."""
+        return len(self.arrays["sequence"])
+
+    @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
         """(file, reason) of each file that could not be used, and of each chain left out of one that could."""
         return self.tables.skipped
@@ -149,6 +154,9 @@ class ProteinCorpus(AbstractCorpus):
             int(share * max(chains.length(at) - positions + 1, 1)) for at, share in zip(chosen, shares, strict=True)
         ]
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
+
+    def longest_batch(self, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
+        return self.batch("train", num, positions, generator).repeated_to(positions)
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
         """Return at most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``

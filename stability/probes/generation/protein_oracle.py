@@ -1,5 +1,5 @@
-"""The oracle that scores sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own
-objective."""
+"""The oracles that score sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own
+objective; or a protein language model, the letters alone (`protein_letters_oracle`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,7 +22,10 @@ from stability.corpora.proteins.batch import ProteinBatch
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.models.specials import PAD
 from stability.probes.checkpoints import corpus_of
+from stability.probes.generation.protein_letters_oracle import forget as forget_letters
+from stability.probes.generation.protein_letters_oracle import load_letters_oracle
 from stability.probes.generation.protein_source import ProteinSample, held_out
+from stability.probes.generation.text_oracle import forget as forget_text
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.training import checkpoint
 from stability.training.draws import generator_for
@@ -108,16 +111,33 @@ def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
     return ProteinBatch(batch.ids * num, *(tensor.repeat_interleave(num, 0) for tensor in batch[1:]))
 
 
-def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
-    """Return the oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where
-    there is none, or it does not predict the same tracks of proteins as long, or the words of its contexts are
-    others."""
+class ScoresProteins(Protocol):
+    """An oracle of sampled proteins: its name as tables show it, the sha256 of its weights, and a row a sample."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
+        """Yield a row of the table of scores for each sample: ``nll``, the total, its parts ``nll_sequence`` and
+        ``nll_structure`` (NaN: not scored), ``num_tokens``, and ``nll_per_byte`` NaN and ``num_bytes`` 0."""
+        ...
+
+
+def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ScoresProteins:
+    """Return the oracle that ``ckpt:…`` or ``hf:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two
+    lines where there is none, or it does not predict the same tracks of proteins as long, or the words of its contexts
+    are others."""
     assert spec.oracle is not None
     kind, _, place = spec.oracle.partition(":")
+    if kind == "hf":
+        return load_letters_oracle(run, spec, place, device)
     if kind != "ckpt":
         raise ValueError(
-            f"oracle={spec.oracle} reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with "
-            f"objective={run.objective.name}"
+            f"oracle={spec.oracle} reads nucleotides, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run "
+            f"with objective={run.objective.name}, or oracle=hf:NAME_OR_FOLDER, a protein language model"
         )
     folder, where = oracle_checkpoint(place), resolve_device(device)
     own, data_format, model = _loaded(str(folder), str(where))
@@ -136,6 +156,8 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
 def forget() -> None:
     """Give the memory of the oracle that was kept back."""
     _loaded.cache_clear()
+    forget_letters()
+    forget_text()
 
 
 @lru_cache(maxsize=1)

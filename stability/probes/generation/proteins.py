@@ -18,7 +18,7 @@ from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.objectives.multitrack import SOURCES
 from stability.probes.generation import protein_oracle
 from stability.probes.generation import samples as stored_samples
-from stability.probes.generation.protein_oracle import ProteinOracle
+from stability.probes.generation.protein_oracle import ScoresProteins
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.probes.generation.protein_structures import Decoding, write_structures
 from stability.runs.directory import RunDirectory, read_json, write_atomically
@@ -113,14 +113,14 @@ class ProteinKind:
         rows = map(json.loads, path.with_name(read_json(path)["file"]).read_text(encoding="utf-8").splitlines())
         return [ProteinSample(row["text"], row["structure"], row["protein"]) for row in rows]
 
-    def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
+    def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ScoresProteins:
         return protein_oracle.load_protein_oracle(run, spec, corpus, device)
 
     def forget_oracle(self) -> None:
         protein_oracle.forget()
 
     def scores(
-        self, oracle: ProteinOracle, samples: Sequence[ProteinSample], corpus: ProteinCorpus, spec: GenerationSpec
+        self, oracle: ScoresProteins, samples: Sequence[ProteinSample], corpus: ProteinCorpus, spec: GenerationSpec
     ) -> Iterator[list[dict[str, Any]]]:
         return ([row] for row in oracle.scores(samples))
 

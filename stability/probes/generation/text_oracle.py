@@ -1,5 +1,5 @@
-"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, or an autoregressive checkpoint of ours
-on the tokens themselves.
+"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, Evo 2 on nucleotides, or an
+autoregressive checkpoint of ours on the tokens themselves.
 
 The first token of a sample is given and not scored, as transformers' own loss counts and as our autoregressive models
 are trained: neither needs a token for "beginning" that the oracle may never have seen. A sample longer than the oracle
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,8 @@ from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.probes.checkpoints import corpus_of
-from stability.probes.generation.samples import Sample, has_text
+from stability.probes.generation import evo2_oracle
+from stability.probes.generation.samples import Sample, has_text, is_nucleotides
 from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.found import run_or_checkpoint
@@ -104,11 +105,11 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
-    """Return the oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one
-    loaded is kept for the next run of a study.
+    """Return the oracle that ``hf:…``, ``ckpt:…`` or ``evo2:…`` names, for samples of the vocabulary of ``corpus``. The
+    last one loaded is kept for the next run of a study.
 
     Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another
-    vocabulary.
+    vocabulary; ``RuntimeError`` of one where its package is missing.
     """
     kind, _, place = given.partition(":")
     where = str(resolve_device(device))
@@ -119,13 +120,21 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
             f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not "
             "kept;\ngive oracle=ckpt:FOLDER"
         )
-    return _of_hugging_face(place, where)
+    if kind == "evo2":
+        if not is_nucleotides(corpus):
+            raise ValueError(
+                f"oracle={given} reads nucleotides, and these samples are none;\ngive oracle=hf:NAME_OR_FOLDER or "
+                "oracle=ckpt:FOLDER"
+            )
+        return _of_evo2(place)
+    return load_causal(place, where)
 
 
 def forget() -> None:
     """Give the memory of the oracle that was kept back."""
     _of_checkpoint.cache_clear()
-    _of_hugging_face.cache_clear()
+    load_causal.cache_clear()
+    _of_evo2.cache_clear()
 
 
 def key_of(given: str) -> str:
@@ -135,7 +144,7 @@ def key_of(given: str) -> str:
     if kind == "ckpt":
         return f"ckpt:{weights_sha256(oracle_checkpoint(place))}"
     folder = Path(place).expanduser()
-    if not folder.is_dir():
+    if kind == "evo2" or not folder.is_dir():
         return given
     files = sorted(
         (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file()
@@ -211,8 +220,9 @@ def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _of_hugging_face(name: str, device: str) -> Oracle:
-    """Load an oracle from a Hugging Face model, with its tokenizer or, where it has none, on bytes."""
+def load_causal(name: str, device: str) -> Oracle:
+    """Load an oracle from a causal Hugging Face model, with its tokenizer or, where it has none, on bytes; the last one
+    is kept. Errors: two lines of ``ValueError``."""
     try:
         model = load_model(name)
     except ValueError as error:
@@ -230,7 +240,7 @@ def _of_hugging_face(name: str, device: str) -> Oracle:
     )
     return Oracle(
         shown,
-        _sha256_of(model),
+        sha256_of_weights(model.state_dict()),
         model.to(device),
         getattr(model.config, "max_position_embeddings", None) or POSITIONS,  # type: ignore[union-attr]
         torch.device(device),
@@ -265,10 +275,26 @@ def _of_tokenizer(
     return encode, num_bytes
 
 
-def _sha256_of(model: nn.Module) -> str:
+@lru_cache(maxsize=1)
+def _of_evo2(name: str) -> Oracle:
+    """Load a checkpoint of Evo 2, where its package places it."""
+    evo = evo2_oracle.load_evo2(name)
+    return Oracle(
+        f"evo2:{name}",
+        sha256_of_weights(evo2_oracle.weights(evo)),
+        evo.model,
+        evo2_oracle.context_of(evo),
+        evo2_oracle.device_of(evo),
+        encode=lambda sample: evo2_oracle.encode(evo, sample.text or ""),
+        num_bytes=len,
+        logits=lambda _, tokens_BN: evo2_oracle.logits(evo, tokens_BN),
+    )
+
+
+def sha256_of_weights(state: Mapping[str, Tensor]) -> str:
     """Return the sha256 over the names and values of all weights, in order."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

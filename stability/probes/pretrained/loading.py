@@ -23,13 +23,39 @@ _PROBE = "the quick brown fox"
 def load_model(name: str) -> nn.Module:
     """Load a causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode.
     Errors: two lines of ``ValueError``."""
+    model = _loaded(name, "AutoModelForCausalLM")
+    if not _is_causal(model):
+        raise ValueError(
+            f"hf={name}: this {type(model).__name__} reads the tokens that it would have to predict\ngive a causal "
+            "language model, e.g. hf=gpt2"
+        )
+    return model
+
+
+def load_masked_model(name: str) -> nn.Module:
+    """Load a masked LM, as `load_model` loads a causal one."""
+    return _loaded(name, "AutoModelForMaskedLM")
+
+
+def is_masked(name: str) -> bool:
+    """Return whether a model says of itself that it predicts masked tokens. False where that cannot be read: loading it
+    says why."""
+    try:
+        config = _from_pretrained(_transformers().AutoConfig, name)
+    except (OSError, ValueError, KeyError):
+        return False
+    return any(architecture.endswith("ForMaskedLM") for architecture in config.architectures or ())
+
+
+def _loaded(name: str, kind: str) -> nn.Module:
+    """Load a language model by one of transformers' automatic classes, whole and finite."""
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(
             f"hf={name}: no such folder\ngive a folder that save_pretrained wrote, or a model's name on the hub, "
             "e.g. hf=gpt2"
         )
     try:
-        model, found = _from_pretrained(_transformers().AutoModelForCausalLM, name, output_loading_info=True)
+        model, found = _from_pretrained(getattr(_transformers(), kind), name, output_loading_info=True)
     except Exception as error:  # whatever hub, parser or weights raise, it is the model that cannot be had
         if isinstance(error, RuntimeError) and "pip install" in str(error):
             raise
@@ -48,11 +74,6 @@ def load_model(name: str) -> nn.Module:
         raise ValueError(
             f"hf={name}: its weight {broken} holds numbers that are not finite\ngive a checkpoint from before that "
             "happened"
-        )
-    if not _is_causal(model):
-        raise ValueError(
-            f"hf={name}: this {type(model).__name__} reads the tokens that it would have to predict\ngive a causal "
-            "language model, e.g. hf=gpt2"
         )
     return model
 
@@ -146,14 +167,14 @@ def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: in
     return tokens, f"({type(tokenizer).__name__})"
 
 
-def load_tokenizer(name: str) -> Any | None:
+def load_tokenizer(name: str, probe: str = _PROBE) -> Any | None:
     """Return the model's own tokenizer; None where there is none, or only an empty one that transformers makes up from
-    the configuration: all is unknown to it."""
+    the configuration: all of ``probe`` is unknown to it."""
     try:
         tokenizer = _from_pretrained(_transformers().AutoTokenizer, name)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
         return None
-    return tokenizer if len(set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])) > 1 else None
+    return tokenizer if len(set(tokenizer(probe, add_special_tokens=False)["input_ids"])) > 1 else None
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:

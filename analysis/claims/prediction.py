@@ -1,0 +1,269 @@
+"""Say whether α_max early in training predicts which runs break, the best learning rate and the edge, against what
+costs nothing to measure; also where it does not help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.claims.claim import Claim, Verdict
+from analysis.claims.words import signed
+from analysis.numbers import early
+from analysis.numbers.early import fate_counts, named
+from analysis.numbers.prediction import (
+    FEWEST_CURVES,
+    FEWEST_GROUPS,
+    OF_CURVES,
+    OF_RUNS,
+    POOLED,
+    SAME_RATE,
+    Predictor,
+    Scored,
+    best_baseline,
+    draws_of,
+    judged,
+    unit_of,
+    verdict,
+)
+from analysis.numbers.ranking import FEWEST_UNITS, NUM_DRAWS, Estimate
+from analysis.study.load import Frame, Study
+from analysis.words import count_range, listed, plural
+
+MEANT = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ratio")  # that sentences are about
+MEANT_OF_CURVES = ("alpha_cross", "alpha_max", "critical_cross")
+EVENTS = {"broke": "diverge or spike", "unstable": "end other than stable"}
+TARGETS = {"best_lr": "the best learning rate", "edge": "the edge"}
+NARROW = (
+    "With so few units they are rather too narrow, and where all draws agree (1.00 to 1.00) have no width at all: "
+    "that is what these runs show, not how sure it is."
+)
+WHY_NOT = {
+    early.BEFORE: "diverged or spiked by step k: known without any measurement",
+    early.DURING: "diverged or spiked between step k and the horizon, to which α_max itself has looked",
+    early.UNMEASURED: "finished or diverged later, but have no α_max at step k",
+    early.TOO_SHORT: "ended by the horizon",
+    early.NO_RESULT: "have no result",
+}
+
+
+def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Claim]:
+    """Return a claim for each predictor that the question is about. ``scored``: `prediction.of_runs`; [] gives why
+    there is none."""
+    if not scored:
+        return [Claim(f"which runs {EVENTS[event]}", "not judged", _nothing_to_judge(runs, event))]
+    known = {each.predictor.column: each for each in scored}
+    asked = MEANT if event == "broke" else MEANT[:2]  # of the second event the table says the rest
+    return [_on_runs(known[name], event) for name in asked if name in known]
+
+
+def _on_runs(scored: Scored, event: str) -> Claim:
+    found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
+    name = _opening(scored.predictor.name)
+    if math.isnan(found.value):
+        why = f"of the {plural(scored.numbers[POOLED], 'run')} that have it all ended alike"
+        return Claim(f"{name}: which runs {EVENTS[event]}", "not judged", f"{name} cannot be judged: {why}.")
+    text = f"{name} at step k tells which runs {EVENTS[event]} with an AUC of {_value(found)}{_chance(found)}"
+    if not math.isnan(same.value):
+        pairs = plural(scored.numbers[SAME_RATE], "pair")
+        text += f"; at the same rate ({pairs} of runs), where the rate tells nothing, {_value(same)}{_chance(same)}"
+    return _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
+
+
+def _chance(estimate: Estimate) -> str:
+    if not estimate.has_interval:
+        return ""
+    if estimate.high < 0.5:
+        return ", the wrong way round: the runs that do have the calmer value"
+    return ", no better than chance (0.5)" if estimate.low <= 0.5 else ""
+
+
+def claims_on_curves(curves: Frame, scored: Sequence[Scored], target: str) -> list[Claim]:
+    """Return a claim for each prediction of a rate. ``scored``: `prediction.of_curves`; [] gives why there is none."""
+    if not scored:
+        return [Claim(TARGETS[target], "not judged", _nothing_to_rank(curves, target))]
+    known = {each.predictor.column: each for each in scored}
+    return [_on_curves(known[name], target) for name in MEANT_OF_CURVES if name in known]
+
+
+def _on_curves(scored: Scored, target: str) -> Claim:
+    found, name = scored.scopes[POOLED], _opening(scored.predictor.name)
+    subject = f"{name}: {TARGETS[target]}"
+    if math.isnan(found.value):
+        return Claim(subject, "not judged", f"{name} is the same for all curves, or of too few: it ranks nothing.")
+    off = f", {scored.decades:.2f} decades off in the median" if not math.isnan(scored.decades) else ""
+    text = (
+        f"{name} ranks {TARGETS[target]} of {plural(scored.numbers[POOLED], 'curve')} with ρ = {_value(found)}{off}. "
+    )
+    return _beside(scored, subject, text, OF_CURVES, scored.numbers[POOLED])
+
+
+def _beside(scored: Scored, subject: str, text: str, predictors: Sequence[Predictor], number: int) -> Claim:
+    """Return the claim with what the predictor is beside each baseline."""
+    names = {each.column: each.name for each in predictors}
+    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "cannot tell": []}
+    for column, difference in scored.beyond.items():
+        if not math.isnan(difference.value):
+            by_verdict[verdict(difference)].append(f"{names[column]} ({difference_text(difference)})")
+    parts = [f"better than {listed(by_verdict['better'])}"] if by_verdict["better"] else []
+    parts += [f"worse than {listed(by_verdict['worse'])}"] if by_verdict["worse"] else []
+    parts += [f"cannot tell from {listed(by_verdict['cannot tell'])}"] if by_verdict["cannot tell"] else []
+    found = scored.scopes[POOLED]
+    return Claim(subject, _verdict(by_verdict), text + _opening("; ".join(parts)) + "." if parts else text.strip(),
+                 n=number, effect=number_text(found.value), interval=interval_text(found))  # fmt: skip
+
+
+def _verdict(by_verdict: dict[str, list[str]]) -> Verdict:
+    """Return "holds" of a predictor that beats every baseline, "contradicted" where one beats it."""
+    if by_verdict["worse"]:
+        return "contradicted"
+    return "holds" if by_verdict["better"] and not by_verdict["cannot tell"] else "undecided"
+
+
+def is_on_alpha_max(claim: Claim) -> bool:
+    """Return whether a claim is about α_max itself, or says why nothing can be judged."""
+    return claim.verdict == "not judged" or "α_max" in claim.subject
+
+
+def conclusion(claims: Sequence[Claim]) -> str:
+    """Say in one sentence what is left of all claims: what helps beyond every baseline, what does not."""
+    asked = [claim for claim in claims if claim.verdict in ("holds", "contradicted", "undecided")]
+    if not asked:
+        return "Nothing can be said here of whether α_max predicts the edge."
+    helps = [claim.subject for claim in asked if claim.verdict == "holds"]
+    loses = sum(claim.verdict == "contradicted" for claim in asked)
+    told = f"Beyond every baseline helps: {listed(helps)}" if helps else "Nothing measured helps beyond every baseline"
+    return (
+        f"{told}. Of {plural(len(asked), 'question')}, {loses} have a baseline that does better, "
+        f"{len(asked) - loses - len(helps)} cannot be told apart from one baseline or more."
+    )
+
+
+def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
+    """Say which baseline does best at telling ``what``, "" where there is none. ``kind``: AUC or ρ."""
+    best = best_baseline(scored)
+    if best is None:
+        return ""
+    return f"Of the baselines, {best.predictor.name} tells {what} best: {kind} {_value(best.scopes[POOLED])}."
+
+
+def counted(runs: Frame) -> list[str]:
+    """Say how many runs are judged and name those that are not, with why; what was not finite; and the scale."""
+    frame, counts = judged(runs), fate_counts(runs)
+    groups, units = frame["group"].nunique(), draws_of(frame).num_units if len(frame) else 0
+    steps = count_range(runs["step"]), count_range(runs["horizon"])
+    sentences = [
+        f"Of {plural(len(runs), 'run')} {len(frame)} are judged ({plural(groups, 'group')}, "
+        f"{plural(int(frame['seed'].nunique()), 'seed')}, {plural(int(frame['curve'].nunique()), 'curve')}): "
+        f"{int(frame['broke'].sum())} of them diverged or spiked later, {int((frame['status'] == 'plateaued').sum())} "
+        f"plateaued, {int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step "
+        f"{steps[1]}."
+    ]
+    sentences += [
+        f"Not judged: {plural(number, 'run')} that {WHY_NOT[fate]} ({named(runs[runs['fate'] == fate])})."
+        for fate, number in counts.items()
+        if fate in WHY_NOT
+    ]
+    if 0 < (seeds := frame["seed"].nunique()) < 3:
+        sentences.append("Two seeds give indications only." if seeds == 2 else "One seed is no result.")
+    return [" ".join(sentences), *_not_finite(frame), _unit_text(frame, units)]
+
+
+def _not_finite(frame: Frame) -> list[str]:
+    """Say which judged runs had values that are not finite, and how these rank."""
+    lost, passed = frame[frame["lost"] > 0], frame[frame["nonfinite"] > 0]
+    told = []
+    if len(lost):
+        told.append(
+            f"{plural(len(lost), 'judged run')} lost measured steps to a loss that is not finite ({named(lost)}): "
+            "without any finite α_max such a run ranks as α_max = 0."
+        )
+    if len(passed):
+        told.append(
+            f"{plural(len(passed), 'judged run')} passed a loss or gradient norm that is not finite, which ranks as ∞ "
+            f"({named(passed)})."
+        )
+    infinite = frame[np.isposinf(frame["alpha_max"])]
+    if len(infinite):
+        told.append(
+            f"{plural(len(infinite), 'judged run')} found no limit at any step and rank as ∞ ({named(infinite)})."
+        )
+    for column, name in {"loss": "loss", "grad_norm": "gradient norm"}.items():
+        absent = frame[frame[column].isna()]
+        if len(absent):
+            told.append(f"{plural(len(absent), 'judged run')} logged no {name} up to step k ({named(absent)}).")
+    return [" ".join(told)] if told else []
+
+
+def _unit_text(frame: Frame, units: int) -> str:
+    """Say what the intervals draw, and why."""
+    if units < FEWEST_UNITS:
+        return "No interval: fewer than three groups or curves to draw from."
+    drawn = f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws with replacement of {units}"
+    if unit_of(frame) == "group":
+        return (
+            f"{drawn} whole groups (a mechanism with its optimizer and other settings, all seeds and rates), since a "
+            "mechanism's runs resemble each other and the question is about the next one; of one mechanism with fewer "
+            f"than {FEWEST_GROUPS} groups, of its curves (all rates of a seed, which share initialisation and the "
+            f"order of their data). {NARROW}"
+        )
+    return (
+        f"{drawn} curves (all rates of a seed, which share initialisation and the order of their data); with fewer "
+        f"than {FEWEST_GROUPS} groups they are about these groups alone, not about the next mechanism. {NARROW}"
+    )
+
+
+def scale(studies: Sequence[Study]) -> str:
+    """Say at what size all this was measured."""
+    runs = [study.runs for study in studies]
+    sizes, steps = (
+        count_range(value for frame in runs for value in frame[name]) for name in ("num_params", "planned_steps")
+    )
+    return f"All this is at {sizes} parameters and {steps} steps."
+
+
+def _nothing_to_judge(runs: Frame, event: str) -> str:
+    frame = judged(runs)
+    if frame.empty:
+        why = "no run was measured at an early checkpoint and went on beyond the horizon"
+    else:
+        every = "every" if frame[event].all() else "none"
+        why = f"of {plural(len(frame), 'judged run')} {every} did, and that needs some of both"
+    return f"Which runs {EVENTS[event]} cannot be judged: {why}."
+
+
+def _nothing_to_rank(curves: Frame, target: str) -> str:
+    known = curves[target].dropna() if target in curves else []
+    if len(known) >= FEWEST_CURVES:
+        return (
+            f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves that have one."
+        )
+    return (
+        f"{_opening(TARGETS[target])} cannot be ranked: {len(known)} of {plural(len(curves), 'curve')} have one, and "
+        f"{FEWEST_CURVES} are needed."
+    )
+
+
+def interval_text(estimate: Estimate) -> str:
+    return f"{number_text(estimate.low)} to {number_text(estimate.high)}" if estimate.has_interval else ""
+
+
+def number_text(value: float) -> str:
+    """Return an area or a correlation in two digits, with a real minus; none of a zero."""
+    return f"{value + 0.0:.2f}".replace("-0.00", "0.00").replace("-", "−")
+
+
+def difference_text(difference: Estimate) -> str:
+    """Return a difference with its interval: −0.05, −0.12 to +0.01."""
+    within = f", {signed(difference.low)} to {signed(difference.high)}" if difference.has_interval else ""
+    return f"{signed(difference.value)}{within}"
+
+
+def _value(estimate: Estimate) -> str:
+    within = f" ({interval_text(estimate)})" if estimate.has_interval else ""
+    return f"{number_text(estimate.value)}{within}"
+
+
+def _opening(text: str) -> str:
+    return text[:1].upper() + text[1:] if not text.startswith("α") else text

@@ -1,0 +1,131 @@
+"""Predict from what is known at step k where a curve's best learning rate and its edge lie: of each curve, all rates of
+one series and seed, a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.numbers.early import NO_RESULT, early_runs, has_early
+from analysis.numbers.windows import windows
+from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
+
+DECADE = 10.0
+
+
+def of_studies(studies: Sequence[Study]) -> Frame:
+    """Return `early_curves` of several studies under each other, without those all of whose runs an earlier one has."""
+    frames = [early_curves(study) for study in studies if has_early(study)]
+    if not frames:
+        return pd.DataFrame(columns=["curve"])
+    found = pd.concat(frames, ignore_index=True)
+    again = [any(own <= other for other in found["run_ids"][:place]) for place, own in enumerate(found["run_ids"])]
+    return found[~np.array(again, dtype=bool)].reset_index(drop=True)
+
+
+@once_per_study
+def early_curves(study: Study) -> Frame:
+    """Return a table with a row a curve: ``study group curve series mechanism seed run_ids``, and
+
+    - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged, or a run has no result;
+      ``is_bound``: that is the smallest or largest rate of the curve, and the best may lie beyond;
+    - ``edge``: the largest stable rate, with ``edge_kind``: what `lr=edge` found for the series (the middle of its
+      bracket by verdict; by NLL where no verdict was found), else the upper end of the seed's stable window, in the
+      middle of its bracket next to a divergence. NaN where it lies beyond the rates that were tried ("open",
+      "unmeasured") or nothing is known ("none");
+    - ``alpha_max critical_lr``, ``grad_norm loss sharpness``: at the smallest rate;
+    - ``alpha_cross critical_cross``: the rate at which the early α_max (critical LR) falls below the rate (`crossing`);
+    - ``loss_best``: the rate of the lowest training loss up to step k;
+    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the
+      outcome.
+
+    Only rates at which every series of the study has a run enter the predictors: which further ones `lr=edge` tries
+    depends on the outcome of the others.
+    """
+    runs, found, edges = early_runs(study), windows(study), _edges_found(study)
+    common = _common_rates(runs)
+    rows = []
+    for (series, seed), own in runs.groupby(["series", "seed"], sort=False):
+        window = found[series].by_seed.get(int(seed))
+        own = own.sort_values("lr")
+        edge, kind = edges.get(series) or _end_of(window)
+        best = window.best_lr if window and not (own["fate"] == NO_RESULT).any() else math.nan
+        diverged = own.loc[own["status"] == "diverged", "lr"]
+        rows.append(
+            own.iloc[0][["study", "group", "curve", "series", "mechanism", "seed"]].to_dict()
+            | {"run_ids": frozenset(own["run_id"]), "edge": edge, "edge_kind": kind}
+            | {"best_lr": best, "is_bound": best in (own["lr"].min(), own["lr"].max())}
+            | {"decade_below": float(diverged.min()) / DECADE if len(diverged) else math.nan}
+            | _predictors(own[own["lr"].isin(common)])
+        )
+    return pd.DataFrame(rows)
+
+
+def _common_rates(runs: Frame) -> set[float]:
+    """Return the rates that every series was run at; all where there is none."""
+    by_series = [set(rates) for _, rates in runs.groupby("series")["lr"]]
+    return set.intersection(*by_series) or set(runs["lr"])
+
+
+def _edges_found(study: Study) -> dict[str, tuple[float, str]]:
+    """Return by series the edge that `lr=edge` found: the geometric middle of the bracket that it lies in."""
+    if "edges" not in study.searches:
+        return {}
+    series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
+    found = {}
+    for row in study.searches["edges"].itertuples():
+        brackets = ((row.verdict_lr, row.verdict_next_lr, "by verdict"), (row.nll_lr, row.nll_next_lr, "by NLL"))
+        known = [(math.sqrt(low * high), kind) for low, high, kind in brackets if low > 0 and high > 0]
+        if row.run_id in series:
+            found[series[row.run_id]] = known[0] if known else (math.nan, "open")
+    return found
+
+
+def _end_of(window) -> tuple[float, str]:
+    """Return the upper end of a seed's window and its kind."""
+    if window is None:
+        return math.nan, "none"
+    if window.open_high:
+        return math.nan, window.high.kind
+    return math.sqrt(window.high.lr * window.high.furthest_lr), window.high.kind
+
+
+def _predictors(own: Frame) -> dict[str, float]:
+    """Return what is known at step k of a curve's runs, by rising rate. A run that broke before it was measured has
+    nothing to give."""
+    measured = own[own["alpha_max"].notna()]
+    logged = own[own["loss"].notna()]
+    first = measured.iloc[0] if len(measured) else None
+    at_first = ("alpha_max", "critical_lr", "sharpness", "grad_norm", "loss")
+    finite = logged[np.isfinite(logged["loss"])]
+    return {name: math.nan if first is None else float(first[name]) for name in at_first} | {
+        "alpha_cross": crossing(measured["lr"], measured["alpha_max"]),
+        "critical_cross": crossing(measured["lr"], measured["critical_lr"]),
+        "loss_best": float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan,
+    }
+
+
+def crossing(lrs: Sequence[float], limits: Sequence[float]) -> float:
+    """Return the learning rate at which a limit measured at each rate falls below the rate itself, coming from the
+    smallest one, interpolated linearly in logarithms. Where it never does, or already has, the largest or smallest
+    rate: there is a bound only, and such curves share a rank. NaN where nothing was measured.
+
+    ``lrs``: rising. ``limits``: one each, ∞ and 0 allowed; rates with NaN are left out.
+    """
+    x, y = np.asarray(lrs, dtype=float), np.asarray(limits, dtype=float)
+    x, y = x[~np.isnan(y)], y[~np.isnan(y)]
+    if not len(x):
+        return math.nan
+    below = np.flatnonzero(y < x)
+    if not len(below) or below[0] == 0:
+        return float(x[-1] if not len(below) else x[0])
+    low, high = below[0] - 1, below[0]
+    if np.isinf(y[low]) or y[high] == 0:
+        return float(math.sqrt(x[low] * x[high]))
+    over, under = math.log(y[low] / x[low]), math.log(y[high] / x[high])
+    share = over / (over - under)
+    return float(x[low] * (x[high] / x[low]) ** share)

@@ -1,0 +1,272 @@
+"""Answer the question that α_max is measured for: does it predict, early in training, which runs break, the best
+learning rate and the edge? Of one study, or of several together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import matplotlib
+
+from analysis.claims import prediction as said
+from analysis.claims.claim import Claim
+from analysis.claims.prediction import EVENTS, TARGETS
+from analysis.drawing.pieces import Picture, Pieces, boxed, heading, paragraph, shown
+from analysis.drawing.style import RC
+from analysis.drawing.tables import chunks, source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers import early, early_curves
+from analysis.numbers.early import has_early
+from analysis.numbers.prediction import (
+    FEWEST_CURVES,
+    POOLED,
+    SAME_RATE,
+    Scored,
+    best_baseline,
+    judged,
+    of_curves,
+    of_runs,
+    verdict,
+)
+from analysis.numbers.ranking import Estimate
+from analysis.sections.prediction_figures import RANKS_CAPTION, ROC_CAPTION, rank_figure, roc_figure
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
+from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
+from analysis.words import listed, plural
+
+TITLE = "Does α_max predict the edge?"
+MOST_COLUMNS = 4  # mechanisms beside the three columns over all
+NO_VALUE = "--"
+
+
+class Evidence:
+    """The evidence that studies give: their runs and curves, and how every predictor does, by event and target."""
+
+    def __init__(self, studies: Sequence[Study]):
+        self.studies = [study for study in studies if has_early(study)]
+        self.runs, self.curves = early.of_studies(self.studies), early_curves.of_studies(self.studies)
+        events = [event for event in EVENTS if event == "broke" or self._differs(event)]
+        self.of_runs = {event: of_runs(self.runs, event) for event in events}
+        self.of_curves = {target: of_curves(self.curves, target) for target in TARGETS}
+
+    def _differs(self, event: str) -> bool:
+        """Return whether an event befell other runs than the first one."""
+        frame = judged(self.runs)
+        return bool((frame[event] != frame["broke"]).any())
+
+    def claims(self) -> list[Claim]:
+        """Return the claims on runs, event by event, then those on curves."""
+        on_runs = [
+            claim for event, scored in self.of_runs.items() for claim in said.claims_on_runs(self.runs, scored, event)
+        ]
+        return [
+            *on_runs,
+            *(
+                claim
+                for target, scored in self.of_curves.items()
+                for claim in said.claims_on_curves(self.curves, scored, target)
+            ),
+        ]
+
+
+@once_per_study
+def evidence(study: Study) -> Evidence:
+    """Return the evidence of one study, computed once for its tables, figures and sentences."""
+    return Evidence([study])
+
+
+def tables_of(found: Evidence) -> list[Table]:
+    """Return a table for each event and target that can be judged."""
+    told = " ".join(dict.fromkeys(source(study) for study in found.studies))
+    made = [table for event, scored in found.of_runs.items() for table in _run_tables(found.runs, scored, event, told)]
+    return made + [
+        table
+        for target, scored in found.of_curves.items()
+        for table in _curve_tables(found.curves, scored, target, told)
+    ]
+
+
+def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) -> Iterator[Table]:
+    """Yield the table of one event, and another one for every four more mechanisms."""
+    if not scored:
+        return
+    frame = judged(runs)
+    names = list(dict.fromkeys(frame["mechanism"]))
+    head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
+    head |= {POOLED: _share(frame, event), SAME_RATE: f"{scored[0].numbers[SAME_RATE]} pairs"}
+    caption = (
+        "After the horizon. AUC: how often, of a run that does and one that does not, the first has the more alarming "
+        "value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the value alarms the wrong way); which "
+        "way alarms was fixed beforehand. Same rate: over pairs of runs at one rate only. Below: 95 % interval. Last "
+        "column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies inside. Medians of the "
+        "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
+        f"and from k to the horizon. Baselines below the α_max rows. {told}"
+    )
+    yield from _tables(f"Which runs {EVENTS[event]}", caption, scored, names, head, (POOLED, SAME_RATE))
+
+
+def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: str) -> Iterator[Table]:
+    """Yield the table of one target, and another one for every four more mechanisms."""
+    if not scored:
+        return
+    frame = curves[curves[target].notna()]
+    names = list(dict.fromkeys(frame["mechanism"]))
+    head = {name: f"n={int((frame['mechanism'] == name).sum())}" for name in names} | {POOLED: f"n={len(frame)}"}
+    left = len(curves) - len(frame)
+    caption = (
+        f"Ranks of the curves (all rates of a series and seed). ρ: Spearman's; of fewer than {FEWEST_CURVES} curves, "
+        "or where all have the same value, none. Off: median distance from the truth in decades, of what is a rate "
+        "itself. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
+        f"0 lies inside. {_truth(curves, target)}"
+        + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
+        + "One decade below divergence is told the outcome: the smallest rate that diverged in the end. "
+        + told
+    )
+    title = f"What tells {TARGETS[target]}"
+    yield from _tables(title, caption, scored, names, head, (POOLED,), is_of_curves=True)
+
+
+def _truth(curves: Frame, target: str) -> str:
+    if target == "best_lr":
+        bounds = int((curves["is_bound"] & curves["best_lr"].notna()).sum())
+        at_end = f"; of {plural(bounds, 'curve')} the smallest or largest that was swept, a bound" if bounds else ""
+        return f"Best: the rate of the lowest final validation NLL{at_end}."
+    kinds = curves["edge_kind"].value_counts()
+    found = listed(f"{kind} ({number})" for kind, number in kinds.items())
+    return f"Edge: the largest stable rate, from lr=edge, else the upper end of the stable window: {found}."
+
+
+def _tables(
+    title: str,
+    caption: str,
+    scored: Sequence[Scored],
+    names: Sequence[str],
+    head: dict[str, str],
+    over_all: Sequence[str],
+    is_of_curves: bool = False,
+) -> Iterator[Table]:
+    """Yield a row a predictor under a row of counts; the columns over all stand in the first table."""
+    best = best_baseline(scored)
+    for number, part in enumerate(chunks(names, MOST_COLUMNS)):
+        scopes = [*part, *(over_all if number == 0 else ())]
+        more = ["off", f"less {best.predictor.name}" if best else "less the best"] if is_of_curves else [
+            f"less {best.predictor.name}" if best else "less the best"]  # fmt: skip
+        more = more if number == 0 else []
+        rows = [
+            (
+                Cell("curves" if is_of_curves else "runs that do, of all"),
+                *(Cell(head[each]) for each in scopes),
+                *(Cell("") for _ in more),
+            )
+        ]
+        for each in scored:
+            cells = [_estimate(each.scopes[name]) for name in scopes]
+            ends = [_decades(each)] if is_of_curves and more else []
+            ends += [_beyond(each, best)] if more else []
+            rows.append((Cell(each.predictor.name), *cells, *ends))
+        kind = "ρ" if is_of_curves else "AUC"
+        header = (kind, *scopes, *more)
+        widths = ("1.7fr", *("1fr" for _ in scopes), *("0.6fr" if name == "off" else "1.2fr" for name in more))
+        yield Table(title if number == 0 else f"{title}, further mechanisms", caption if number == 0 else "As above.",
+                    header, tuple(rows), widths=widths)  # fmt: skip
+
+
+def _share(frame: Frame, event: str) -> str:
+    return f"{int(frame[event].sum())} of {len(frame)}"
+
+
+def _estimate(found: Estimate) -> Cell:
+    if found.value != found.value:
+        return Cell(NO_VALUE)
+    return Cell(said.number_text(found.value), said.interval_text(found).replace(" to ", "–"))
+
+
+def _decades(each: Scored) -> Cell:
+    return Cell(NO_VALUE if each.decades != each.decades else f"{each.decades:.2f}")
+
+
+def _beyond(each: Scored, best: Scored | None) -> Cell:
+    """Return the pooled difference to the best baseline, its interval and the verdict."""
+    difference = each.beyond.get(best.predictor.column) if best else None
+    if difference is None or difference.value != difference.value:
+        return Cell("")
+    value, _, within = said.difference_text(difference).partition(", ")
+    return Cell(value, "\n".join(filter(None, (within, verdict(difference)))), verdict(difference) == "better")
+
+
+def figures_of(found: Evidence) -> dict[str, Captioned]:
+    """Draw the ROC curves and the ranks, where there are any."""
+    told = " ".join(dict.fromkeys(source(study) for study in found.studies))
+    drawn = {}
+    if (roc := roc_figure(found.runs, found.of_runs)) is not None:
+        drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION} {told}")
+    if (ranks := rank_figure(found.curves, found.of_curves)) is not None:
+        drawn["prediction-ranks"] = Captioned(ranks, f"{RANKS_CAPTION} {told}")
+    return drawn
+
+
+def reading(found: Evidence) -> list[str]:
+    """Return the sentences: what is left of it all, what the best baselines do, and each claim."""
+    return [_opening(found), *(claim.text for claim in found.claims())]
+
+
+def _opening(found: Evidence) -> str:
+    best = [
+        said.best_of_baselines(scored, f"which runs {EVENTS[event]}", "AUC") for event, scored in found.of_runs.items()
+    ]
+    best += [said.best_of_baselines(scored, TARGETS[target], "ρ") for target, scored in found.of_curves.items()]
+    return " ".join(filter(None, [said.conclusion(found.claims()), *best]))
+
+
+def figures(study: Study) -> Figures:
+    return figures_of(evidence(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    found = evidence(study)
+    return [*tables_of(found), *reading(found)]
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return body_of(evidence(study), pictures(drawn))
+
+
+def body_of(found: Evidence, drawn: Pieces) -> Pieces:
+    """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
+    counts = said.counted(found.runs)
+    told = " ".join([*counts, said.scale(found.studies)])
+    claims = found.claims()
+    first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
+    others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
+    read = boxed([_opening(found), *first]) + tuple(piece for text in others for piece in paragraph(text))
+    return heading(TITLE) + read + paragraph(told) + drawn + shown(tables_of(found))
+
+
+def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
+    """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
+    that did not, and those whose rates have another unit than the first one's (multiples of a reference rate, or rates
+    themselves), since one ranking cannot hold both. ``prefix``: begins the names of its figures' files."""
+    measured = [study for study in studies if has_early(study)]
+    alike = [study for study in measured if study.is_in_multiples == measured[0].is_in_multiples]
+    if len(alike) < 2:
+        return ()
+    found = Evidence(alike)
+    with matplotlib.rc_context(RC):
+        drawn = tuple(
+            Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
+        )
+    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
+    unlike = [study.name for study in measured if study not in alike]
+    aside = f"Rates of another unit (multiples of reference rates), and not here: {listed(unlike)}. " if unlike else ""
+    lacking = (
+        f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
+        f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
+    ) if without else ""  # fmt: skip
+    return body_of(found, drawn) + (paragraph(aside + lacking) if aside + lacking else ())
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and has_early(study)
+
+
+SECTION = Section(body, applies, figures, tables)

@@ -1,0 +1,182 @@
+"""Draw how well α_max early in training tells which runs break (ROC curves, areas with their intervals) and where the
+best rate and the edge lie (ranks against ranks)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.claims.prediction import EVENTS, TARGETS
+from analysis.drawing.legends import legend_columns
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
+from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged
+from analysis.numbers.ranking import Estimate, ranks, roc
+from analysis.study.load import Frame
+
+ROW_INCHES = 0.2
+# By column: the colours of what is measured; baselines are grey, told apart by their dashes.
+COLORS = {
+    "alpha_max_ratio": "#D55E00", "alpha_max": "#E69F00", "critical_ratio": "#0072B2", "critical_lr": "#56B4E9",
+    "sharpness": "#009E73", "adam_ratio": "#44AA99", "paper_alpha_max": "#CC79A7", "paper_alpha_max_ratio": "#882255",
+}  # fmt: skip
+DASHES = {"grad_norm": (0, (5, 2)), "loss": (0, (1, 1.4))}
+IN_ROC = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "lr", "grad_norm", "loss")
+ROC_CAPTION = (
+    "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over all "
+    "judged runs, in the colours and dashes that the same rows have on the right, baselines grey. Right: the area "
+    "below, which is 0.5 for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of "
+    "runs at the same rate; small marks, single mechanisms."
+)
+RANKS_CAPTION = (
+    "Ranks of the curves (all rates of a series and seed) by what is predicted at step k against those by what came "
+    "out, equal values sharing their mean rank; on the dashed diagonal the order is right. Left: the rate at which "
+    "the early α_max falls below the rate itself; right: the best of the baselines. ρ: Spearman's with its 95 % "
+    "interval."
+)
+
+
+def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | None:
+    """Draw a row for each event that can be judged: ROC curves, and every area with its interval; None without any."""
+    known = {event: each for event, each in scored.items() if each}
+    if not known:
+        return None
+    frame = judged(runs)
+    number = max(map(len, known.values()))
+    height = max(2.5, 0.55 + ROW_INCHES * number)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.35 + height * len(known)), layout="constrained")
+    grid = figure.subplots(len(known), 2, squeeze=False, width_ratios=(1, 1.15))
+    styles = mechanism_looks(frame["mechanism"])
+    for (left, right), (event, each) in zip(grid, known.items(), strict=True):
+        _curves(left, frame, each, event)
+        _areas(right, each, styles)
+        left.set_title(f"runs that {EVENTS[event]}: {int(frame[event].sum())} of {len(frame)}", loc="left")
+    handles = [
+        Line2D([], [], color=color, marker=marker, linestyle="none", markersize=4, alpha=0.75, label=name)
+        for name, (color, marker) in styles.items()
+    ]
+    handles += [
+        Line2D([], [], color=INK, marker="o", markersize=5, linewidth=1.2, label="all runs"),
+        Line2D(
+            [], [], color=INK, marker="D", markersize=4.5, markerfacecolor="white", linestyle="none", label="same rate"
+        ),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles), columnspacing=1.4)
+    return figure
+
+
+def _label(predictor: Predictor) -> str:
+    """Return a predictor's name with α_max and α as mathematics."""
+    return predictor.name.replace("α_max", r"$\alpha_\mathrm{max}$").replace("α", r"$\alpha$")
+
+
+def _color(predictor: Predictor) -> str:
+    return MUTED if predictor.is_baseline else COLORS.get(predictor.column, INK)
+
+
+def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> None:
+    """Draw the ROC curves of the chosen predictors over the runs of which each is known."""
+    ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    for each in scored:
+        column = each.predictor.column
+        if column not in IN_ROC:
+            continue
+        known = frame[frame[column].notna()]
+        false, true = roc(each.predictor.sign * known[column], known[event])
+        is_baseline = each.predictor.is_baseline
+        ax.plot(false, true, color=_color(each.predictor), linestyle=DASHES.get(column, "-"),
+                linewidth=1.1 if is_baseline else 1.6, zorder=2 if is_baseline else 3)  # fmt: skip
+    ax.set_xlim(-0.03, 1.03)
+    ax.set_ylim(-0.03, 1.03)
+    ax.set_aspect("equal")
+    ax.set_xlabel("share of the other runs alarmed")
+    ax.set_ylabel("share of them alarmed")
+
+
+def _areas(ax: Axes, scored: Sequence[Scored], styles: Mapping[str, tuple[str, str]]) -> None:
+    """Draw a row a predictor: the area over all runs with its interval, at the same rate, and of each mechanism."""
+    ax.axvline(0.5, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    for row, each in enumerate(scored):
+        for name, (color, marker) in styles.items():
+            if name in each.scopes and not np.isnan(each.scopes[name].value):
+                ax.plot(each.scopes[name].value, row, marker, color=color, markersize=3.4, alpha=0.75, zorder=3,
+                        markeredgewidth=0, clip_on=False)  # fmt: skip
+        _interval(ax, each.scopes[POOLED], row, each.predictor)
+        same = each.scopes[SAME_RATE].value
+        if not np.isnan(same):
+            ax.plot(same, row, "D", markerfacecolor="white", markeredgecolor=INK, markersize=4.2, markeredgewidth=0.8,
+                    zorder=4, clip_on=False)  # fmt: skip
+    first = next((row for row, each in enumerate(scored) if each.predictor.is_baseline), None)
+    if first:
+        ax.axhline(first - 0.5, color=MUTED, linewidth=0.5)
+    ax.set_yticks(range(len(scored)), [_label(each.predictor) for each in scored], fontsize=7.5)
+    ax.set_ylim(len(scored) - 0.4, -0.6)
+    ax.set_xlim(-0.03, 1.03)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("AUC")
+
+
+def _interval(ax: Axes, found: Estimate, row: int, predictor: Predictor) -> None:
+    color, dashes = _color(predictor), DASHES.get(predictor.column, "-")
+    if found.has_interval:
+        ax.plot([found.low, found.high], [row, row], color=color, linestyle=dashes, linewidth=1.6, zorder=2)
+    if not np.isnan(found.value):
+        ax.plot(found.value, row, "o", color=color, markersize=5.5, markeredgecolor="white", markeredgewidth=0.5,
+                zorder=5, clip_on=False)  # fmt: skip
+
+
+def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | None:
+    """Draw a row for each target that can be ranked: by α_max's own prediction and by the best baseline; None without
+    any."""
+    known = {target: _pair(each) for target, each in scored.items() if each and _pair(each)}
+    if not known:
+        return None
+    columns = max(map(len, known.values()))
+    figure = Figure(figsize=(WIDTH_INCHES * (0.25 + 0.375 * columns), 0.4 + 2.5 * len(known)), layout="constrained")
+    grid = figure.subplots(len(known), columns, squeeze=False)
+    styles = mechanism_looks(curves["mechanism"])
+    for axes, (target, pair) in zip(grid, known.items(), strict=True):
+        for ax, each in zip(axes, pair, strict=False):
+            _ranked(ax, curves, each, target, styles)
+        for ax in axes[len(pair) :]:
+            ax.remove()
+    handles = [
+        Line2D([], [], color=color, marker=marker, linestyle="none", markersize=4.5, label=name)
+        for name, (color, marker) in styles.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles))
+    return figure
+
+
+def _pair(scored: Sequence[Scored]) -> list[Scored]:
+    """Return where α_max crosses the rate, and the best baseline."""
+    own = [
+        each for each in scored if each.predictor.column == "alpha_cross" and not np.isnan(each.scopes[POOLED].value)
+    ]
+    best = best_baseline(scored)
+    return own + ([best] if best else []) if own else []
+
+
+def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
+    """Draw the curves' ranks; where several lie on each other they stand a little apart."""
+    known = curves[curves[target].notna() & curves[each.predictor.column].notna()]
+    x = ranks((each.predictor.sign * known[each.predictor.column]).to_numpy(dtype=float))
+    y = ranks(known[target].to_numpy(dtype=float))
+    ax.plot([1, len(known)], [1, len(known)], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    number = known.assign(x=x, y=y).groupby(["x", "y"]).cumcount().to_numpy()
+    aside = 0.012 * len(known)
+    for name, (color, marker) in styles.items():
+        own = (known["mechanism"] == name).to_numpy()
+        ax.plot(x[own] + aside * number[own], y[own] - aside * number[own], marker, color=color, markersize=5,
+                alpha=0.85, markeredgecolor="white", markeredgewidth=0.4, zorder=3)  # fmt: skip
+    found = each.scopes[POOLED]
+    within = f" ({found.low:.2f} to {found.high:.2f})" if found.has_interval else ""
+    ax.set_title(f"ρ = {found.value:.2f}{within}, n = {len(known)}".replace("-", "−"), loc="left", fontsize=8.5)
+    ax.set_xlabel(f"rank by: {_label(each.predictor)}")
+    ax.set_ylabel(f"rank of {TARGETS[target]}")
+    ax.set_xlim(0, len(known) + 1)
+    ax.set_ylim(0, len(known) + 1)

@@ -1,0 +1,109 @@
+"""Send W&B one run about a whole study: NLL against the learning rate, all its runs, tables, figures and files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stability.runs.wandb_sink import init_run
+
+CHART, RUNS = "nll_against_lr", "runs"
+CHART_TITLE, CHART_AXIS = "validation NLL against log₁₀ of the learning rate, median of the seeds", "log10 lr"
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a study's own run.
+
+    ``runs``: a row for each run, of whatever verdict, with ``series``, ``lr`` and ``val_nll`` (NaN: it has none) among
+    its columns; ``tables`` and ``figures`` (PNG) by their names; ``files``: further files and folders of the artifact.
+    """
+
+    name: str
+    runs: Sequence[Mapping[str, Any]]
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Path] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+
+    @property
+    def table_keys(self) -> tuple[str, ...]:
+        return (RUNS, *(f"tables/{name}" for name in self.tables))
+
+    @property
+    def figure_keys(self) -> tuple[str, ...]:
+        return tuple(f"figures/{name}" for name in self.figures)
+
+
+def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) -> str:
+    """Send a study's run, and return where it is: its address, or offline its folder. ``folder``: the study's;
+    ``mode``: online or offline; ``place``: project and entity. The same study has the same run whenever it is sent."""
+    wandb = importlib.import_module("wandb")
+    about = {"id": run_id_of(content.name), "name": content.name, "group": content.name, "job_type": "study"}
+    run = init_run(mode, config={"study": content.name}, dir=str(folder), **place, **about)
+    try:
+        tables = {f"tables/{name}": wandb.Table(dataframe=table) for name, table in content.tables.items()}
+        figures = {f"figures/{name}": wandb.Image(str(path)) for name, path in content.figures.items()}
+        run.log({RUNS: _table_of(wandb, content.runs), CHART: _chart(wandb, content.runs), **tables, **figures})
+        run.summary.update(_verdicts(content.runs))
+        run.log_artifact(_artifact(wandb, content))
+    finally:
+        run.finish()
+    return run.url or str(Path(run.dir).parent)
+
+
+def run_id_of(study: str) -> str:
+    """Return the id of a study's own run: a name may hold what W&B takes in no id."""
+    return f"study-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
+
+
+def medians_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Return for each series the median validation NLL (nats per token) of the seeds at each rate, by rate. A rate with
+    a run that has none, since it diverged, has no point: the median of the rest would look better than the rate is."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in runs:
+        found.setdefault(row["series"], {}).setdefault(float(row["lr"]), []).append(float(row["val_nll"]))
+    return {
+        series: [
+            (rate, statistics.median(values))
+            for rate, values in sorted(by_rate.items())
+            if all(math.isfinite(value) for value in values)
+        ]
+        for series, by_rate in found.items()
+    }
+
+
+def _chart(wandb: Any, runs: Sequence[Mapping[str, Any]]) -> Any:
+    """Return W&B's chart of several lines; its axis is not logarithmic, so that it gets log₁₀ of the rate."""
+    lines = {series: points for series, points in medians_by_rate(runs).items() if points}
+    return wandb.plot.line_series(
+        xs=[[math.log10(rate) for rate, _ in points] for points in lines.values()],
+        ys=[[nll for _, nll in points] for points in lines.values()],
+        keys=list(lines),
+        title=CHART_TITLE,
+        xname=CHART_AXIS,
+    )
+
+
+def _table_of(wandb: Any, runs: Sequence[Mapping[str, Any]]) -> Any:
+    columns = list(dict.fromkeys(name for row in runs for name in row))
+    return wandb.Table(columns=columns, data=[[row.get(name) for name in columns] for row in runs])
+
+
+def _verdicts(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {"num_runs": len(runs)}
+    for row in runs:
+        found[f"num_{row['status']}"] = found.get(f"num_{row['status']}", 0) + 1
+    return found
+
+
+def _artifact(wandb: Any, content: Content) -> Any:
+    artifact = wandb.Artifact(f"report-{run_id_of(content.name)}", type="report", metadata={"study": content.name})
+    for path in content.files:
+        artifact.add_dir(str(path), name=path.name) if path.is_dir() else artifact.add_file(str(path))
+    return artifact

@@ -1,0 +1,192 @@
+"""Build the workspace of a study on W&B: the panels that show its runs, and where it is saved."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stability.dashboards.series import Series
+from stability.dashboards.study_run import CHART, CHART_AXIS, CHART_TITLE
+from stability.runs.directory import read_json, write_json
+from stability.runs.wandb_sink import CHECKPOINT_STEP
+
+FILE = "wandb_workspace.json"  # of a study's folder: the workspace's spec, and where it is, once it is saved
+LOGARITHMIC = ("loss", "grad_norm", "update_norm", "val_nll")  # of the step: ratios are what matters
+GROUPED_BY = ("mechanism.name", "residual.name", "optimizer.name", "lr_peak")  # lines are means of what is left: seeds
+WIDE = {"w": 12, "h": 8}  # of a workspace's 24 columns
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The content of a study's workspace: its runs (``run_ids``, some of which may have been sent as another study's),
+    their ``series``, and the ``tables`` and ``figures`` of the study's own run by their keys there."""
+
+    name: str
+    run_ids: tuple[str, ...]
+    series: Series
+    tables: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+def require_workspaces() -> None:
+    """Raise a ``RuntimeError`` of one line where W&B's package for workspaces is not installed."""
+    try:
+        importlib.import_module("wandb_workspaces.workspaces")
+    except ImportError:
+        raise RuntimeError(
+            "stability.dashboard needs W&B's workspaces: pip install 'stability-lab[dashboard]' (wandb-workspaces)"
+        ) from None
+
+
+def workspace(shown: Shown, project: str, entity: str) -> Any:
+    """Return the workspace, not saved: best NLL and α_max against the learning rate, the training of each run, its
+    blocks' gradients, and the tables and figures of the study's own run."""
+    ws = importlib.import_module("wandb_workspaces.workspaces")
+    sections = {
+        "Stability": _laid_out([_chart(shown.name), *_stability(shown.series)]),
+        "Training": _training(shown.series),
+        "Gradients of blocks": _blocks(shown.series),
+        "Figures": _figures(shown.figures),
+        "Tables": _tables(shown.tables),
+    }
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=shown.name,
+        sections=[
+            ws.Section(name=name, panels=panels, is_open=name in ("Stability", "Training"))
+            for name, panels in sections.items()
+            if panels
+        ],
+        settings=ws.WorkspaceSettings(x_axis="Step", max_runs=100, group_by_prefix="first"),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.Or(ws.Metric("Group") == shown.name, ws.Metric("ID").isin(list(shown.run_ids))),
+            groupby=[ws.Config(name) for name in GROUPED_BY],
+        ),
+    )
+
+
+def series_shown(panels: Iterable[Any]) -> list[str]:
+    """Return the names of the series, tables and figures that panels show."""
+    found: list[str] = []
+    for panel in panels:
+        for name in ("x", "y", "media_keys", "table_name"):
+            found += [getattr(each, "name", each) for each in _listed(getattr(panel, name, None))]
+    return [name for name in dict.fromkeys(found) if name != "Step"]
+
+
+def saved_online(made: Any, study: Path) -> str:
+    """Return the address of a workspace, saved over the one that an earlier call saved of the study and read back.
+
+    Errors: ``RuntimeError`` where what W&B has is not what was saved; W&B's own where it cannot be reached.
+    """
+    ws = importlib.import_module("wandb_workspaces.workspaces")
+    earlier = read_json(study / FILE) if (study / FILE).exists() else {}
+    if earlier.get("place") == [made.entity, made.project]:
+        made._internal_name, made._internal_id = earlier["internal_name"], earlier["id"]
+    made.save()
+    there = ws.Workspace.from_url(made.url)
+    if panels_of(spec_of(there)) != panels_of(spec_of(made)):
+        raise RuntimeError(f"W&B's workspace {made.url} does not hold the panels that were saved")
+    where = {"internal_name": made._internal_name, "id": made._internal_id, "place": [made.entity, made.project]}
+    write_json(study / FILE, {"url": made.url, **where, "spec": spec_of(made)})
+    return made.url
+
+
+def saved_to_file(made: Any, study: Path) -> Path:
+    """Write a workspace's spec into the study's folder, for want of a server, beside where an earlier one is."""
+    earlier = read_json(study / FILE) if (study / FILE).exists() else {}
+    write_json(study / FILE, {**earlier, "spec": spec_of(made)})
+    return study / FILE
+
+
+def spec_of(made: Any) -> dict[str, Any]:
+    """Return the spec of a workspace as W&B keeps it."""
+    return made._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def panels_of(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """Return the sections of a workspace's spec, each with its panels' kinds and settings, without W&B's own ids."""
+    sections = spec["section"]["panelBankConfig"]["sections"]
+    return [
+        (section["name"], [(panel["viewType"], panel.get("config")) for panel in section["panels"]])
+        for section in sections
+    ]
+
+
+def _stability(series: Series) -> list[Any]:
+    """Return a point for each run: its validation loss, α_max and share of stable steps against its rate; then α_max
+    and that share along the training."""
+    panels = _panels()
+    against = {"x": panels.Config("lr_peak"), "log_x": True}
+    found = [
+        panels.ScatterPlot(
+            title=f"{name} against the learning rate", y=panels.SummaryMetric(name), log_y=_is_log(name), **against
+        )
+        for name in (*(name for name in series.steps if name.startswith("val_")), *series.checkpoints)
+    ]
+    along = [
+        panels.LinePlot(title=f"{name} along the training", x=CHECKPOINT_STEP, y=[name], log_y=_is_log(name))
+        for name in series.checkpoints
+    ]
+    return [*found, *along]
+
+
+def _chart(study: str) -> Any:
+    """Return the chart that the study's own run carries (`study_run.CHART`), drawn from the table that W&B keeps with
+    it."""
+    return _panels().CustomChart(
+        query={"summaryTable": {"tableKey": f"{CHART}_table"}},
+        chart_name="wandb/lineseries/v0",
+        chart_fields={name: name for name in ("step", "lineKey", "lineVal")},
+        chart_strings={"title": f"{study}: {CHART_TITLE}", "xname": CHART_AXIS},
+    )
+
+
+def _training(series: Series) -> list[Any]:
+    panels = _panels()
+    return _laid_out(
+        [panels.LinePlot(title=name, x="Step", y=[name], log_y=name in LOGARITHMIC) for name in series.steps]
+    )
+
+
+def _blocks(series: Series) -> list[Any]:
+    """Return one panel for each quantity, with all blocks."""
+    kinds: dict[str, list[str]] = {}
+    for name in series.blocks:
+        kinds.setdefault(name.split("/")[0], []).append(name)
+    panels = _panels()
+    return _laid_out([panels.LinePlot(title=kind, x="Step", y=names, log_y=True) for kind, names in kinds.items()])
+
+
+def _figures(keys: Sequence[str]) -> list[Any]:
+    panels = _panels()
+    return _laid_out([panels.MediaBrowser(title=key, media_keys=[key], num_columns=1) for key in keys])
+
+
+def _tables(keys: Sequence[str]) -> list[Any]:
+    panels = _panels()
+    return _laid_out([panels.WeavePanelSummaryTable(table_name=key) for key in keys])
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith("alpha_max/") or name in LOGARITHMIC
+
+
+def _laid_out(panels: list[Any]) -> list[Any]:
+    """Place panels two abreast."""
+    layout = _panels().Layout
+    for index, panel in enumerate(panels):
+        panel.layout = layout(x=WIDE["w"] * (index % 2), y=WIDE["h"] * (index // 2), **WIDE)
+    return panels
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _panels() -> Any:
+    return importlib.import_module("wandb_workspaces.reports.v2")

@@ -1,0 +1,53 @@
+"""Sum up the recorded steps of a run's checkpoints in a row each, for those who watch a sweep."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from stability.config.curvature import CurvatureSpec
+from stability.curvature import NOT_DEFINED
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.phases import file_of, wanted
+from stability.runs.schema import CHECKPOINT_STEP
+
+READ = ["state", "method", "alpha_max", "lr", CHECKPOINT_STEP]
+
+
+def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
+    """Yield a row for each checkpoint that was measured: its ``step``, and for each optimizer state the median α_max
+    (none where no recorded one is finite) and the percentage of stable steps, those with α_max above the rate in
+    force.
+
+    They are counted as a report counts them (`analysis.numbers.step_shares`), but for runs that diverged before such a
+    checkpoint: these have no row here.
+    """
+    lr_peak = read_json(directory.spec_file)["lr_peak"]
+    for phase in wanted(directory, curvature.phase):
+        if recorded := _recorded(file_of(directory.curvature_file, phase)):
+            # files of the time before that column have none in it, whatever is measured beside their rows later
+            known = [step[CHECKPOINT_STEP] for step in recorded if not pd.isna(step[CHECKPOINT_STEP])]
+            row: dict[str, Any] = {"step": int(known[0] if known else directory.status()["step"])}
+            for state in sorted({step["state"] for step in recorded}):
+                row |= _summed([step for step in recorded if step["state"] == state], f"{phase}/{state}", lr_peak)
+            yield row
+
+
+def _recorded(file: Path) -> list[dict[str, Any]]:
+    """Return the recorded steps of a file that have an α_max by definition."""
+    rows: list[Any] = pd.read_parquet(file, columns=READ).to_dict("records") if file.exists() else []
+    return [row for row in rows if row["method"] != NOT_DEFINED]
+
+
+def _summed(steps: Sequence[dict[str, Any]], where: str, lr_peak: float) -> dict[str, float]:
+    # a file may be older than the column lr, and then has none in it
+    rates = [lr_peak if pd.isna(step["lr"]) else step["lr"] for step in steps]
+    finite = [step["alpha_max"] for step in steps if math.isfinite(step["alpha_max"])]
+    num_stable = sum(step["alpha_max"] > lr for step, lr in zip(steps, rates, strict=True))
+    middle = {f"alpha_max/{where}": float(statistics.median(finite))} if finite else {}
+    return {**middle, f"stable_percent/{where}": 100.0 * num_stable / len(steps)}

@@ -1,0 +1,179 @@
+"""The oracle that scores the letters of sampled proteins: a protein language model of Hugging Face, masked (as ESM-2)
+or causal (as ProtGPT2, ProGen2). No such model knows our structure tokens: they are not scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import resolve_device
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.corpora.proteins.alphabets import LETTERS
+from stability.objectives import mask_rates, random_mask
+from stability.probes.generation.protein_source import ProteinSample
+from stability.probes.generation.samples import Sample
+from stability.probes.generation.text_oracle import Oracle, load_causal, sha256_of_weights
+from stability.probes.pretrained.loading import is_masked, load_masked_model, load_tokenizer
+from stability.training.draws import generator_for
+
+SEED = 0  # of the masks, as of validation's
+ENDS = 2  # positions that the tokens around a protein take
+POSITIONS = 1024  # of a model that does not say how many it reads
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedLetters:
+    """A masked protein language model, which gives the masked NLL of a sample's letters.
+
+    A sample is masked ``oracle_draws`` times by the run's own schedule of its sequence track; of every draw the cross
+    entropy of the oracle's whole vocabulary is averaged over the masked letters, given all others, and its mean over
+    the draws is the sample's NLL, in nats per residue.
+
+    It is the unit of the validation NLL's sequence part. A sample longer than the oracle reads is cut into pieces that
+    are read one by one. Letters that the oracle has no token for are shown as unknown, and not scored. Rates and masks
+    are a function of the sample's number, its length and the number of draws alone.
+    """
+
+    name: str
+    sha256: str
+    model: nn.Module
+    tokenizer: Any
+    positions: int  # residues at a time
+    schedule: Any
+    draws: int
+    batch: int
+    device: torch.device
+
+    def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
+        """Yield a row a sample."""
+        for index, sample in enumerate(samples):
+            yield row_of(self._nll(index, sample.text or ""), len(sample.text or ""))
+
+    def _nll(self, index: int, text: str) -> float:
+        if not text:
+            return math.nan
+        tokens_N = torch.tensor([self._token(letter) for letter in text])
+        generator = generator_for(SEED, "letters", index)
+        masked_DN = random_mask(mask_rates(self.schedule, self.draws, generator), len(text), generator)
+        scored_DN = masked_DN & (tokens_N != self.tokenizer.unk_token_id)
+        pieces = zip(*(part.split(self.positions, -1) for part in (tokens_N, masked_DN, scored_DN)), strict=True)
+        nats_D = torch.stack([self._nats(*piece) for piece in pieces]).sum(0)
+        counted_D = scored_DN.sum(1)
+        return float((nats_D / counted_D)[counted_D > 0].mean())
+
+    @torch.no_grad()
+    def _nats(self, tokens_N: Tensor, masked_DN: Tensor, scored_DN: Tensor) -> Tensor:
+        """Return the nats of a piece's scored letters under each draw of masks, (D,), float64."""
+        inputs_DN = torch.where(masked_DN, self.tokenizer.mask_token_id, tokens_N)
+        first, last = (torch.full((len(inputs_DN), 1), token) for token in _ends(self.tokenizer))
+        found = []
+        for rows, scored in zip(
+            torch.cat([first, inputs_DN, last], 1).split(self.batch), scored_DN.split(self.batch), strict=True
+        ):
+            given = rows.to(self.device)
+            logits = self.model(input_ids=given, attention_mask=torch.ones_like(given)).logits[:, 1:-1].float().cpu()
+            nats = nn.functional.cross_entropy(logits.mT, tokens_N.expand(len(rows), -1), reduction="none").double()
+            found.append(torch.where(scored, nats, 0.0).sum(1))
+        return torch.cat(found)
+
+    def _token(self, letter: str) -> int:
+        return self.tokenizer.convert_tokens_to_ids(letter)
+
+
+@dataclass(frozen=True, eq=False)
+class CausalLetters:
+    """A causal protein language model, which gives the NLL of a sample's letters in nats per residue: its tokens' nats
+    after the first one, over the letters that they stand for."""
+
+    name: str
+    sha256: str
+    oracle: Oracle
+    batch: int
+
+    def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
+        """Yield a row a sample."""
+        letters = [Sample([], sample.text) for sample in samples]
+        for some in self.oracle.score(letters, self.batch):
+            for score in some:
+                yield row_of(score.nats / score.num_bytes if score.num_bytes else math.nan, score.num_bytes)
+
+
+def row_of(nll: float, num: int) -> dict[str, Any]:
+    """Return a sample's row of the table of scores: ``num`` letters scored, and no structure."""
+    return {
+        "nll": nll,
+        "nll_per_byte": math.nan,
+        "num_tokens": num,
+        "num_bytes": 0,
+        "nll_sequence": nll,
+        "nll_structure": math.nan,
+    }
+
+
+def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: str) -> MaskedLetters | CausalLetters:
+    """Return the oracle that ``hf:…`` names. Errors: ``ValueError`` of two lines where there is none, it knows no
+    letters of proteins, or the samples have none."""
+    settings: Any = run.objective.settings
+    if "sequence" not in settings.sources:
+        raise ValueError(
+            f"oracle=hf:{name} reads letters, and these samples are structure tokens alone;\ngive oracle=ckpt:FOLDER, "
+            f"a run with objective={run.objective.name}"
+        )
+    where = str(resolve_device(device))
+    if not is_masked(name):
+        oracle = load_causal(name, where)
+        return CausalLetters(f"{oracle.name} (letters)", oracle.sha256, oracle, spec.batch)
+    shown, sha256, model, tokenizer = _masked(name, where)
+    longest = getattr(model.config, "max_position_embeddings", None) or POSITIONS
+    return MaskedLetters(
+        shown,
+        sha256,
+        model,
+        tokenizer,
+        max(longest - ENDS, 1),
+        settings.sequence_mask_rate,
+        spec.own.oracle_draws,
+        spec.batch,
+        torch.device(where),
+    )
+
+
+def forget() -> None:
+    """Give the memory of the oracle that was kept back."""
+    _masked.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _masked(name: str, device: str) -> tuple[str, str, Any, Any]:
+    """Return a masked model with its tokenizer, its name as tables show it and the sha256 of its weights."""
+    try:
+        model = load_masked_model(name)
+    except ValueError as error:
+        raise ValueError(f"oracle: {error}") from None
+    tokenizer = load_tokenizer(name, LETTERS)
+    known = () if tokenizer is None else [each for each in LETTERS if _knows(tokenizer, each)]
+    if tokenizer is None or tokenizer.mask_token_id is None or len(known) < len(LETTERS) // 2:
+        raise ValueError(
+            f"oracle=hf:{name}: its tokenizer has no token of its own for each amino acid, and a mask\ngive a protein "
+            "language model, e.g. hf:facebook/esm2_t33_650M_UR50D"
+        )
+    shown = f"hf:{name.rstrip('/').rpartition('/')[2]} (letters)"
+    return shown, sha256_of_weights(model.state_dict()), model.to(device), tokenizer
+
+
+def _knows(tokenizer: Any, letter: str) -> bool:
+    return tokenizer.convert_tokens_to_ids(letter) not in (None, tokenizer.unk_token_id)
+
+
+def _ends(tokenizer: Any) -> tuple[int, int]:
+    """Return the tokens that stand before and behind a protein."""
+    first = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
+    last = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return first, last

@@ -1,0 +1,48 @@
+"""The GPUs that a plan can be made for, by the peaks that their maker states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.roofline import H100, H200, TERA, Device
+
+# NVIDIA's data sheets of the A40 and of the A100 80GB (SXM): dense rates, of tensor cores but for float32. Shared
+# memory: CUDA C++ Programming Guide, technical specifications of compute capability 8.6 and 8.0.
+A40 = Device(
+    "A40",
+    0.696 * TERA,
+    {"float32": 37.4 * TERA, "tf32": 74.8 * TERA, "bf16": 149.7 * TERA},
+    84,
+    100 * 1024,
+    99 * 1024,
+)
+A100 = Device(
+    "A100 SXM",
+    2.039 * TERA,
+    {"float32": 19.5 * TERA, "tf32": 156 * TERA, "bf16": 312 * TERA},
+    108,
+    164 * 1024,
+    163 * 1024,
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its published peaks, and the bytes of its memory."""
+
+    device: Device
+    memory: float
+
+    @property
+    def described(self) -> str:
+        """Its name, memory and peaks in float32, in words."""
+        peak = self.device.peaks["float32"] / TERA
+        return (
+            f"{self.device.name} ({self.memory / 1e9:.0f} GB, {self.device.bandwidth / TERA:.3g} TB/s, {peak:.3g} "
+            "TFLOP/s in float32)"
+        )
+
+
+# by the names that `plan_gpu` takes (stability/config/sweep.py)
+GPUS = {"a40": Gpu(A40, 48e9), "a100": Gpu(A100, 80e9), "h100": Gpu(H100, 80e9), "h200": Gpu(H200, 141e9)}
+DEFAULT = "h100"

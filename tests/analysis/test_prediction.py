@@ -1,0 +1,209 @@
+"""Does α_max predict the edge? On studies made so that it does, does not, or cannot be asked."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu, spearmanr
+
+from analysis.claims import prediction as said
+from analysis.drawing.pieces import Paragraph, typst
+from analysis.numbers.early import early_runs
+from analysis.numbers.early_curves import early_curves
+from analysis.numbers.early_curves import of_studies as early_curves_of
+from analysis.numbers.prediction import POOLED, SAME_RATE, best_baseline, judged, of_curves, of_runs, unit_of, verdict
+from analysis.sections import contents, prediction
+from analysis.study.load import load
+from tests.analysis.foretelling import LAST, run, study_of
+from tests.analysis.synthetic import quickstart_alpha, write_study
+
+MECHANISMS = ("sa", "sc", "mix", "sw", "gla")
+LRS = (1e-3, 1e-2, 1e-1)
+
+
+def grid(alpha, breaks, seeds=3, mechanisms=MECHANISMS, **more):
+    """Runs of every mechanism, rate and seed; ``alpha`` and ``breaks`` of (mechanism, lr, seed)."""
+    return [
+        run(lr, alpha(m, lr, seed), mechanism=m, seed=seed,
+            **({"status": "diverged", "end": 120} if breaks(m, lr, seed) else {"status": "stable"}),
+            **{key: value(m, lr, seed) for key, value in more.items()})
+        for m in mechanisms for lr in LRS for seed in range(seeds)
+    ]  # fmt: skip
+
+
+def edge_of(mechanism):
+    return 3e-2 if mechanism in ("sc", "mix") else 3e-3
+
+
+def breaks_beyond_edge(m, lr, seed):
+    return lr > edge_of(m)
+
+
+def knowing(m, lr, seed):
+    return edge_of(m) * (1 + 0.01 * seed)
+
+
+def ignorant(m, lr, seed):
+    return 10 ** np.random.default_rng([MECHANISMS.index(m), round(-math.log10(lr)), seed]).uniform(-3, -1)
+
+
+def by_column(scored):
+    return {each.predictor.column: each for each in scored}
+
+
+@pytest.fixture(scope="module")
+def known():
+    return study_of(grid(knowing, breaks_beyond_edge))
+
+
+@pytest.fixture(scope="module")
+def unknown():
+    return study_of(grid(ignorant, breaks_beyond_edge))
+
+
+def test_an_alpha_max_that_is_the_edge_tells_every_run_and_beats_every_baseline_but_one_that_luck_helps(known):
+    """Of five mechanisms two have one edge and three the other: (2/5)⁵ + (3/5)⁵ = 9 % of the draws hold one edge only, and
+    there the rate alone knows as much."""
+    found = by_column(of_runs(early_runs(known), "broke"))["alpha_max_ratio"]
+    assert (found.scopes[POOLED].value, found.scopes[SAME_RATE].value) == (1.0, 1.0)
+    judged = {column: verdict(each) for column, each in found.beyond.items()}
+    assert judged.pop("lr") == "cannot tell" and found.beyond["lr"].low == 0
+    assert judged == dict.fromkeys(("grad_norm", "loss", "grad_norm_next", "loss_next"), "better")
+
+
+def test_the_areas_are_scipys_with_the_alarming_side_fixed_beforehand(unknown):
+    frame = judged(early_runs(unknown))
+    for each in of_runs(early_runs(unknown), "broke"):
+        values = each.predictor.sign * frame[each.predictor.column]
+        low, high = values[~frame["broke"]], values[frame["broke"]]
+        expected = mannwhitneyu(high, low).statistic / (len(low) * len(high))
+        assert each.scopes[POOLED].value == pytest.approx(expected), each.predictor.name
+
+
+def test_an_alpha_max_that_knows_nothing_cannot_be_told_from_chance_and_the_text_says_so(unknown):
+    scored = of_runs(early_runs(unknown), "broke")
+    found = by_column(scored)["alpha_max"]
+    assert found.scopes[POOLED].low < 0.5 < found.scopes[POOLED].high
+    claim = next(each for each in said.claims_on_runs(early_runs(unknown), scored, "broke") if "α_max:" in each.subject)
+    assert claim.verdict == "contradicted" and "Worse than learning rate α alone" in claim.text
+    assert "cannot tell from" in claim.text.lower() and "no better than chance" in claim.text
+
+
+def test_the_rate_alone_tells_nothing_among_runs_of_one_rate(unknown):
+    assert by_column(of_runs(early_runs(unknown), "broke"))["lr"].scopes[SAME_RATE].value == 0.5
+
+
+def test_groups_are_drawn_where_there_are_four_and_curves_where_there_are_fewer(known):
+    frame = judged(early_runs(known))
+    assert unit_of(frame) == "group"
+    assert unit_of(frame[frame["mechanism"].isin(("sa", "sc"))]) == "curve"
+
+
+def test_where_alpha_max_falls_below_the_rate_ranks_the_edges_as_scipy_does(known):
+    curves = early_curves(known)
+    found = by_column(of_curves(curves, "edge"))["alpha_cross"]
+    assert found.scopes[POOLED].value == pytest.approx(spearmanr(curves["alpha_cross"], curves["edge"]).statistic)
+    assert found.decades == pytest.approx(np.median(np.abs(np.log10(curves["alpha_cross"] / curves["edge"]))))
+    assert math.isnan(found.scopes["sa"].value), "three curves of a mechanism have no rank correlation"
+
+
+def test_the_best_baseline_is_the_one_with_the_largest_area(known):
+    assert best_baseline(of_runs(early_runs(known), "broke")).predictor.column == "lr"
+
+
+def text_of(study):
+    return typst(prediction.body(study, {}))
+
+
+def test_a_study_of_which_every_run_diverged_says_why_nothing_can_be_judged():
+    text = text_of(study_of(grid(knowing, lambda *_: True)))
+    assert "of 45 judged runs every did, and that needs some of both" in text
+    assert "cannot be ranked: 0 of 15 curves have one" in text
+    assert "Nothing can be said here" in text
+
+
+def test_a_study_of_which_every_run_diverged_before_step_k_names_them():
+    study = study_of([run(1e-1, None, "diverged", end=20, seed=seed) for seed in range(3)] + [run(1e-3, 1.0)])
+    told = said.counted(early_runs(study))[0]
+    assert "Of 4 runs 1 are judged" in told and "3 runs that diverged or spiked by step k" in told
+    assert "(sa 1e-1 (3))" in told
+
+
+def test_a_study_in_which_nothing_diverged_has_ranks_of_the_best_rate_alone():
+    study = study_of(grid(knowing, lambda *_: False, val_nll=lambda m, lr, s: 2 + abs(math.log10(lr / edge_of(m) * 3))))
+    text = text_of(study)
+    assert "of 45 judged runs none did" in text and "ranks the best learning rate of 15 curves" in text
+
+
+def test_a_study_of_one_run_has_one_line_each_and_no_table():
+    study = study_of([run(1e-2, 1.0)])
+    assert prediction.tables_of(prediction.evidence(study)) == [] and prediction.figures(study) == {}
+    text = text_of(study)
+    assert "of 1 judged run none did" in text and "0 of 1 curve have one, and 4 are needed" in text
+    assert "No interval" in text
+
+
+def test_a_study_without_early_alpha_max_has_no_such_section(quickstart):
+    assert not prediction.applies(quickstart)
+
+
+def test_runs_of_several_studies_are_judged_as_one_and_those_without_are_named(known, unknown, quickstart):
+    one = study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sa"]), "one")
+    other = study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sc"]), "other")
+    pieces = prediction.together([one, other, quickstart])
+    text = " ".join(piece.text for piece in pieces if isinstance(piece, Paragraph))
+    assert "Of 18 runs 18 are judged (2 groups, 3 seeds, 6 curves)" in text
+    assert "not here: quickstart (python -m stability.hessian" in text
+    assert prediction.together([one, quickstart]) == () == prediction.together([quickstart, quickstart])
+
+
+def test_a_curve_that_two_studies_share_is_ranked_once():
+    shared = [run(lr, 1.0, run_id=f"shared{lr}") for lr in LRS]
+    own = [run(lr, 1.0, mechanism="sc") for lr in LRS]
+    found = early_curves_of([study_of(shared, "one"), study_of([*shared, *own], "two")])
+    assert found["curve"].tolist() == ["one|sa|0", "two|sc|0"]
+
+
+def test_studies_whose_rates_have_other_units_are_not_ranked_together(known):
+    multiples = {"lr_multiples": [1, 10], "lr_references": {"adamw": 1e-3, "sgd": 1e-1}}
+    one, other, third = (study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sa"]), name) for name in "abc")
+    other.study.update(multiples)
+    assert prediction.together([one, other]) == ()
+    text = typst(prediction.together([one, other, third]))
+    assert "Of 18 runs 18 are judged" in text and "not here: b." in text
+
+
+def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():
+    runs = grid(knowing, breaks_beyond_edge, critical=lambda m, lr, seed: math.nan if lr > edge_of(m) else 1.0)
+    study = study_of(runs)
+    claims = said.claims_on_runs(early_runs(study), of_runs(early_runs(study), "broke"), "broke")
+    claim = next(each for each in claims if each.subject.startswith("Critical LR"))
+    assert claim.verdict == "not judged" and "of the 21 runs that have it all ended alike" in claim.text
+
+
+def test_runs_that_plateaued_are_a_question_of_their_own():
+    """A rate so large that nothing is learned, with finite numbers, neither diverges nor spikes."""
+    runs = grid(knowing, breaks_beyond_edge)
+    runs = [
+        each | ({"status": "plateaued", "end": LAST} if each["status"] == "diverged" and each["seed"] else {})
+        for each in runs
+    ]
+    found = prediction.evidence(study_of(runs))
+    assert by_column(found.of_runs["unstable"])["alpha_max_ratio"].scopes[POOLED].value == 1.0
+    assert by_column(found.of_runs["broke"])["alpha_max_ratio"].scopes[POOLED].value < 1.0
+
+
+def test_files_older_than_a_checkpoints_step_cannot_say_what_lies_after_it(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-1], alpha=quickstart_alpha, phases=["earliest"])
+    assert prediction.SECTION in contents.SECTIONS and prediction.applies(load(folder))
+    assert "4 runs that have no result" in (text := text_of(load(folder))) and "Nothing can be said here" in text
+
+
+def test_figures_and_tables_of_a_study_that_can_be_judged(known):
+    drawn = prediction.figures(known)
+    assert set(drawn) == {"prediction-roc", "prediction-ranks"}
+    tables = {table.title: table for table in prediction.tables_of(prediction.evidence(known))}
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in tables["Which runs diverge or spike"].rows}
+    assert rows["runs that do, of all"] == ["6 of 9", "3 of 9", "3 of 9", "24 of 45", "54 pairs", ""]
+    assert rows["α_max / α"] == ["1.00", "1.00", "1.00", "1.00", "1.00", "+0.05"]
+    assert "Which runs diverge or spike, further mechanisms" in tables

@@ -1,0 +1,134 @@
+"""Every sink gets what the run's own files hold, read back record by record, and can do the run no harm."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec
+from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.log import RunLog
+from stability.runs.sink import failure_file
+from stability.runs.sinks import SINKS, Sinks
+from stability.runs.tensorboard_sink import TensorboardSink
+from tests.runs.reading_sinks import READERS, mlflow_run
+
+MEASURED = {"step": 4, "alpha_max/terminal/checkpoint": 0.5, "stable_percent/terminal/checkpoint": 75.0}
+
+
+def row(step):
+    return {"step": step, "loss": 5.0 / step, "grad_norm": 1.5, "lr": 0.01, "val_nll": 2.5 if step == 4 else None}
+
+
+def settings(name, folder):
+    if name == "wandb":
+        return {"mode": "offline"}
+    if name == "mlflow":
+        pytest.importorskip("mlflow", reason="mlflow-skinny, of the extra mlflow, is not installed")
+        given, _ = SINKS[name].prepare(str(folder), "my-study")
+        assert given is not None
+        return given
+    pytest.importorskip("tensorboard", reason="tensorboard, of the extra tensorboard, is not installed")
+    return {}
+
+
+def sinks_of(directory, to):
+    told = {"group": "my-study", "config": {"lr_peak": 0.01, "model": {"width": 16}}, "name": "sa lr=0.01"}
+    return Sinks(directory, {"to": to, **told})
+
+
+def write_run(directory, to):
+    """A run that is interrupted after step 3, goes on from step 2, ends, and is measured."""
+    for steps, resume_after in (([1, 2, 3], -1), ([3, 4, 5], 2)):
+        sinks = sinks_of(directory, to)
+        log = RunLog(directory, resume_after=resume_after, sinks=sinks)
+        for step in steps:
+            log.metrics(row(step))
+            log.gradients([{"step": step, "block": "blocks.0.mixer", "grad_norm": 0.25 * step}])
+        log.close()
+        if steps[-1] == 5:
+            directory.set_status("spiked", step=5, reason="planted", result={"val_nll": 2.5})
+            sinks.measured(MEASURED)
+        sinks.close()
+
+
+def expected(directory):
+    """What the run's own files hold, as (name, step) → value."""
+    found = {
+        (k, r["step"]): v
+        for r in read_jsonl(directory.metrics_file)
+        for k, v in r.items()
+        if k != "step" and v is not None
+    }
+    for r in read_jsonl(directory.gradients_file):
+        found[(f"grad_norm/{r['block']}", r["step"])] = r["grad_norm"]
+    return found | {(name, 4): value for name, value in MEASURED.items() if name != "step"}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(tmp_path, capsys, name):
+    directory = RunDirectory(tmp_path, "0123456789ab")
+    write_run(directory, {name: settings(name, tmp_path)})
+    assert not failure_file(directory, name).exists(), failure_file(directory, name).read_text()
+    rows, verdict = READERS[name](directory)
+    wanted = {
+        (tag.replace("/", ".") if name == "mlflow" else tag, step): v for (tag, step), v in expected(directory).items()
+    }
+    assert {(tag, step): value for tag, step, value in rows} == pytest.approx(wanted, rel=1e-6)
+    assert len(rows) == len(expected(directory))
+    assert verdict == "spiked"
+
+
+def test_mlflow_has_the_spec_as_parameters(tmp_path):
+    tracking = pytest.importorskip("mlflow.tracking", reason="mlflow-skinny, of the extra mlflow, is not installed")
+    directory = RunDirectory(tmp_path, "0123456789ab")
+    write_run(directory, {"mlflow": settings("mlflow", tmp_path)})
+    run = mlflow_run(tracking.MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri()))
+    assert run.data.params == {"lr_peak": "0.01", "model.width": "16"}
+
+
+@pytest.mark.parametrize("fails_at", ["open", "write", "close"])
+def test_whatever_a_sink_raises_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys, fails_at):
+    def fail(*_):
+        raise OSError("planted at http://me:secret@example.org\nand more")
+
+    for each in ("open", "write", "measured", "close"):
+        monkeypatch.setattr(TensorboardSink, each, fail if each == fails_at else lambda *_: None)
+    directory = RunDirectory(tmp_path, "0123456789ab")
+    sinks = sinks_of(directory, {"tensorboard": {}})
+    log = RunLog(directory, resume_after=-1, sinks=sinks)
+    for step in (1, 2):
+        log.metrics(row(step))
+    log.close()
+    sinks.close()
+    assert len(directory.metrics_file.read_text().splitlines()) == 2
+    told = "OSError: planted at http://example.org"
+    assert capsys.readouterr().out == f"0123456789ab: TensorBoard failed, the run goes on ({told})\n"
+    assert failure_file(directory, "tensorboard").read_text() == f"{told}\n"
+
+
+def test_a_measured_checkpoint_gives_its_median_and_the_share_of_stable_steps(lab):
+    from stability.probes.curvature.alpha_max import measure
+    from stability.probes.curvature.medians import medians
+
+    directory = lab.train(lab.spec())
+    curvature = checked(CurvatureSpec, {"warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 3})
+    list(measure(directory, curvature, cache_dir=lab.cache, device="cpu"))
+    table = pd.read_parquet(directory.curvature_file("terminal"))
+    (found,) = medians(directory, curvature)
+    assert found.pop("step") == 12
+    for state, rows in table.groupby("state"):
+        assert found.pop(f"alpha_max/terminal/{state}") == rows["alpha_max"][np.isfinite(rows["alpha_max"])].median()
+        assert found.pop(f"stable_percent/terminal/{state}") == 100 * (rows["alpha_max"] > rows["lr"]).mean()
+    assert found == {}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_without_its_package_the_error_says_what_to_do(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        RuntimeError, match=f"^logger={name} needs .*: pip install {name}[a-z-]*, or choose logger=files$"
+    ):
+        SINKS[name].require()
