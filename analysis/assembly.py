@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from weakref import WeakKeyDictionary
 
 import matplotlib
-from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure
 
+from analysis.drawing.layout import lay_out
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
 from analysis.sections import contents, prediction
-from analysis.sections.section import Section
+from analysis.sections.section import Figures, Section
 from analysis.study.load import Study
+from analysis.study.once import once_per_study
 from analysis.words import listed, lr_text, plural
-
-DPI, VECTOR_DPI = 200, 72  # of pictures; what matplotlib measures text by in PDF and SVG
 
 
 def title(name: str) -> str:
@@ -47,12 +47,16 @@ def pieces(study: Study, prefix: str = "") -> Iterator[Pieces]:
 
 
 def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
-    """Draw a section's figures."""
+    """Draw a section's figures, or return those that were drawn for another document."""
+    return [
+        Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in _drawn(study, section).items()
+    ]
+
+
+@once_per_study
+def _drawn(study: Study, section: Section) -> Figures:
     with matplotlib.rc_context(RC):
-        return [
-            Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf")
-            for name, each in section.figures(study).items()
-        ]
+        return section.figures(study)
 
 
 TOGETHER = "All studies together"
@@ -71,28 +75,27 @@ def save(figure: Figure, path: Path) -> Path:
 
 def write(figure: Figure, where: Path | IO[bytes], kind: str) -> None:
     """Write a figure as ``kind`` (svg, pdf, png). Without a date the same study gives the same file."""
+    content = _bytes(figure, kind)
+    if isinstance(where, Path):
+        where.write_bytes(content)
+    else:
+        where.write(content)
+
+
+PDFS: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()  # a figure stands in a report and in a file of its own
+
+
+def _bytes(figure: Figure, kind: str) -> bytes:
+    if kind == "pdf" and figure in PDFS:
+        return PDFS[figure]
     dates: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context(RC), _laid_out(figure, kind):
-        figure.savefig(where, format=kind, metadata=dates.get(kind), dpi=DPI)
-
-
-@contextmanager
-def _laid_out(figure: Figure, kind: str) -> Iterator[None]:
-    """Lay a figure out for a format, which has text sizes of its own, and keep it so within the ``with`` block: to lay
-    it out, `Figure.savefig` draws all of it once more than it needs to."""
-    engine = figure.get_layout_engine()
-    if engine is None:
-        yield
-        return
-    get_registered_canvas_class(kind)(figure)
-    dpi, figure.dpi = figure.dpi, DPI if kind == "png" else VECTOR_DPI
-    engine.execute(figure)
-    figure.dpi = dpi
-    figure.set_layout_engine(None)
-    try:
-        yield
-    finally:
-        figure.set_layout_engine(engine)
+    lay_out(figure)
+    content = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        figure.savefig(content, format=kind, metadata=dates.get(kind), dpi=200)
+    if kind == "pdf":
+        PDFS[figure] = content.getvalue()
+    return content.getvalue()
 
 
 def save_pictures(pieces: Pieces, folder: Path) -> None:

@@ -232,8 +232,9 @@ def _coverage(study: Study) -> list[Claim]:
 def _scale(study: Study) -> Claim:
     finished = study.runs[study.runs["status"].isin(FINISHED)]
     runs = finished if len(finished) else study.runs
+    steps = count_range(runs["num_steps"])
     text = (
-        f"All this is at {count_range(runs['num_params'])} parameters, {count_range(runs['num_steps'])} steps and "
+        f"All this is at {count_range(runs['num_params'])} parameters, {steps} step{'' if steps == '1' else 's'} and "
         f"{count_range(runs['num_tokens'])} {wording.words(study).counted} per run, "
         f"{plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
     )

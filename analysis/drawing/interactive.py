@@ -17,9 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection, QuadMesh
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
+from matplotlib.transforms import Bbox
+
+from analysis.drawing.layout import lay_out
 
 Spec = dict[str, Any]
 DPI = 96.0  # CSS pixels to the inch
@@ -56,7 +60,8 @@ def described(figure: Figure) -> Spec:
 
     Errors: `Unknown` for three-dimensional axes and for artists that no figure of the reports had so far.
     """
-    FigureCanvasAgg(figure).draw()  # lays out axes, ticks and legends; the canvas that a figure begins with does not
+    lay_out(figure)
+    _measure(figure)
     width, height = figure.get_size_inches() * DPI
     layout: Spec = {
         "width": round(width * 1.35) + TOOLS,
@@ -84,13 +89,31 @@ def described(figure: Figure) -> Spec:
     return {"data": data, "layout": layout}
 
 
+def _measure(figure: Figure) -> None:
+    """Give words the sizes, and those of legends the places, that they have on a screen. Nothing is drawn."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    with renderer._draw_disabled():
+        for legend in _all_legends(figure):
+            legend.draw(renderer)
+
+
+def _extent(text: Text) -> Bbox:
+    """Return where a word stands on a screen, in shares of the figure."""
+    figure = text.get_figure(root=True)
+    assert figure is not None, "a word of no figure"
+    return text.get_window_extent(figure.canvas.get_renderer()).transformed(figure.transFigure.inverted())  # type: ignore[attr-defined]
+
+
+def _all_legends(figure: Figure) -> list[Legend]:
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+    return [legend for legend in legends if legend is not None]
+
+
 def _names(figure: Figure) -> dict[tuple[Any, ...], str]:
     """Return what the figure's legends call a look, so that pointing at a line names it."""
-    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
     return {
         _look(handle): text.get_text()
-        for legend in legends
-        if legend is not None
+        for legend in _all_legends(figure)
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=False)
         if isinstance(handle, Line2D)
     }
@@ -322,7 +345,7 @@ def _words(axes: Axes, suffix: str) -> Iterator[Spec]:
                 "yref": f"y{suffix}",
             }
         else:
-            extent = text.get_window_extent().transformed(axes.figure.transFigure.inverted())  # type: ignore[union-attr]
+            extent = _extent(text)
             yield _note(text, (extent.x0, extent.y0), "left", "bottom")
 
 
@@ -330,18 +353,15 @@ def _titles(figure: Figure) -> Iterator[Spec]:
     """Yield the words that belong to the whole figure: its title and labels."""
     for text in (figure._suptitle, figure._supxlabel, figure._supylabel, *figure.texts):  # type: ignore[attr-defined]
         if text is not None and text.get_text():
-            extent = text.get_window_extent().transformed(figure.transFigure.inverted())
+            extent = _extent(text)
             yield _note(text, ((extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2), "center", "middle")
 
 
 def _legends(figure: Figure) -> Iterator[Spec]:
     """Yield the entries of every legend where they stand, each with a sign in its colour."""
-    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
-    for legend in legends:
-        if legend is None:
-            continue
+    for legend in _all_legends(figure):
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=False):
-            extent = text.get_window_extent().transformed(figure.transFigure.inverted())
+            extent = _extent(text)
             shade = (
                 handle.get_color() if isinstance(handle, Line2D) else getattr(handle, "get_facecolor", lambda: "k")()
             )

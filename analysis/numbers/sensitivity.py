@@ -28,12 +28,12 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
 
     Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study
     only. A diverged run counts as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every
-    rate is as good as the best.
+    rate is as good as the best. A seed of which no run finished has no best, and no sensitivity.
     """
     by_seed, rates = {}, []
     for seed, runs in study.of(series).groupby("seed"):
-        losses = _capped(runs)
-        if len(losses):
+        losses, finished = _capped(runs), runs[runs["status"].isin(FINISHED)]
+        if np.isfinite(finished["val_nll"]).any():
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
     # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds

@@ -43,8 +43,9 @@ def stable_steps(rows: Frame) -> Column:
 
 def finite_median(values: Column) -> float:
     """Return the median over the finite α_max (zeros are finite); NaN where there is none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.median()) if len(finite) else math.nan
+    known = values.to_numpy(dtype=float)
+    finite = known[np.isfinite(known)]
+    return float(np.median(finite)) if len(finite) else math.nan
 
 
 @once_per_study
@@ -59,6 +60,7 @@ def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
     return rows[rows["method"] != NOT_DEFINED]
 
 
+@once_per_study
 def undefined_steps(study: Study, phase: str, state: str) -> Frame:
     """Return the steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with
     their runs' columns."""
@@ -174,8 +176,8 @@ def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
 
 def share(count: Frame) -> float:
     """Return the share of the counted steps that are hits, each step with the same weight; NaN where nothing counts."""
-    steps = int(count["steps"].sum())
-    return int(count["hits"].sum()) / steps if steps else math.nan
+    steps = int(count["steps"].to_numpy().sum())
+    return int(count["hits"].to_numpy().sum()) / steps if steps else math.nan
 
 
 def notes(count: Frame) -> list[str]:

@@ -22,6 +22,7 @@ from analysis.sections.step_figures import TRAINING
 from analysis.study.load import Frame
 
 HEIGHT = 1.75
+FOOT = 0.04, 0.34  # of a panel, in shares of its height: where crosses stand for mechanisms that diverged
 CAPTION = (
     "α_max against learning rate, {phase}, state “{state}”, a column for each modality, a row for each size, after the "
     "consensus paper's Figure 6: median of the finite α_max of all recorded steps; shade: from the lowest to the "
@@ -98,5 +99,6 @@ def _panel(ax: Axes, block: Block, phase: str, state: str, styles: dict[str, Loo
         if name in lost:
             strip = blended_transform_factory(ax.transData, ax.transAxes)
             there = sorted(set(own.loc[own["outcome"] == DIVERGED, "run_lr"]))
-            height = 0.04 + 0.055 * lost.index(name)  # one above the other: several diverge at one rate
+            # one above the other, since several diverge at one rate, all of them within the foot
+            height = FOOT[0] + min(0.055, (FOOT[1] - FOOT[0]) / len(lost)) * lost.index(name)
             ax.plot(there, [height] * len(there), "x", color=styles[name].color, markersize=3.6, transform=strip)

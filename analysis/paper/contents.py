@@ -34,6 +34,7 @@ from analysis.paper.nll_tables import nll_tables
 from analysis.sections import ablation_figure, curves
 from analysis.sections.ablation import ablations
 from analysis.study.load import Study
+from analysis.study.once import once_per_study
 from analysis.words import count_range, listed, lr_text, plural
 
 NAME = "paper_layout"  # of what is written where no other name is given
@@ -47,8 +48,18 @@ def subtitle(studies: Sequence[Study]) -> str:
     return f"{'1 study' if len(studies) == 1 else f'{len(studies)} studies'} · {kinds} · {runs}"
 
 
-def pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
-    """Yield the pieces of each part of the report; every picture has a name, and a file, of its own."""
+def pieces(studies: Sequence[Study]) -> tuple[Pieces, ...]:
+    """Return the pieces of each part of the report, drawn once for all that it is written as; every picture has a name,
+    and a file, of its own."""
+    return _drawn(*studies)
+
+
+@once_per_study
+def _drawn(*studies: Study) -> tuple[Pieces, ...]:
+    return tuple(_pieces(studies))
+
+
+def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
     places = blocks(studies)
     yield heading("What was run") + shown([_studies(studies)]) + _left_out(studies)
     if places:

@@ -19,6 +19,7 @@ from analysis.study.protocol import NOT_DEFINED
 from analysis.words import wrapped
 
 PANELS_PER_ROW = 4
+MOST_VECTOR_POINTS = 2000  # of a panel; more are a picture in it, as a vector file of megabytes is slow to turn to
 DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point on a log axis
 # What is no point on a log axis: (label, marker, height in axes fractions, which values).
 EDGES = (
@@ -29,14 +30,15 @@ EDGES = (
 
 
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw one figure for every four series, states as rows; empty where nothing was recorded in this phase."""
+    """Draw one figure for every four series, states as rows; none where no step was recorded in this phase, as where
+    every run diverged before it."""
     rows, counts = (
         recorded(study, phase),
         {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
     )
     shown = {name for count in counts.values() for name in shown_series(study, count)}
     present = [name for name in study.series if name in shown]
-    if not present:
+    if not present or rows.empty:
         return []
     figures = []
     for part in chunks(present, PANELS_PER_ROW):
@@ -107,6 +109,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
         alpha=0.4,
         markeredgewidth=0,
         zorder=3,
+        rasterized=len(finite) > MOST_VECTOR_POINTS,
     )
     medians = pd.Series({lr: finite_median(rows["alpha_max"]) for lr, rows in part.groupby("run_lr")})
     medians = medians.where(medians > 0)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import (
@@ -77,6 +79,11 @@ def _lost(shown: Frame) -> str:
     )
 
 
+def _recorded_text(shown: Frame) -> str:
+    """Say how many steps were recorded of a run, no full stop."""
+    return f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
+
+
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
     """Say how many more steps have no α_max; "" where there are none."""
     rows = undefined_steps(study, phase, state)
@@ -96,7 +103,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     unmeasured = [name for name in study.series if name in known]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
-    of_rate, nothing = dict(iter(shown.groupby("run_lr"))), shown.iloc[:0]
+    of_rate, nothing = dict(iter(shown[["series", "alpha_max", "run_lr"]].groupby("run_lr"))), shown.iloc[:0]
     body = tuple(alpha_row(of_rate.get(lr, nothing), count[count["run_lr"] == lr], lr, series) for lr in lrs)
     lost, how, rule = (
         _lost(shown) + _undefined(study, phase, state, series),
@@ -109,8 +116,8 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), "
         "below it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max "
         "above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
-        f"{rule} (survivors: the share without them). {count_range(shown.groupby('run_id').size())} steps recorded "
-        f"per run{lost}; -- where there is none.{absent} {how} {source(study)}"
+        f"{rule} (survivors: the share without them). {_recorded_text(shown)}{lost}; -- where there is none.{absent} "
+        f"{how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
@@ -165,15 +172,16 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
 
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
-    measured, beside = count[count["outcome"] == MEASURED], notes(count)
+    outcomes, beside = count["outcome"].to_numpy(), notes(count)
     if _is_undefined(count):
         return Cell(NOT_DEFINED)
-    if measured.empty:
+    medians = count["median"].to_numpy()[outcomes == MEASURED]
+    if not len(medians):
         return Cell("--", "\n".join(beside))
-    median, by_run = finite_median(rows["alpha_max"]), measured["median"].dropna()
+    median, by_run = finite_median(rows["alpha_max"]), medians[~np.isnan(medians)]
     interval = f"{power(by_run.min())}–{power(by_run.max())}, " if len(by_run) > 1 else ""
-    few_diverged = count["outcome"].tolist().count(DIVERGED) < MOST_DIVERGED * len(count)
-    return Cell(power(median), "\n".join([f"{interval}n={len(measured)}", *beside]), bool(median > lr and few_diverged))
+    few_diverged = (outcomes == DIVERGED).sum() < MOST_DIVERGED * len(outcomes)
+    return Cell(power(median), "\n".join([f"{interval}n={len(medians)}", *beside]), bool(median > lr and few_diverged))
 
 
 def _is_undefined(count: Frame) -> bool:
@@ -183,19 +191,19 @@ def _is_undefined(count: Frame) -> bool:
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
     """Return the share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over
     runs, n, and what became of the others."""
-    beside = notes(count)
+    outcomes, beside = count["outcome"].to_numpy(), notes(count)
     if _is_undefined(count):
         return Cell(NOT_DEFINED)
-    known = count[count["outcome"].isin(COUNTED)]
-    if known.empty:
+    survived = outcomes == MEASURED
+    known = survived | (outcomes == DIVERGED)
+    if not known.any():
         return Cell("--", "\n".join(beside))
-    by_run, value = known["hits"].to_numpy() / known["steps"].to_numpy() * 100, share(known)
+    hits, steps = count["hits"].to_numpy(), count["steps"].to_numpy()
+    by_run, value = hits[known] / steps[known] * 100, hits[known].sum() / steps[known].sum()
     interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
-    survivors = known[known["outcome"] == MEASURED]
-    beside += [f"survivors {share(survivors) * 100:.0f}"] if 0 < len(survivors) < len(known) else []
-    return Cell(
-        f"{value * 100:.0f}", "\n".join([f"{interval}n={known['steps'].sum()}", *beside]), bool(value == top > 0)
-    )
+    if 0 < survived.sum() < known.sum():
+        beside.append(f"survivors {hits[survived].sum() / steps[survived].sum() * 100:.0f}")
+    return Cell(f"{value * 100:.0f}", "\n".join([f"{interval}n={steps[known].sum()}", *beside]), bool(value == top > 0))
 
 
 def last_table(study: Study) -> Table | None:

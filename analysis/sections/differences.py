@@ -22,8 +22,10 @@ DOUBTFUL = 1e-3
 
 def verification(study: Study) -> str:
     """Say how the curvatures were computed, how far one of each run and state lies from central differences, and which
-    of the two is off where that is far."""
+    of the two is off where that is far; or that none was computed."""
     rows = of_trained(study, study.curvature)
+    if rows.empty:
+        return "No step was recorded: every run that was to be measured diverged before its checkpoint."
     used = f"Methods: {methods(rows)}."
     checked = rows[rows["rel_error"].notna()]
     if checked.empty:

@@ -95,7 +95,8 @@ def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, 
     )
     name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
     if found.median is None:
-        return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
+        why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
+        return (name, Cell("--"), Cell(why), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
     at_best = outcomes(study, found.series, column).loc[found.median.best_lr]
     best = Spread.of(at_best)
     widths = found.seed_widths

@@ -40,7 +40,7 @@ def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     )
     with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
-    if not lrs:
+    if not lrs or rows.empty:  # every run diverged before its checkpoint: the tables say so
         return []
     limits, medians = _positive_limits(rows, lrs), _medians(rows)
     return [

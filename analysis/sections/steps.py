@@ -21,6 +21,7 @@ from analysis.numbers.step_shares import (
 )
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
+from analysis.study.once import once_per_study
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import listed, lr_text, plural, power
 
@@ -30,6 +31,7 @@ def fallen_steps(rows: Frame) -> Column:
     return rows["loss_after"] < rows["loss_before"]
 
 
+@once_per_study
 def fallen_tables(study: Study) -> list[Table]:
     """Return one table per phase, state and at most four series: share of steps whose loss fell and, where it was
     measured, critical LR over α_max."""
@@ -51,8 +53,8 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
     critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
-    of_rate, nothing = dict(iter(rows.groupby("run_lr"))), rows.iloc[:0]
-    for lr, counts in count.groupby("run_lr"):
+    of_rate, nothing = dict(iter(rows.groupby("run_lr"))) if critical else {}, rows.iloc[:0]
+    for lr, counts in count[["run_lr", "series", "outcome", "hits", "steps"]].groupby("run_lr"):
         cells, part = [share_cell(counts[counts["series"] == name]) for name in series], of_rate.get(lr, nothing)
         cells += [_ratio(part[part["series"] == name]) for name in series] if critical else []
         body.append((Cell(lr_text(lr)), *cells))

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -248,12 +249,19 @@ def _typed(frame: Frame) -> Frame:
     """Return text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of
     its own in parquet."""
     columns = {
-        column: frame[column].map(lambda value: "" if pd.isna(value) else str(value)).astype(object)
+        column: _text(frame[column])
         if column in TEXT
         else pd.Series(pd.to_numeric(frame[column], errors="coerce"), dtype="float64")
         for column in frame.columns
     }
     return pd.DataFrame(columns)
+
+
+def _text(column: Column) -> Column:
+    """Return a column as str, "" for null; each of its values is turned into one once, as most stand in many rows."""
+    codes, values = pd.factorize(column)
+    known = np.array(["", *map(str, values)], dtype=object)  # the code of a null is -1
+    return pd.Series(known[codes + 1], index=column.index, dtype=object)
 
 
 def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:

@@ -96,14 +96,12 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
         | {"variant": variants.get(each.directory.run_id, "")}
         for each in files
     ]
-    runs = [
-        row | undefined_of([read_table(path) for path in _of_steps(each.curvature)])
-        for row, each in zip(runs, files, strict=True)
-    ]
+    steps = [{path: read_table(path) for path in _of_steps(each.curvature)} for each in files]
+    runs = [row | undefined_of(list(tables.values())) for row, tables in zip(runs, steps, strict=True)]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(runs)])]),
-        curvature=_recorded(list(chain.from_iterable(map(_steps, files)))),
+        curvature=_recorded(list(chain.from_iterable(map(_steps, files, steps)))),
         curves=read_curves(
             [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]
         ),
@@ -216,7 +214,9 @@ def _model_name(spec: dict[str, Any]) -> str:
 def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
     """Return one run's recorded steps, a table a phase; a phase without any has none."""
     files = RunFiles.of(directory)
-    return [table.to_pandas() for table in _steps(files)]
+    return [
+        table.to_pandas() for table in _steps(files, {path: read_table(path) for path in _of_steps(files.curvature)})
+    ]
 
 
 def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
@@ -248,10 +248,10 @@ def _recorded(tables: Sequence[pa.Table]) -> pd.DataFrame:
     return joined(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
 
 
-def _steps(files: RunFiles) -> Iterator[pa.Table]:
+def _steps(files: RunFiles, tables: Mapping[Path, pa.Table]) -> Iterator[pa.Table]:
     """Yield the run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each
-    row; neither where nothing is left to say it."""
-    for table in files.read(_of_steps(files.curvature)):
+    row; neither where nothing is left to say it. ``tables``: its files of recorded steps."""
+    for table in files.read(tables, tables):
         yield with_protocol(_with_step(files, table), files.spec)
 
 

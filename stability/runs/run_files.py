@@ -7,9 +7,10 @@ to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ import pyarrow as pa
 from stability.runs.directory import FINISHED, RunDirectory, read_json, step_of
 from stability.runs.parquet import read_table
 from stability.runs.phases import EARLIEST, LAST, TERMINAL
+
+NOTHING_READ: Mapping[Path, pa.Table] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ class RunFiles:
             else None
         )
 
-    def read(self, paths: Sequence[Path]) -> Iterator[pa.Table]:
-        """Yield the tables that have rows, each under the phase of its checkpoint; those of one checkpoint once."""
+    def read(self, paths: Iterable[Path], known: Mapping[Path, pa.Table] = NOTHING_READ) -> Iterator[pa.Table]:
+        """Yield the tables that have rows, each under the phase of its checkpoint; those of one checkpoint once.
+        ``known``: files that were read before."""
         for path in paths:
-            table = read_table(path)
+            table = known[path] if path in known else read_table(path)
             phase = self._phase(path, table) if len(table) else None
             if phase is not None:
                 yield table.set_column(

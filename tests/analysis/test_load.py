@@ -48,6 +48,14 @@ def test_null_columns_are_nan_and_empty_text(study_dir):
     assert runs["gen_nll"].isna().all() and runs["gen_nll"].dtype == "float64" and set(runs["reason"]) == {""}
 
 
+@pytest.mark.parametrize("values", [["a", None, "b", "a"], [None, None], [1.0, math.nan, 2.5], [True, None, False], []])
+def test_a_column_of_text_is_each_value_as_text_and_null_as_none(values):
+    column = pd.Series(values, index=range(3, 3 + len(values)))
+    slow = ["" if value is None or value != value else str(value) for value in column.tolist()]
+    found = module._text(column)
+    assert found.tolist() == slow and found.dtype == object and found.index.equals(column.index)
+
+
 def test_infinite_zero_and_lost_alpha_survive(tmp_path):
     folder = write_study(
         tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=lambda *_: [math.inf, 0.0, math.nan]

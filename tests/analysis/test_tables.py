@@ -152,7 +152,7 @@ def test_window_rows(tmp_path):
     sa, sc = table.rows
     assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "3.200", "3.2e-3 to 1.0e-2", "≥ 0.50", "0.50 to 0.50"]
     assert sa[0].detail == "248 k parameters" and sa[2].detail == "2.000–2.000, n=2" and sa[6].detail == "n=2"
-    assert [cell.text for cell in sc[1:]] == ["--", "no run finished", "3.200", "--", "--", "--"]
+    assert [cell.text for cell in sc[1:]] == ["--", "every run diverged", "3.200", "--", "--", "--"]
 
 
 def alpha_row(tmp_path, alpha, lr=1e-3, **settings):

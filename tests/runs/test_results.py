@@ -13,6 +13,7 @@ import pytest
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.alpha_max import measure
 from stability.runs import parquet as tables
+from stability.runs import results, run_files
 from stability.runs.directory import read_json, read_jsonl
 from stability.runs.parquet import read_curves, read_metadata
 from stability.runs.results import collect, write
@@ -143,6 +144,15 @@ def test_logs_are_the_same_in_groups_of_any_size(study, monkeypatch):
     for num_bytes in (1, 2000):
         monkeypatch.setattr(tables, "GROUP_BYTES", num_bytes)
         pd.testing.assert_frame_equal(collect(study.path).curves, whole, **EQUAL)
+
+
+def test_a_file_of_recorded_steps_is_read_once(study, monkeypatch):
+    seen = []
+    for module in (results, run_files):
+        monkeypatch.setattr(module, "read_table", lambda path: seen.append(path) or tables.read_table(path))
+    collect(study.path)
+    steps = [path for path in seen if path.parent.name == "curvature"]
+    assert len(steps) == len(set(steps)) == 5
 
 
 def test_what_is_written_reads_back_the_same(study, tmp_path):

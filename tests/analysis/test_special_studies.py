@@ -1,0 +1,152 @@
+"""Reports of studies that are nothing but one extreme: every run lost, twenty mechanisms, very many steps."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+
+from analysis import assembly
+from analysis.drawing.interactive import described
+from analysis.drawing.layout import lay_out
+from analysis.drawing.pieces import Paragraph
+from analysis.drawing.style import RC
+from analysis.export import export
+from analysis.page import build_page
+from analysis.paper.alpha_figure import FOOT, alpha_grids
+from analysis.paper.grid import blocks
+from analysis.report import build_together
+from analysis.sections import alpha, alpha_figures, curves, nll_figures, step_figures
+from analysis.sections.alpha_tables import alpha_tables
+from analysis.sections.differences import verification
+from analysis.sections.nll import window_table
+from analysis.sections.sensitivity import sensitivity_table
+from analysis.study.load import load
+from tests.analysis.synthetic import write_study
+
+TWENTY = [f"m{place:02d}" for place in range(20)]
+ASKED = {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"], "recorded_steps": 5}}
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    """A study that was to measure α_max and of which every run diverged before its first checkpoint."""
+    study = load(
+        write_study(tmp_path_factory.mktemp("lost"), mechanisms=["sa", "sc"], lrs=[1e-3, 1e-2], nll=lambda *_: math.inf)
+    )
+    return replace(study, study=study.study | {"spec": ASKED})
+
+
+def test_where_every_run_diverged_no_panel_is_drawn_without_a_step(lost):
+    assert alpha_figures.alpha_figures(lost) == [] and step_figures.step_figures(lost) == []
+
+
+def test_where_every_run_diverged_the_report_says_so_in_whole_sentences(lost):
+    assert verification(lost) == (
+        "No step was recorded: every run that was to be measured diverged before its checkpoint."
+    )
+    (table,) = alpha_tables(lost)
+    assert [cell.text for cell in table.rows[0]] == ["1e-3", "--", "--", "0", "0"]
+    assert "Steps: none; -- where there is none." in table.caption and "not recorded steps" not in table.caption
+    assert {row[2].text for row in window_table(lost).rows} == {"every run diverged"}
+    assert verification(lost) in [piece.text for piece in alpha.body(lost, {}) if isinstance(piece, Paragraph)]
+
+
+def test_a_mechanism_that_only_diverged_has_no_sensitivity_rather_than_the_lowest(tmp_path, lost):
+    assert sensitivity_table(lost) is None
+    half = load(
+        write_study(
+            tmp_path,
+            mechanisms=["sa", "sc"],
+            lrs=[1e-3, 1e-2],
+            nll=lambda m, lr, _: math.inf if m == "sa" else 2 + 2 * lr,
+        )
+    )
+    table = sensitivity_table(half)
+    assert table is not None
+    assert [(row[0].text, row[1].text, row[1].bold) for row in table.rows] == [("sc", "0.009", True)]
+    assert "Without one, since no run finished: sa." in table.caption
+
+
+def panel_inches(figure):
+    """The height of the first panel once the figure is laid out."""
+    lay_out(figure)
+    return figure.axes[0].get_position().height * figure.get_figheight()
+
+
+def test_the_legend_of_twenty_mechanisms_takes_no_room_from_the_panels(tmp_path):
+    few, many = (
+        load(write_study(tmp_path / str(len(names)), mechanisms=names, lrs=[1e-3, 1e-2], seeds=1))
+        for names in (TWENTY[:4], TWENTY)
+    )
+    with matplotlib.rc_context(RC):
+        heights = [
+            (panel_inches(nll_figures.nll_figure(each)), panel_inches(curves.figures(each)["curves-by-lr"].figure))
+            for each in (few, many)
+        ]
+    assert all(tall > 0.75 * usual for usual, tall in zip(*heights, strict=True))
+
+
+def test_crosses_of_twenty_mechanisms_that_diverged_stay_at_the_foot(tmp_path):
+    study = load(
+        write_study(tmp_path, mechanisms=TWENTY, lrs=[1e-3, 1e-2], seeds=1, curves=False, states=["paper"],
+                    nll=lambda m, lr, _: math.inf if lr > 5e-3 else 2.0, alpha=lambda *_: [0.1])
+    )  # fmt: skip
+    (figure,) = alpha_grids(blocks([study]), "terminal", "paper")
+    heights = [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(heights) == len(set(heights)) == 20
+    assert FOOT[0] <= min(heights) < max(heights) < FOOT[1]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    return load(
+        write_study(folder, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=1, alpha=lambda *_: [1e-2] * 5 + [math.inf])
+    )
+
+
+def dots(study):
+    """Whether the recorded steps in each panel of the α_max figure are a picture."""
+    (figure,) = alpha_figures.alpha_figures(study)
+    return [line.get_rasterized() for ax in figure.axes for line in ax.lines if line.get_marker() == "."]
+
+
+def test_recorded_steps_by_the_thousand_are_a_picture_in_their_panel(small, monkeypatch):
+    assert dots(small) == [False, False]
+    monkeypatch.setattr(alpha_figures, "MOST_VECTOR_POINTS", 9)  # of 10
+    assert dots(small) == [True, True]
+
+
+def places(figure):
+    return np.round([ax.get_position().bounds for ax in figure.axes], 12).tolist()
+
+
+def test_a_figure_stands_alike_in_every_format_whichever_was_written_first(small):
+    def drawn():
+        with matplotlib.rc_context(RC):
+            return alpha_figures.alpha_figures(small)[0]
+
+    found = []
+    for order in (("pdf", "svg", "png"), ("png", "pdf"), ()):
+        figure, pdf = drawn(), io.BytesIO()
+        for kind in order:
+            assembly.write(figure, io.BytesIO(), kind)
+        assembly.write(figure, pdf, "pdf")
+        found.append((places(figure), pdf.getvalue(), described(figure)))
+    unsaved = drawn()
+    assert all(each == found[0] for each in found) and described(unsaved) == found[0][2]
+
+
+def test_a_figure_is_drawn_once_for_all_that_it_is_written_as(small, tmp_path, monkeypatch):
+    calls, draw = [], alpha_figures._alpha_figure
+    monkeypatch.setattr(alpha_figures, "_alpha_figure", lambda *given: calls.append(1) or draw(*given))
+    study = replace(small)  # nothing was drawn of it yet
+    build_together([study], "small", tmp_path)
+    build_page([study], "small", tmp_path)
+    written = export(study, tmp_path / "files")
+    assert len(calls) == 1 and {path.suffix for path in written} >= {".csv", ".parquet", ".pdf", ".svg", ".png"}
