@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+from matplotlib.transforms import AffineDeltaTransform, ScaledTranslation, blended_transform_factory
 
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
@@ -110,16 +110,22 @@ def top_marks(
     ax: Axes, tables: dict[str, Frame], styles: dict[str, Look], width_inches: float = 0.85 * WIDTH_INCHES
 ) -> None:
     """Mark at the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle
-    where runs lie above the axis. ``width_inches``: of the axes, about."""
+    where runs lie above the axis. ``width_inches``: of the axes, about, beyond which no mark stands."""
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
-    for lr in lrs:
+    places, width = _points_from_left(ax, lrs, width_inches), 72 * width_inches
+    of_the_axes = AffineDeltaTransform(ax.transAxes)  # whose true width is known when the figure is laid out
+    room = _room_at_a_rate(places, width)
+    for lr, at in zip(lrs, places, strict=True):
         rows = {name: table.loc[lr].dropna() for name, table in tables.items() if lr in table.index}
         marked = {name: row for name, row in rows.items() if (row > top).any()}
-        step = min(12.5, _points_between(ax, lrs, width_inches) / max(len(marked), 1))
+        step = min(12.5, room / max(len(marked), 1))
+        half = step * len(marked) / 2
+        left = min(max(at - half, 0), width - 2 * half)
         for index, (name, row) in enumerate(marked.items()):
             color, diverged = styles[name].color, int(np.isinf(row).sum())
-            place = strip + ScaledTranslation((index - (len(marked) - 1) / 2) * step / 72, 0, ax.figure.dpi_scale_trans)
+            aside = left + (index + 0.5) * step - at
+            place = strip + ScaledTranslation(aside / width, 0, of_the_axes)
             if diverged:
                 ax.plot(lr, 0.965, color=color, transform=place, zorder=5, **CROSS)
             else:
@@ -140,11 +146,18 @@ def top_marks(
                         color=color)  # fmt: skip
 
 
-def _points_between(ax: Axes, lrs: Sequence[float], width_inches: float) -> float:
-    """Return the smallest distance between two neighbouring rates on axes of such a width, in points; that width where
-    there is one rate."""
-    places = ax.xaxis.get_transform().transform(np.array([*ax.get_xlim(), *lrs]))
-    return float(np.diff(places[2:]).min(initial=np.ptp(places[:2])) / np.ptp(places[:2])) * width_inches * 72
+def _points_from_left(ax: Axes, lrs: Sequence[float], width_inches: float) -> list[float]:
+    """Return where rates stand on axes of such a width, in points from their left end."""
+    low, high, *places = ax.xaxis.get_transform().transform(np.array([*ax.get_xlim(), *lrs]))
+    return [float((place - low) / (high - low)) * width_inches * 72 for place in places]
+
+
+def _room_at_a_rate(places: Sequence[float], width: float) -> float:
+    """Return how many points the marks of one rate may take so that those of two rates never meet, although those at
+    the ends are moved inwards, onto the axes."""
+    between = float(np.diff(places).min(initial=width))
+    margin = min(places[0], width - places[-1])
+    return min(between, 2 / 3 * (margin + between), width / len(places))
 
 
 def _unigram(ax: Axes, study: Study) -> None:

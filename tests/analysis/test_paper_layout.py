@@ -145,7 +145,7 @@ def test_the_ablation_has_table_9_beside_it_at_its_size_alone(tmp_path):
         (table,) = ablation.tables(load(folder))
         found = cells(table, "Validation NLL, paper")
         assert ([cell.text for cell in found[0][1:]] if found else None) == expected
-        assert "a single learning rate" in " ".join(map(str, next(contents.pieces([load(folder)]))))
+        assert "a single learning rate" in " ".join(map(str, contents.pieces([load(folder)])[0]))
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,25 @@ def test_crosses_of_twenty_mechanisms_that_diverged_stay_at_the_foot(tmp_path):
     assert FOOT[0] <= min(heights) < max(heights) < FOOT[1]
 
 
+@pytest.mark.parametrize("rates", [[1e-3, 1e-2], [1e-4, 1e-3, 1e-2, 1e-1], [1e-3, 1.2e-3, 1e-2]])
+def test_marks_of_twenty_mechanisms_at_one_rate_stay_on_the_axes_and_apart_from_the_next_rates(tmp_path, rates):
+    study = load(
+        write_study(tmp_path, mechanisms=TWENTY, lrs=rates, seeds=1, curves=False,
+                    nll=lambda m, lr, _: 2.0 if lr == rates[1] and m == "m00" else math.inf)
+    )  # fmt: skip
+    with matplotlib.rc_context(RC):
+        figure = nll_figures.nll_figure(study)
+        lay_out(figure)
+    ax = figure.axes[0]
+    crosses = [line for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    places = [(line.get_xdata()[0], line.get_transform().transform(line.get_xydata())[0, 0]) for line in crosses]
+    of_rate = [[place for lr, place in places if lr == rate] for rate in rates]
+    assert [len(row) for row in of_rate] == [20, 19, *([20] * (len(rates) - 2))]
+    left, right = ax.get_window_extent().extents[[0, 2]]
+    assert left < min(of_rate[0]) and max(of_rate[-1]) < right
+    assert all(max(one) < min(following) for one, following in zip(of_rate, of_rate[1:], strict=False))
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")

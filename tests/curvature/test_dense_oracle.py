@@ -50,6 +50,8 @@ MODELS = list(combinations())
 # parameters: there |k|² and the mean of a head's squares are as small as the ε of the norms that divide by them (1e-6 and
 # 1e-5), the loss bends over a displacement of √ε, no longer than a step's, and float32 keeps too little of what cancels.
 WIDTHS = {"deltanet": 8, "fox": 8, "gated_deltanet": 8, "kda": 8, "titans": 8}
+# Settings of which the number of parameters, and so the size of the dense Hessian, depends; no operation does.
+SMALLER = {"mamba2": {"state": 4}, "sc": {"edge_hidden": 6}}
 CASES = [(model, scale) for scale in SCALES for model in MODELS if scale == SCALES[0] or model[0] in CROSSED]
 
 
@@ -121,7 +123,7 @@ def spec_of(mechanism, norm, objective):
         "objective": {"name": objective, **small(Registry("objectives").load(objective).Config)},
         "data": {"name": "images" if Registry("objectives").load(objective).corpus_kind == "images" else "stdlib"},
         "schedule": {"name": "constant"},
-        "mechanism": {"name": mechanism},
+        "mechanism": {"name": mechanism, **SMALLER.get(mechanism, {})},
         "residual": {"name": "identity"},
         "optimizer": {"name": "adamw"},
         "norm": norm,
