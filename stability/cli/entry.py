@@ -36,14 +36,19 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # an unwritable folder, a full disk
-        print(
-            "error: " + printable(f"{error.strerror or error}: {error.filename or ''}", Invocation.of(argv)),
-            file=sys.stderr,
-        )
+        print(f"error: {printable(_of_the_machine(error, Invocation.of(argv)), Invocation.of(argv))}", file=sys.stderr)
         sys.exit(USAGE)
     except KeyboardInterrupt as stop:
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+
+
+def _of_the_machine(error: OSError, invocation: Invocation) -> str:
+    """Return what the machine refused, where, and which word of the command line had named that place."""
+    place = str(error.filename or "")
+    named = [word for word in invocation.words if word.value and word.value in place]
+    most_of_it = max(named, key=lambda word: len(str(word.value)), default=None)
+    return ": ".join([*([most_of_it.key] if most_of_it else []), error.strerror or str(error), place])
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -51,7 +51,7 @@ MODELS = list(combinations())
 # 1e-5), the loss bends over a displacement of √ε, no longer than a step's, and float32 keeps too little of what cancels.
 WIDTHS = {"deltanet": 8, "fox": 8, "gated_deltanet": 8, "kda": 8, "titans": 8}
 # Settings of which the number of parameters, and so the size of the dense Hessian, depends; no operation does.
-SMALLER = {"mamba2": {"state": 4}, "sc": {"edge_hidden": 6}}
+SMALLER = {"mamba2": {"state": 4}, "sc": {"edge_hidden": 8}}
 CASES = [(model, scale) for scale in SCALES for model in MODELS if scale == SCALES[0] or model[0] in CROSSED]
 
 

@@ -92,6 +92,7 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
         ("hessian", "seed=abc", "error: seed='abc': input should be a valid integer"),
         ("status", "model=nano", "model: unknown key; choices: "),
         ("report", "study=quickstart", "study: unknown key; choices: "),
+        ("report", f"runs_dir={'9' * 5000}", "error: runs_dir: File name too long: "),
         ("sweep", "batch=\x1b[31mred", "batch=\\x1b[31mred: this value cannot be read"),
         ("sweep", "batch=" + "x" * 5000, f"batch='{'x' * 79}…: input should be a valid integer"),
     ],

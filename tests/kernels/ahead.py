@@ -25,6 +25,9 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+import kernels.availability
+
+kernels.availability.require_device = lambda device: None  # which the operations ask before they launch
 
 launched = []
 NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8",
