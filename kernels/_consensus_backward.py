@@ -68,7 +68,7 @@ def ends_kernel(
     own_M = tile * (M - halo) - halo + tl.arange(0, M)
     kept_M = (own_M >= tile * (M - halo)) & (own_M < num_own)
     width_K = tl.arange(0, K)
-    own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
+    own_step, other_step = tl.cast(batch, tl.int64) * num_own, tl.cast(batch, tl.int64) * num_other
     own, source = own + h * own_head + b * num_own, source + h * source_head + b * num_own
     other, target = other + h * other_head + b * num_other, target + h * target_head + b * num_other
     by_source += h * num_hidden * own_step + b * num_own
@@ -149,7 +149,7 @@ def weights_kernel(
     part, group, h = program // (heads * num_groups), (program // heads) % num_groups, (program % heads).to(tl.int64)
     row, rows_before = group * ROWS, part.to(tl.int64) * heads + h
     width_K, all_X, column_C = tl.arange(0, K), tl.arange(0, ALL_X), tl.arange(0, ROWS * K)
-    own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
+    own_step, other_step = tl.cast(batch, tl.int64) * num_own, tl.cast(batch, tl.int64) * num_other
     num_scalars = 2 if RANKED else 1
     scalar_weight, scalar_bias = scalar_weight + h * num_scalars * num_hidden, scalar_bias + h * num_scalars
     lambda_weight, lambda_bias = lambda_weight + h * rank * head_width * num_hidden, lambda_bias + h * rank * head_width

@@ -118,7 +118,7 @@ def flow_along_kernel(
     halo = window if BOTH else 0
     own_M = tile * (M - halo) - halo + tl.arange(0, M)
     width_K = tl.arange(0, K)
-    own_step, other_step = batch.to(tl.int64) * num_own, batch.to(tl.int64) * num_other
+    own_step, other_step = tl.cast(batch, tl.int64) * num_own, tl.cast(batch, tl.int64) * num_other
     at_own_signal, at_other_signal = h * own_head + b * num_own, h * other_head + b * num_other
     at_source, at_target = h * source_head + b * num_own, h * target_head + b * num_other
     num_scalars = 2 if RANKED else 1

@@ -205,7 +205,7 @@ def chosen(value: Any) -> Any:
             given = next(key for key in value if key != "name")
             raise ValueError(f"search.{given} belongs to a search; add search=optuna")
         return None
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise ValueError(f"search={name}: unknown search; {near_misses(str(name), tuple(KINDS))}")
     try:
         return KINDS[name].model_validate(value)
