@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stability.cli.conf import conf_dir, defaults
+from stability.cli.conf import conf_dir, defaults, keys_said
 from stability.cli.mistakes import check_words, explained
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
@@ -84,14 +84,15 @@ def _refuse_repetitions(invocation: Invocation) -> None:
 
 
 def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
-    """Return the groups of which the command line takes another choice than the preset does, and the axes that it
-    names."""
+    """Return the groups of whose settings the preset says something, and of which the command line takes another choice
+    than the preset does; axes wherever it names them."""
     given = invocation.given
     named = [group for group in CHOICES if group in given]
     if root != PRESET_ROOT or not named:
         return []
-    preset = defaults(root) | defaults(f"study/{given.get('study') or defaults(root)['study']}")
-    return [group for group in named if group in AXES or given[group] != preset[group]]
+    study = f"study/{given.get('study') or defaults(root)['study']}"
+    preset, said = defaults(root) | defaults(study), keys_said(study)
+    return [group for group in named if group in said and (group in AXES or given[group] != preset[group])]
 
 
 def store_plugins(invocation: Invocation) -> None:

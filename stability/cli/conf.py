@@ -24,16 +24,31 @@ def choices(group: str) -> tuple[str, ...]:
 
 def defaults(config: str) -> dict[str, str]:
     """Return the choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
-    from omegaconf import OmegaConf
-
     found: dict[str, str] = {}
-    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml"))
-    for entry in values.get("defaults", []):  # type: ignore[union-attr]
+    for entry in _plain(config).get("defaults", []):
         if isinstance(entry, dict):
             found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
         elif entry != "_self_":
-            found |= defaults(str(Path(config).parent / entry))
+            found |= defaults(_base(config, entry))
     return found
+
+
+def keys_said(config: str) -> set[str]:
+    """Return the outermost keys that a yaml gives values to, those of the yamls that it builds on included."""
+    values = _plain(config)
+    bases = [entry for entry in values.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    return {str(key) for key in values}.union(*(keys_said(_base(config, entry)) for entry in bases))
+
+
+def _plain(config: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml"))  # type: ignore[return-value]
+
+
+def _base(config: str, entry: str) -> str:
+    """Return the yaml that another one's defaults list names, which stands beside it."""
+    return str(Path(config).parent / entry)
 
 
 def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
