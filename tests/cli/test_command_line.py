@@ -89,6 +89,8 @@ def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_ot
     (sc,) = sweep("study=text_54m", "mechanism=sc", "mechanism.sc.window=4").mechanism
     assert (sc.name, sc.settings.edge_hidden, sc.settings.window) == ("sc", 256, 4)
     assert [part.name for part in sweep("study=text_54m", "mechanism=sa").mechanism] == ["sa"]
+    built_on_another = sweep("study=vit_small_cifar100", "data.path=X", "optimizer=sgd")
+    assert [part.name for part in built_on_another.optimizer] == ["sgd"]
 
 
 @pytest.mark.parametrize("name", ["text_54m", "text_193m", "text_385m", "text_385m_mix"])
