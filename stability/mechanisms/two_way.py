@@ -155,6 +155,8 @@ def _chosen(value: Any, parts: dict[str, Part]) -> Part:
         return value
     if isinstance(value, dict) and "name" in value:  # as a spec's JSON has it
         settings = {key: item for key, item in value.items() if key != "name"}
+        if not isinstance(value["name"], str):
+            raise ValueError(f"mechanism.two_way.of.name={value['name']}: must be a mechanism's name, e.g. gla")
         return inner_part("two_way", value["name"], settings, _choices(), ("of", "weights"))
     if value not in _choices():
         # what is not trained is refused with words of its own

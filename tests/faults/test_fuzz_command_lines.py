@@ -52,6 +52,7 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
         ("sweep", "plugins=[../../etc]", "plugins: '../../etc' is no module's name"),
         ("sweep", "plugins=os", "plugins=os: must be a list of modules"),
         ("sweep", "plugins=[no_such_module]", "plugins: no module 'no_such_module' to import"),
+        ("sweep", "++mechanism.two_way.of.name=true", "mechanism.two_way.of.name=True: must be a mechanism's name"),
         ("sweep", "search.name=[sa]", "search=['sa']: unknown search; "),
         ("sweep", "model=nan", "model=nan: no such choice; "),
         ("sweep", "model=../study/quickstart", "model=../study/quickstart: no such choice; "),
