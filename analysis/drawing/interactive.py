@@ -92,7 +92,7 @@ def described(figure: Figure) -> Spec:
 def _measure(figure: Figure) -> None:
     """Give words the sizes, and those of legends the places, that they have on a screen. Nothing is drawn."""
     renderer = FigureCanvasAgg(figure).get_renderer()
-    with renderer._draw_disabled():
+    with renderer._draw_disabled():  # type: ignore[attr-defined]
         for legend in _all_legends(figure):
             legend.draw(renderer)
 

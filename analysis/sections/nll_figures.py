@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import AffineDeltaTransform, ScaledTranslation, blended_transform_factory
+from matplotlib.transforms import Affine2DBase, AffineDeltaTransform, ScaledTranslation, blended_transform_factory
 
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
@@ -114,7 +114,8 @@ def top_marks(
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     places, width = _points_from_left(ax, lrs, width_inches), 72 * width_inches
-    of_the_axes = AffineDeltaTransform(ax.transAxes)  # whose true width is known when the figure is laid out
+    # whose true width is known when the figure is laid out
+    of_the_axes = AffineDeltaTransform(cast(Affine2DBase, ax.transAxes))
     room = _room_at_a_rate(places, width)
     for lr, at in zip(lrs, places, strict=True):
         rows = {name: table.loc[lr].dropna() for name, table in tables.items() if lr in table.index}

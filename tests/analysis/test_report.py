@@ -109,7 +109,16 @@ EXPECTED = {
 
 
 # each a report: those whose difference is one number are drawn in `make slow`
-SLOW = ("untrained", "far_below_unigram", "above_axis", "no_unigram", "one_state_early", "half_measured")
+SLOW = (
+    "many",
+    "settings",
+    "untrained",
+    "far_below_unigram",
+    "above_axis",
+    "no_unigram",
+    "one_state_early",
+    "half_measured",
+)
 
 
 @pytest.mark.parametrize(
