@@ -46,9 +46,9 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
 def _of_the_machine(error: OSError, invocation: Invocation) -> str:
     """Return what the machine refused, where, and which word of the command line had named that place."""
     place = str(error.filename or "")
-    named = [word for word in invocation.words if word.value and word.value in place]
-    most_of_it = max(named, key=lambda word: len(str(word.value)), default=None)
-    return ": ".join([*([most_of_it.key] if most_of_it else []), error.strerror or str(error), place])
+    holders = (Path(place).absolute(), *Path(place).absolute().parents)
+    named = [word.key for word in invocation.words if word.value and Path(word.value).absolute() in holders]
+    return ": ".join([*named[:1], error.strerror or str(error), place])
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

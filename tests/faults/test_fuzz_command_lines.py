@@ -106,6 +106,11 @@ def test_what_the_fuzzer_found_names_the_word_in_our_words(sandbox, entry, word,
     assert message in outcome.err
 
 
+def test_a_place_that_the_machine_refuses_is_named_by_the_word_that_holds_it_and_by_no_number_in_it(sandbox):
+    _, outcome = run(sandbox, "report", "name=9", f"runs_dir={'9' * 5000}")
+    assert outcome.err.startswith("error: runs_dir: File name too long: ")
+
+
 @pytest.mark.parametrize(
     "value",
     [
