@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -215,40 +216,43 @@ def test_learning_rates_are_those_of_table_11(name):
     assert read(f"lr={name}").lr.rates() == TABLE_11[name]
 
 
+# choices that stand alone: what a command line must say beside them
+BESIDE = {
+    "text": ["data.path=README.md"],
+    "text_mini": ["data.path=README.md"],
+    "attentionx_gpt_mini": ["data.path=README.md"],
+    "hf": ["data.dataset=a/b"],
+    "values": ["lr.values=[1e-3]"],
+    "ar": ["mechanism=sa"],
+    "classify": ["data=images"],
+    "images": ["objective=classify"],
+    "recall": ["data=mqar", "mechanism=sa"],
+    "mqar": ["objective=recall", "mechanism=sa"],
+    "copy": ["objective=recall", "mechanism=sa"],
+    "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
+    "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
+}
+
+
 def test_every_choice_of_every_group_composes_and_parses():
-    """But for those that are read by the tests above, and the presets of `tests/identity/golden` by those beside it."""
+    """But for those that are read by the tests above, and the presets of `tests/identity/golden` by those beside it.
+    The first choices of all groups are read as one command line, then the second ones, and so on."""
     golden = json.loads((ROOT / "tests/identity/golden/presets.json").read_text())
     elsewhere = {"study": golden, "model": TABLE_10, "lr": TABLE_11}
+    side_by_side = []
     for folder in sorted(path for path in (ROOT / "conf").iterdir() if path.is_dir()):
+        choices = sorted(path.stem for path in folder.glob("*.yaml"))
         if folder.name == "size":  # of tokenizers, not of sweeps
-            assert [read_spec("train_tokenizer", [f"size={choice.stem}"]) for choice in folder.glob("*.yaml")]
-            continue
-        if folder.name in AXES:
+            assert [read_spec("train_tokenizer", [f"size={choice}"]) for choice in choices]
+        elif folder.name in AXES:
             trainable = {"trainable": True} if folder.name == "mechanism" else {}  # the others: of no sweep
-            names = {choice.stem for choice in folder.glob("*.yaml")}
-            read(all_of(folder.name, names & set(Registry(AXES[folder.name]).names(**trainable))))
-            continue
-        for choice in sorted(folder.glob("*.yaml")):
-            if choice.stem in elsewhere.get(folder.name, ()):
-                continue
-            extra = {
-                "text": ["data.path=README.md"],
-                "text_mini": ["data.path=README.md"],
-                "attentionx_gpt_mini": ["data.path=README.md"],
-                "hf": ["data.dataset=a/b"],
-                "values": ["lr.values=[1e-3]"],
-                "ar": ["mechanism=sa"],
-                "classify": ["data=images"],
-                "images": ["objective=classify"],
-                "recall": ["data=mqar", "mechanism=sa"],
-                "mqar": ["objective=recall", "mechanism=sa"],
-                "copy": ["objective=recall", "mechanism=sa"],
-                "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
-                "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
-            }.get(choice.stem, [])
-            extra = (
-                ["objective.tokenizer=0123456789ab"]
-                if folder.name == "study" and choice.stem.startswith("protein_")
-                else extra
-            )
-            read(f"{folder.name}={choice.stem}", *extra)
+            read(all_of(folder.name, set(choices) & set(Registry(AXES[folder.name]).names(**trainable))))
+        else:
+            left = [choice for choice in choices if choice not in elsewhere.get(folder.name, ())]
+            alone = [choice for choice in left if choice in BESIDE or folder.name in ("study", "search")]
+            for choice in alone:
+                tokenizer = ["objective.tokenizer=0123456789ab"] if choice.startswith("protein_") else []
+                read(f"{folder.name}={choice}", *BESIDE.get(choice, tokenizer))
+            side_by_side.append([f"{folder.name}={choice}" for choice in left if choice not in alone])
+    for words in zip_longest(*side_by_side):
+        read(*filter(None, words))
