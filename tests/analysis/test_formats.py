@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 
 from analysis import assembly
 from analysis.drawing import formats
-from analysis.drawing.interactive import Unknown, described, plain
+from analysis.drawing.interactive import Unknown, described
 from analysis.drawing.pieces import Picture
 from analysis.drawing.typeset import Cell, Table
+from analysis.drawing.web_text import plain
 from analysis.export import export
 from analysis.page import build_page
 from analysis.study.load import load
