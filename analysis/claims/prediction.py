@@ -153,12 +153,14 @@ def counted(runs: Frame) -> list[str]:
     frame, counts = judged(runs), fate_counts(runs)
     groups, units = frame["group"].nunique(), draws_of(frame).num_units if len(frame) else 0
     steps = count_range(runs["step"]), count_range(runs["horizon"])
+    flat = frame["status"] == "plateaued"
+    called = int((flat & frame["broke"]).sum())
     sentences = [
         f"Of {plural(len(runs), 'run')} {len(frame)} are judged ({plural(groups, 'group')}, "
         f"{plural(int(frame['seed'].nunique()), 'seed')}, {plural(int(frame['curve'].nunique()), 'curve')}): "
-        f"{int(frame['broke'].sum())} of them diverged or spiked later, {int((frame['status'] == 'plateaued').sum())} "
-        f"plateaued, {int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step "
-        f"{steps[1]}."
+        f"{int(frame['broke'].sum())} of them diverged or spiked later ({called} of these are called plateaued, having "
+        f"learned nothing in the end), {int((flat & ~frame['broke']).sum())} plateaued without, "
+        f"{int((frame['status'] == 'stable').sum())} ended stable. k is step {steps[0]}, the horizon step {steps[1]}."
     ]
     sentences += [
         f"Not judged: {plural(number, 'run')} that {WHY_NOT[fate]} ({named(runs[runs['fate'] == fate])})."

@@ -11,12 +11,12 @@ between k and the horizon, which costs less than the measurement and looks as fa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 
+from analysis.numbers.breaks import DIVERGED, breaks
 from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import EARLIEST, finite_median, recorded
 from analysis.study.load import FINISHED, Column, Frame, Study
@@ -24,7 +24,7 @@ from analysis.study.once import once_per_study
 from analysis.words import lr_text
 
 PAPER_STATE = "paper"
-DIVERGED, SPIKED, STABLE = "diverged", "spiked", "stable"
+STABLE = "stable"
 # What a run is worth here: judged, or why it is not.
 JUDGED = "judged"
 BEFORE = "broke by step k"
@@ -33,8 +33,6 @@ UNMEASURED = "no α_max at step k"
 TOO_SHORT = "ended by the horizon"
 NO_RESULT = "no result"
 FATES = (JUDGED, BEFORE, DURING, UNMEASURED, TOO_SHORT, NO_RESULT)
-VERDICT = {"smoothing_steps": 20, "spike_nats": 0.5}  # the defaults of `stability.config.training.VerdictSpec`
-SPIKE_TOP = re.compile(r"by step (\d+)")
 
 
 def has_early(study: Study) -> bool:
@@ -56,7 +54,7 @@ def early_runs(study: Study) -> Frame:
 
     - ``study series mechanism seed lr status``; ``group``: the series of its study; ``curve``: that and the seed.
     - ``step``: k; ``horizon``: see above, that of most runs where the run has no early checkpoint.
-    - ``fate``: one of `FATES`; ``broke``: it diverged or spiked; ``unstable``: it ended other than stable.
+    - ``fate``: one of `FATES`; ``broke`` and ``onset``: `breaks`; ``unstable``: it ended other than stable.
     - ``alpha_max``, ``critical_lr``: medians of the recorded steps from the run's own optimizer state,
       ``paper_alpha_max``: from the paper's (`at_step_k`); each also over the LR as ``…_ratio``; ``sharpness`` and
       ``adam_ratio`` where they were measured there. NaN: not measured.
@@ -72,10 +70,9 @@ def early_runs(study: Study) -> Frame:
     frame = frame.join(_measured(study)).join(_spectra(study))
     for name in ("step", "horizon", "window"):
         frame[name] = frame[name].fillna(frame[name].mode().iloc[0] if frame[name].notna().any() else np.nan)
-    frame = frame.join(_logged(study.curves, frame)).join(_spike_onset(study, frame))
+    frame = frame.join(_logged(study.curves, frame)).join(breaks(study))
     for name in ("alpha_max", "paper_alpha_max", "critical_lr"):
         frame[name.replace("critical_lr", "critical") + "_ratio"] = frame[name] / frame["lr"]
-    frame["broke"] = frame["status"].isin((DIVERGED, SPIKED))
     frame["unstable"] = frame["status"] != STABLE
     frame["fate"] = _fates(frame)
     return frame.reset_index(drop=True)
@@ -145,32 +142,15 @@ def _logged(curves: Frame, frame: Frame) -> Frame:
     return pd.DataFrame(found | {"nonfinite": bad.groupby(rows["run_id"]).sum()})
 
 
-def _spike_onset(study: Study, frame: Frame) -> Column:
-    """Return by run that spiked the step from which on its smoothed loss stood a spike's height above its lowest value,
-    no later than the top that its verdict names. A noisy loss takes more than that height to be a spike: this may be
-    early, which leaves out runs that could have been judged, and lets none in that had spiked."""
-    spiked = frame[frame["status"] == SPIKED]
-    tops = spiked["reason"].str.extract(SPIKE_TOP, expand=False).astype(float)
-    asked = VERDICT | ((study.study.get("spec") or {}).get("verdict") or {})
-    found = {}
-    for run, rows in study.curves[study.curves["run_id"].isin(spiked.index)].groupby("run_id"):
-        ordered = rows[rows["step"] > 0].sort_values("step")
-        smoothed = ordered["loss"].ewm(alpha=1 / asked["smoothing_steps"], adjust=False).mean()
-        risen = ordered.loc[smoothed - smoothed.cummin() > asked["spike_nats"], "step"]
-        found[run] = float(risen.min()) if len(risen) else np.nan
-    onset = pd.Series(found, dtype="float64", name="onset").reindex(spiked.index)
-    return onset.where(~(tops < onset) & onset.notna(), tops)
-
-
 def _fates(frame: Frame) -> np.ndarray:
     """Return each run's `FATES`; the first that holds."""
     known = frame["status"].isin((*FINISHED, DIVERGED))
-    # a spike whose beginning nobody can tell is not known to lie after the horizon
-    ended = frame["num_steps"].where(frame["status"] == DIVERGED, frame["onset"].fillna(0.0))
+    # a break whose beginning nobody can tell is not known to lie after the horizon
+    began = frame["onset"].fillna(0.0)
     conditions = {
         NO_RESULT: ~known | frame["step"].isna(),
-        BEFORE: frame["broke"] & (ended <= frame["step"]),
-        DURING: frame["broke"] & (ended <= frame["horizon"]),
+        BEFORE: frame["broke"] & (began <= frame["step"]),
+        DURING: frame["broke"] & (began <= frame["horizon"]),
         UNMEASURED: frame["alpha_max"].isna() & frame["paper_alpha_max"].isna(),
         TOO_SHORT: frame["num_steps"] <= frame["horizon"],
     }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.early import NO_RESULT, early_runs, has_early
+from analysis.numbers.early import BEFORE, DURING, NO_RESULT, early_runs, has_early
 from analysis.numbers.windows import windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
@@ -39,7 +39,8 @@ def early_curves(study: Study) -> Frame:
       "unmeasured") or nothing is known ("none");
     - ``alpha_max critical_lr``, ``grad_norm loss sharpness``: at the smallest rate;
     - ``alpha_cross critical_cross``: the rate at which the early α_max (critical LR) falls below the rate (`crossing`);
-    - ``loss_best``: the rate of the lowest training loss up to step k;
+    - ``loss_best``: the rate of the lowest training loss up to step k; ``unbroken``: the largest rate whose run had not
+      broken by the horizon, the smallest where all had;
     - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the
       outcome.
 
@@ -105,8 +106,16 @@ def _predictors(own: Frame) -> dict[str, float]:
     return {name: math.nan if first is None else float(first[name]) for name in at_first} | {
         "alpha_cross": crossing(measured["lr"], measured["alpha_max"]),
         "critical_cross": crossing(measured["lr"], measured["critical_lr"]),
+        "unbroken": _largest_unbroken(own),
         "loss_best": float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan,
     }
+
+
+def _largest_unbroken(own: Frame) -> float:
+    """Return what the training alone tells at the horizon of where the edge lies."""
+    known = own[own["fate"] != NO_RESULT]
+    whole = known.loc[~known["fate"].isin((BEFORE, DURING)), "lr"]
+    return float(whole.max() if len(whole) else known["lr"].min())
 
 
 def crossing(lrs: Sequence[float], limits: Sequence[float]) -> float:

@@ -54,6 +54,7 @@ OF_CURVES = (
     Predictor("grad_norm", "gradient norm at step k", -1, is_baseline=True),
     Predictor("loss", "loss at step k", -1, is_baseline=True),
     Predictor("loss_best", "rate of the lowest loss at step k", +1, is_baseline=True, is_rate=True),
+    Predictor("unbroken", "largest rate unbroken at the horizon", +1, is_baseline=True, is_rate=True),
     Predictor("decade_below", "one decade below divergence", +1, is_baseline=True, is_rate=True),
 )
 

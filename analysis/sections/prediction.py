@@ -95,9 +95,9 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
     head |= {POOLED: _share(frame, event), SAME_RATE: f"{scored[0].numbers[SAME_RATE]} pairs"}
     caption = (
-        "After the horizon. AUC: how often, of a run that does and one that does not, the first has the more alarming "
-        "value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the value alarms the wrong way); which "
-        "way alarms was fixed beforehand. Same rate: over pairs of runs at one rate only. Below: 95 % interval. Last "
+        "After the horizon; a spike counts whatever the verdict. AUC: how often, of a run that does and one that does "
+        "not, the first has the more alarming value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the "
+        "value alarms the wrong way); which way alarms was fixed beforehand. Same rate: over pairs of runs at one rate only. Below: 95 % interval. Last "
         "column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies inside. Medians of the "
         "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
         f"and from k to the horizon. Baselines below the α_max rows. {told}"
@@ -119,8 +119,9 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
         "itself. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
         f"0 lies inside. {_truth(curves, target)}"
         + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
-        + "One decade below divergence is told the outcome: the smallest rate that diverged in the end. "
-        + told
+        + "One decade below divergence is told the outcome: the smallest rate that diverged in the end. What broke by "
+        "the horizon is left out of no curve: where α_max = α is read off the runs that could still be measured, as "
+        "the largest unbroken rate is. " + told
     )
     title = f"What tells {TARGETS[target]}"
     yield from _tables(title, caption, scored, names, head, (POOLED,), is_of_curves=True)

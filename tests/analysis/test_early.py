@@ -3,13 +3,17 @@ horizon in the second."""
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.numbers import early
+from analysis.numbers.breaks import breaks
 from analysis.numbers.early import BEFORE, DURING, JUDGED, NO_RESULT, TOO_SHORT, UNMEASURED, early_runs, named
 from analysis.numbers.early_curves import crossing, early_curves
+from stability.config.training import VerdictSpec
 from stability.runs.schema import SEARCH_COLUMNS
+from stability.training.verdict import SpikeWatch
 from tests.analysis.foretelling import LAST, K, run, study_of
 
 PREDICTORS = ["alpha_max", "alpha_max_ratio", "critical_lr", "loss", "grad_norm", "loss_next", "grad_norm_next"]
@@ -45,6 +49,39 @@ def test_a_spike_that_began_before_the_horizon_is_not_judged_though_its_top_lies
     rising = (study.curves["run_id"] == "made_up1") & study.curves["step"].between(40, 150)
     study.curves.loc[rising, "loss"] = 5.0
     assert early_runs(study)["fate"].tolist() == [JUDGED, BEFORE]
+
+
+@pytest.mark.parametrize(("from_step", "fate"), [(40, BEFORE), (55, DURING), (100, JUDGED)])
+@pytest.mark.parametrize("status", ["plateaued", "diverged", "spiked"])
+def test_a_loss_that_explodes_is_a_break_from_there_on_whatever_the_verdict(status, from_step, fate):
+    """A run that exploded and stayed there is called plateaued; one that diverged had often exploded long before."""
+    study = study_of([run(1e-2, 1.0, status, top=LAST), run(1e-2, 1.0, seed=1)])
+    exploding = (study.curves["run_id"] == "made_up0") & (study.curves["step"] >= from_step)
+    study.curves.loc[exploding, "loss"] = 1e9
+    found = early_runs(study)
+    assert (found["fate"].tolist(), found["broke"].tolist()) == ([fate, JUDGED], [True, False])
+
+
+def test_a_run_that_ends_above_where_it_began_broke_though_its_losses_do_not_show_it_and_nobody_can_tell_when():
+    found = early_runs(
+        study_of([run(1e-2, 1.0, "plateaued", val_nll=nll, seed=seed) for seed, nll in ((0, 5.9), (1, 6.1))])
+    )
+    assert (found["broke"].tolist(), found["fate"].tolist()) == ([False, True], [JUDGED, BEFORE])
+
+
+@pytest.mark.parametrize("scatter", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("height", [0.0, 0.3, 0.8, 1.2, 3.0, 9.0])
+def test_a_plateaued_run_s_rise_is_a_spike_where_the_training_calls_it_one(scatter, height):
+    """`SpikeWatch` shares no code: it follows a run step by step. A bump of 60 steps in a noisy loss."""
+    steps = np.arange(1, LAST + 1)
+    draws = np.random.default_rng(0).normal(0.0, scatter, LAST)
+    losses = 3.0 + draws + height * ((steps > 100) & (steps <= 160))
+    study = study_of([run(1e-2, 1.0, "plateaued", val_nll=3.3)])
+    study.curves["loss"] = losses
+    watch = SpikeWatch(VerdictSpec())
+    for step, loss in zip(steps.tolist(), losses.tolist(), strict=True):
+        watch.update(step, loss)
+    assert breaks(study)["broke"].tolist() == [watch.spiked]
 
 
 def test_nothing_that_happens_after_the_horizon_moves_a_predictor():
@@ -138,6 +175,15 @@ def test_a_curve_has_its_best_rate_its_edge_and_what_was_known_at_step_k():
     assert found["decade_below"] == pytest.approx(1e-2)
     assert (found["alpha_max"], found["loss_best"]) == (1.0, 1e-2)
     assert found["alpha_cross"] == pytest.approx(10 ** (-2 + 1 / 3))
+
+
+@pytest.mark.parametrize(("ends", "rate"), [((200, 200, 61), 1e-2), ((200, 200, 62), 1e-1), ((30, 40, 50), 1e-3)])
+def test_the_largest_rate_that_is_whole_at_the_horizon_is_known_without_any_measurement(ends, rate):
+    runs = [
+        run(lr, 1.0, "stable" if end == LAST else "diverged", end=end)
+        for lr, end in zip((1e-3, 1e-2, 1e-1), ends, strict=True)
+    ]
+    assert early_curves(study_of(runs)).iloc[0]["unbroken"] == rate
 
 
 def test_an_edge_beyond_the_grid_is_not_known():
