@@ -98,7 +98,8 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
         "After the horizon; a spike counts whatever the verdict. AUC: how often, of a run that does and one that does "
         "not, the first has the more alarming value (Mann and Whitney's U over the pairs; 0.5 is chance, below it the "
         "value alarms the wrong way); which way alarms was fixed beforehand. Same rate: over pairs of runs at one "
-        "rate only. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies inside. Medians of the "
+        "rate only. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot "
+        "tell”: 0 lies inside. Medians of the "
         "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
         f"and from k to the horizon. Baselines below the α_max rows. {told}"
     )
