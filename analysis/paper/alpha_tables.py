@@ -58,10 +58,10 @@ def _caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str]) -> 
         rows = recorded(block.study, *pair)
         shown = rows[rows["series"].isin(series)]
         rule = counting_rule(block.study, rows, pair[0])
-        told[block.size] = [rule + ".", stated_in(block.study, shown, pair[1]) + base_rates(block.study)]
+        told[block.label] = [rule + ".", stated_in(block.study, shown, pair[1]) + base_rates(block.study)]
     rules, protocols = (told_once({size: texts[index] for size, texts in told.items()}) for index in (0, 1))
     note = f" {printed.NOTE}" if any(len(printed.alpha_max(block, *pair)) for block in blocks) else ""
-    sources = told_once({block.size: source(block.study) for block in blocks})
+    sources = told_once({block.label: source(block.study) for block in blocks})
     return (
         "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), "
         "below it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max "
@@ -75,7 +75,7 @@ def _block_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[t
     rows, count = recorded(block.study, *pair), counted(block.study, *pair)
     count = count[count["series"].isin(series)]
     counts = count_range(block.study.runs["num_params"])
-    head = [(Cell(f"Size = {block.size}", f"{counts} parameters", True), *(Cell(""),) * (2 * len(series)))]
+    head = [(Cell(f"Size = {block.label}", f"{counts} parameters", True), *(Cell(""),) * (2 * len(series)))]
     found: list[tuple[Cell, ...]] = [*head]
     for lr in sorted(set(count["run_lr"])):
         found.append(alpha_row(rows[rows["run_lr"] == lr], count[count["run_lr"] == lr], lr, series))

@@ -1,5 +1,6 @@
 """Put studies in their places in a grid of model sizes and modalities, both read from the studies' own records: what
-shares a place becomes one study, on which all that is known of one study can be asked."""
+shares a place and a task (data, objective, number of steps) becomes one study, on which all that is known of one study
+can be asked."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from analysis.drawing.tables import source
 from analysis.sections.ablation import tells_all
 from analysis.study import naming, wording
 from analysis.study.load import Column, Frame, Study
@@ -24,16 +26,23 @@ UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
 @dataclass(frozen=True, eq=False)
 class Block:
     """One place of the grid. ``modality``: text, dna, protein, …; ``size``: as the paper writes it where the model's
-    name holds one (54M of text_54m), else that name; ``study``: all runs there; ``names``: of the studies."""
+    name holds one (54M of text_54m), else that name; ``study``: all runs there; ``names``: of the studies;
+    ``is_shared``: studies of another task stand at the same size and modality."""
 
     modality: str
     size: str
     study: Study
     names: tuple[str, ...]
+    is_shared: bool = False
+
+    @property
+    def label(self) -> str:
+        """What tells the place from others of its modality: its size, and its studies where that is not enough."""
+        return f"{self.size} ({', '.join(self.names)})" if self.is_shared else self.size
 
     @property
     def title(self) -> str:
-        return f"{modality_text(self.modality)} {self.size}"
+        return f"{modality_text(self.modality)} {self.label}"
 
 
 def modality_text(modality: str) -> str:
@@ -70,16 +79,23 @@ def reason_to_leave_out(study: Study) -> str:
 
 def blocks(studies: Iterable[Study]) -> list[Block]:
     """Return the grid's places that hold runs: modalities in the paper's order, sizes by their parameters."""
-    places: dict[tuple[str, str], list[Study]] = {}
+    places: dict[tuple[str, str], dict[str, list[Study]]] = {}
     for study in studies:
         if not reason_to_leave_out(study):
             for name, part in _by_size(study):
-                places.setdefault((modality(study), name), []).append(part)
+                places.setdefault((modality(study), name), {}).setdefault(_task(part), []).append(part)
     found = [
-        Block(kind, name, merged(parts), tuple(dict.fromkeys(part.name for part in parts)))
-        for (kind, name), parts in places.items()
+        Block(kind, name, merged(parts), tuple(dict.fromkeys(part.name for part in parts)), len(tasks) > 1)
+        for (kind, name), tasks in places.items()
+        for parts in tasks.values()
     ]
     return sorted(found, key=_rank)
+
+
+def _task(study: Study) -> str:
+    """Return what the runs of a study were trained to do, and for how long: only runs of one task are compared."""
+    steps = sorted(set(study.runs["planned_steps"].dropna()))
+    return f"{source(study)} {' '.join(f'{count:g}' for count in steps)}"
 
 
 def _rank(block: Block) -> tuple[int, str, float, str]:
@@ -87,7 +103,7 @@ def _rank(block: Block) -> tuple[int, str, float, str]:
     place = MODALITIES.index(block.modality) if block.modality in MODALITIES else len(MODALITIES)
     found = SIZE.fullmatch(block.size)  # the paper's sizes by their name, which is not what they count
     count = float(found[1][:-1]) * UNITS[found[1][-1]] if found else float(known.median()) if len(known) else np.inf
-    return place, block.modality, count, block.size
+    return place, block.modality, count, block.label
 
 
 def _by_size(study: Study) -> Iterator[tuple[str, Study]]:

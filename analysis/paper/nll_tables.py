@@ -66,21 +66,21 @@ def _table(
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     """Return what the cells are, by whom samples were scored, and of which data; once for all sizes where they
     agree."""
-    units = told_once({block.size: wording.unit(block.study).capitalize() + "." for block in blocks})
+    units = told_once({block.label: wording.unit(block.study).capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "
         "--: no run, or none with a result."
     )
     if len(columns) > 1:
-        names = {block.size: f"oracle {name}." for block in blocks if _scored(block) for name in oracles(block)}
+        names = {block.label: f"oracle {name}." for block in blocks if _scored(block) for name in oracles(block)}
         text += f" Generative NLL: {told_once(names)} A low one is no proof of good samples: repetition scores low."
-    several = [block.size for block in blocks if len(oracles(block)) > 1]
+    several = [block.label for block in blocks if len(oracles(block)) > 1]
     text += f" Scored by several oracles, and left to their own reports: {', '.join(several)}." if several else ""
     if any(map(printed.has_nll, blocks)):
         text += f" {printed.NOTE}"
-    guarded = told_once({block.size: guarded_note(block.study).strip() for block in blocks})
-    sources = told_once({block.size: source(block.study) for block in blocks})
+    guarded = told_once({block.label: guarded_note(block.study).strip() for block in blocks})
+    sources = told_once({block.label: source(block.study) for block in blocks})
     return " ".join(filter(None, (text, guarded, sources)))
 
 
@@ -94,7 +94,7 @@ def _block_rows(block: Block, lrs: Sequence[float], columns: Sequence[str]) -> l
     ]
     rows = []
     for part in ("", *parts):
-        name = f"Size = {block.size}" + (f", {part}" if part else ", total" if parts else "")
+        name = f"Size = {block.label}" + (f", {part}" if part else ", total" if parts else "")
         blank = (Cell(""),) * (len(lrs) * len(columns))
         rows.append((Cell(name, "" if part else f"{count_range(runs['num_params'])} parameters", True), *blank))
         for series in block.study.series:

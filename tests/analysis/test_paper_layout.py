@@ -123,6 +123,20 @@ def test_studies_of_one_place_are_not_averaged_and_their_common_runs_count_once(
     assert set(same.study.series) == {"sa", "sc"} and len(same.study.runs) == 12
 
 
+@pytest.mark.parametrize("column", ["data_fingerprint", "planned_steps"])
+def test_studies_of_two_tasks_at_one_size_stand_apart_each_under_its_own_name(tmp_path, column):
+    one, other = (write(tmp_path, name, "text_54m", mechanisms=("sa",)) for name in ("a", "b"))
+    other.runs[column] = "f" * 64 if column == "data_fingerprint" else 7.0
+    found = blocks([one, other])
+    assert [(block.title, len(block.study.runs)) for block in found] == [("Text 54M (a)", 6), ("Text 54M (b)", 6)]
+    assert all(set(block.study.series) == {"sa"} for block in found)
+    headings = [row[0].text for table in nll_tables("text", found) for row in table.rows if "Size" in row[0].text]
+    assert headings == ["Size = 54M (a)", "Size = 54M (b)"]
+    assert [len(cells(table, "sa, paper")) for table in nll_tables("text", found)], (
+        "the paper's numbers are of the size"
+    )
+
+
 def test_sizes_whose_rates_fill_no_page_together_have_tables_of_their_own(tmp_path):
     many = [write(tmp_path, f"s{k}", f"text_{k}m", lrs=[k * lr for lr in LRS], seeds=1) for k in (1, 2, 3, 4)]
     assert len(nll_tables("text", blocks(many))) == 4 and len(nll_tables("text", blocks(many[:2]))) == 1
