@@ -62,20 +62,29 @@ def _windows(nll: Frame) -> Iterator[Claim]:
 
 
 def _span(name: str, found: Window) -> str:
-    end = ", open" if found.open_high else ""
-    return f"{name} {found.width:.2f} decades ({lr_text(found.low.lr)} to {lr_text(found.high.lr)}{end})"
+    ends = _open_ends(found)
+    told = f", open at the {listed(ends)} end{'s' * (len(ends) > 1)}" if ends else ""
+    width = f"{'at least ' if ends else ''}{found.width:.2f} decades"
+    return f"{name} {width} ({lr_text(found.low.lr)} to {lr_text(found.high.lr)}{told})"
+
+
+def _open_ends(found: Window) -> list[str]:
+    return [end for end, is_open in (("low", found.open_low), ("high", found.open_high)) if is_open]
 
 
 def _wider(where: str, wide: str, narrow: str, ours: Window, theirs: Window) -> Claim:
-    """Return whether one window is wider than the other; undecided where both fill the printed rates."""
+    """Return whether one window is wider than the other within the printed rates, as a study of open windows is judged
+    within the swept ones; undecided where both fill them."""
     gap = ours.width - theirs.width
     both_open = ours.open_high and theirs.open_high and ours.open_low and theirs.open_low
     verdict = "undecided" if both_open or gap == 0 else "holds" if gap > 0 else "contradicted"
     spans = " and ".join(_span(name, each) for name, each in ((wide, ours), (narrow, theirs)))
+    is_bound = verdict != "undecided" and _open_ends(theirs if gap > 0 else ours)
+    beyond = " That is within the printed rates: beyond them the order may be another." if is_bound else ""
     return Claim(
         f"window of {wide} and {narrow}, {where}",
         verdict,
-        f"{where[0].upper() + where[1:]}: {spans}.",
+        f"{where[0].upper() + where[1:]}: {spans}.{beyond}",
         f"{wide} has a wider window than {narrow} ({where})",
         1,
         f"{gap:+.2f} decades".replace("-", "−"),
