@@ -71,5 +71,5 @@ def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
 def _write_table(table: Table, folder: Path, name: str) -> list[Path]:
     paths = [replaced(folder / f"{name}.{suffix}", render(table).encode("utf-8")) for suffix, render in TABLES.items()]
     parquet = folder / f"{name}.parquet"
-    formats.frame(table).to_parquet(parquet, index=False)
+    formats.with_numbers(table).to_parquet(parquet, index=False)
     return [*paths, parquet]

@@ -22,6 +22,8 @@ SYMBOLS = {
 SPECIAL = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: "\\" + character for character in "&%$#_"
 }
+# a whole cell: 0.97, 1.4e-1, ≥ 1.50, 50 %, ×0.16
+NUMBER = r"^(?:[≥≤×] ?)?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?%)?$"
 
 
 def columns(table: Table) -> list[str]:
@@ -32,17 +34,29 @@ def columns(table: Table) -> list[str]:
 
 
 def frame(table: Table) -> pd.DataFrame:
-    """Return a table as text, cell by cell. What stands below the values of a column, interval and n, is a column of
-    its own beside it; so is, of a column with cells that stand out, whether they do."""
+    """Return a table as text, cell by cell, as if the page were wide enough for all. What stands below the values of a
+    column, interval and n, is a column of its own beside it; so is, of a column with cells that stand out, whether they
+    do."""
     data: dict[str, list[str] | list[bool]] = {}
     for index, name in enumerate(columns(table)):
-        cells = [row[index] for row in table.rows]
+        cells = [row[index].whole or row[index] for row in table.rows]
         data[name] = [cell.text for cell in cells]
         if any(cell.detail for cell in cells):
             data[f"{name}: detail"] = [cell.detail.replace("\n", "; ") for cell in cells]
         if any(cell.bold for cell in cells):
             data[f"{name}: bold"] = [cell.bold for cell in cells]
     return pd.DataFrame(data)
+
+
+def with_numbers(table: Table) -> pd.DataFrame:
+    """Return `frame` with a column of floats beside each in which numbers stand: ``NAME: number``, NaN where a cell
+    holds none; a bound ("≥ 1.50") is its number, as its text says."""
+    found = frame(table)
+    for name in columns(table)[::-1]:
+        numbers = found[name].str.replace("−", "-").str.extract(NUMBER, expand=False).astype(float)
+        if numbers.notna().any():
+            found.insert(int(found.columns.get_loc(name)) + 1, f"{name}: number", numbers)
+    return found
 
 
 def csv(table: Table) -> str:

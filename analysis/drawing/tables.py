@@ -26,7 +26,7 @@ def narrow(cell: Cell) -> Cell:
     twelve of these stand side by side."""
     lines = f"{cell.text}\n{cell.detail}".replace("–", "–\n").replace(", ", "\n").replace(" ", "\n")
     text, *below = lines.split("\n")
-    return Cell(text, "\n".join(filter(None, below)), cell.bold)
+    return Cell(text, "\n".join(filter(None, below)), cell.bold, cell.whole or cell)
 
 
 def source(study: Study) -> str:

@@ -20,11 +20,12 @@ TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 @dataclass(frozen=True)
 class Cell:
     """One cell of a table: a value, below it in small type its interval and n (one line each), and whether it stands
-    out."""
+    out. ``whole``: the cell before its lines were broken for a narrow column."""
 
     text: str
     detail: str = ""
     bold: bool = False
+    whole: Cell | None = None
 
 
 @dataclass(frozen=True)
