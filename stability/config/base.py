@@ -109,7 +109,11 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
         return f"{path}: a value is missing; give {path}=…"
     if item["type"] == "tuple_type":
         return f"{path}={item['input']}: must be a list, written in brackets, e.g. {path}=[{item['input']}]"
-    given = repr(item["input"])
+    if item["type"] == "too_short":
+        return f"{path}={[*item['input']]}: must list at least {item['ctx']['min_length']}"
+    if item["type"] == "literal_error" and isinstance(item["loc"][-1], int):  # an item of a list of words
+        path = path.rpartition(".")[0]
+    given = "null" if item["input"] is None else repr(item["input"])
     short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
 

@@ -74,9 +74,9 @@ def test_a_run_is_the_same_one_whatever_it_is_logged_to(entered, lab, words):
 @pytest.mark.parametrize(
     ("logger", "told"),
     [
-        ("wandd", "logger.0='wandd': input should be 'files', 'wandb', 'tensorboard' or 'mlflow'"),
+        ("wandd", "logger='wandd': input should be 'files', 'wandb', 'tensorboard' or 'mlflow'"),
         ("[files,files]", "logger=[files,files] names one twice; give each once"),
-        ("[]", "logger=[]: tuple should have at least 1 item"),
+        ("[]", "logger=[]: must list at least 1"),
     ],
 )
 def test_a_logger_that_there_is_not_is_refused_in_a_line(entered, lab, words, logger, told):
