@@ -57,7 +57,7 @@ class MlflowSink(AbstractSink):
             return None, f"MLflow: left out, {shown} cannot be written to ({type(error).__name__}: {first[:200]})"
         return {"uri": shown}, f"MLflow: {shown}"
 
-    def open(self, run: Told) -> None:
+    def open(self, run: Told) -> bool:
         """Begin a run with its id as name and tag and its spec as parameters, or go on with the one that has the
         tag."""
         self._client = _client(os.environ.get("MLFLOW_TRACKING_URI") or self._uri)
@@ -74,6 +74,7 @@ class MlflowSink(AbstractSink):
             tags = {RUN_ID: run.run_id, "label": run.name}
             self._id = self._client.create_run(experiment, run_name=run.run_id, tags=tags).info.run_id
             self._log("params", _parameters(run.config))
+        return not found
 
     def write(self, row: dict[str, Any]) -> None:
         """Send a row, but for what is there already: a resumed run logs some steps again."""

@@ -56,8 +56,8 @@ class AbstractSink(ABC):
         The driver asks once for all trials: what has to be looked for or made is, before workers meet there."""
 
     @abstractmethod
-    def open(self, run: Told) -> None:
-        """Begin the sink's run, or go on with it."""
+    def open(self, run: Told) -> bool:
+        """Begin the sink's run, or go on with it; return whether it began one."""
 
     @abstractmethod
     def write(self, row: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Guarded:
         self._name, self._run = name, run
         failure_file(run.directory, name).unlink(missing_ok=True)
         self._sink: AbstractSink | None = sink
-        self._with_sink(lambda each: each.open(run), resent=True)
+        self._with_sink(self._begin, resent=True)
 
     def write(self, row: dict[str, Any]) -> None:
         """Send a row that the run's files hold already."""
@@ -119,8 +119,16 @@ class Guarded:
                 return failed
         return None
 
+    def _begin(self, sink: AbstractSink) -> None:
+        """Open the sink; one that a run gets in the middle, or after it was trained, is sent what was logged before."""
+        if sink.open(self._run) and self._run.resume_after != -1:
+            self._send_logged(sink)
+
     def _begin_again(self, sink: AbstractSink) -> None:
         sink.open(self._run)
+        self._send_logged(sink)
+
+    def _send_logged(self, sink: AbstractSink) -> None:
         for row in logged(self._run.directory):
             sink.write(row)
 

@@ -30,7 +30,7 @@ class TensorboardSink(AbstractSink):
     def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
         return {}, f"TensorBoard: look with tensorboard --logdir {runs_dir}"
 
-    def open(self, run: Told) -> None:
+    def open(self, run: Told) -> bool:
         writing = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         folder = run.directory.path / "tensorboard"
         goes_on = folder.is_dir()
@@ -40,6 +40,7 @@ class TensorboardSink(AbstractSink):
         if not goes_on:
             about = {"run_id": run.run_id, "study": run.group, "name": run.name, "spec": run.config}
             self._text("spec", f"```json\n{json.dumps(about, indent=2, sort_keys=True)}\n```", 0)
+        return not goes_on
 
     def write(self, row: dict[str, Any]) -> None:
         summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary

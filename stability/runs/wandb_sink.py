@@ -45,10 +45,12 @@ class WandbSink(AbstractSink):
         mode, message = probe_wandb()
         return {"mode": mode}, message.replace("RUNS_DIR", runs_dir)
 
-    def open(self, run: Told) -> None:
+    def open(self, run: Told) -> bool:
+        is_known = any((run.directory.path / "wandb").glob(f"*run-*-{run.run_id}"))
         about = {"group": run.group, "name": run.name, "id": run.run_id, "dir": str(run.directory.path)}
         self._directory = run.directory
         self._run = init_run(self._mode, config=run.config, **self._place, **about)
+        return not (is_known or self._run.resumed)
 
     def write(self, row: dict[str, Any]) -> None:
         self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])

@@ -39,10 +39,11 @@ def sinks_of(directory, to):
     return Sinks(directory, {"to": to, **told})
 
 
-def write_run(directory, to):
-    """A run that is interrupted after step 3, goes on from step 2, ends, and is measured."""
+def write_run(directory, to, asked_first=True):
+    """A run that is interrupted after step 3, goes on from step 2, ends, and is measured. ``asked_first``: its first
+    part has the sinks, too."""
     for steps, resume_after in (([1, 2, 3], -1), ([3, 4, 5], 2)):
-        sinks = sinks_of(directory, to)
+        sinks = sinks_of(directory, to if asked_first or resume_after == 2 else {})
         log = RunLog(directory, resume_after=resume_after, sinks=sinks)
         for step in steps:
             log.metrics(row(step))
@@ -67,10 +68,13 @@ def expected(directory):
     return found | {(name, 4): value for name, value in MEASURED.items() if name != "step"}
 
 
-@pytest.mark.parametrize("name", SINKS)
-def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(tmp_path, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "asked_first"), [*((name, True) for name in SINKS), *((name, False) for name in SINKS)]
+)
+def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(tmp_path, name, asked_first):
+    """Also of a run that was begun without it."""
     directory = RunDirectory(tmp_path, "0123456789ab")
-    write_run(directory, {name: settings(name, tmp_path)})
+    write_run(directory, {name: settings(name, tmp_path)}, asked_first)
     assert not failure_file(directory, name).exists(), failure_file(directory, name).read_text()
     rows, verdict = READERS[name](directory)
     wanted = {

@@ -161,6 +161,8 @@ def broken_init(fails_at, calls, times=1):
         return name == fails_at and calls.count(name) <= times
 
     class Run:
+        resumed = False
+
         class summary:
             update = staticmethod(lambda values: None)
 
