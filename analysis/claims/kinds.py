@@ -138,10 +138,19 @@ def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int
         text = f"(one of the two diverged at every rate in {lost} of {len(seeds)} seeds)"
         return Difference(agreed, len(seeds), text)
     direction, interval = decide(lows, highs, quantity.tie)
-    middles = [(low + high) / 2 if math.isfinite(low + high) else low for low, high in zip(lows, highs, strict=True)]
-    ends = " to ".join(quantity.form(end) if math.isfinite(end) else "∞" for end in interval)
+    middles = [_middle(low, high) for low, high in zip(lows, highs, strict=True)]
+    ends = " to ".join(
+        quantity.form(end) if math.isfinite(end) else f"{end:.0f}".replace("inf", "∞") for end in interval
+    )
     middle = float(np.median(middles)) if middles else math.nan
-    return Difference(direction, len(seeds), f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else "")
+    return Difference(
+        direction, len(seeds), f"{quantity.form(middle)} ({ends})" if math.isfinite(middle) else f"({ends})"
+    )
+
+
+def _middle(low: float, high: float) -> float:
+    """Return the middle of what is possible; the one end where the other is open."""
+    return (low + high) / 2 if math.isfinite(low + high) else low if math.isfinite(low) else high
 
 
 def _less(first: float, second: float) -> float:

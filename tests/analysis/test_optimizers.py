@@ -174,6 +174,9 @@ def test_a_difference_of_bounds_is_told_by_what_they_leave_possible():
     open_ended = {0: (0.2, math.inf), 1: (0.2, 0.6)}
     assert difference(room, wide, open_ended).direction == 0
     assert difference(room, {0: (1.0, math.inf), 1: (1.0, math.inf)}, narrow).direction == 1
+    endless, short = {0: (1.0, math.inf), 1: (1.0, math.inf)}, {0: (0.1, 0.1), 1: (0.1, 0.1)}
+    assert difference(room, endless, short).text == "+0.90 (+0.90 to ∞)"
+    assert difference(room, short, endless).text.replace("−", "-") == "-0.90 (-∞ to -0.90)"
 
 
 def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(tmp_path, drawn):
