@@ -37,7 +37,7 @@ class Block:
 
     @property
     def label(self) -> str:
-        """What tells the place from others of its modality: its size, and its studies where that is not enough."""
+        """The place among others of its modality: its size, and its studies where that is not enough."""
         return f"{self.size} ({', '.join(self.names)})" if self.is_shared else self.size
 
     @property
