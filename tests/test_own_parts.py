@@ -35,6 +35,7 @@ def typed(folder: Path, command: str) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.slow  # three processes that each import all; the pages of the documentation train parts one by one
 @pytest.mark.usefixtures("lab")  # page.txt
 def test_parts_of_all_five_kinds_go_from_a_package_elsewhere_to_the_report(tmp_path):
     (tmp_path / "elsewhere").mkdir()

@@ -64,7 +64,7 @@ def drawn(study):
     ("count", "lrs"),
     [
         (1, QUICKSTART_LRS[:1]),
-        (1, QUICKSTART_LRS),
+        pytest.param(1, QUICKSTART_LRS, marks=pytest.mark.slow),
         pytest.param(2, QUICKSTART_LRS, marks=pytest.mark.slow),
         pytest.param(3, QUICKSTART_LRS[:1], marks=pytest.mark.slow),
         (4, QUICKSTART_LRS[:1]),

@@ -65,13 +65,17 @@ def is_slow(model, scale=SCALES[0]):
     return (name, norm) == ("sc", "rmsnorm") or (scale != SCALES[0] and not (first and norm == "layernorm"))
 
 
-def marked(model, *scale):
-    """The parameters of a case, with its name and mark."""
+def marked(model, *scale, often=True):
+    """The parameters of a case, with its name and mark. ``often``: outside `make slow`, too."""
     name = "-".join((*model, *(f"weights_times_{each:g}" for each in scale)))
-    return pytest.param(model, *scale, id=name, marks=[pytest.mark.slow] * is_slow(model, *scale))
+    return pytest.param(model, *scale, id=name, marks=[pytest.mark.slow] * (is_slow(model, *scale) or not often))
 
 
 every_case = pytest.mark.parametrize(("model", "scale"), [marked(*case) for case in CASES])
+# what asks a mechanism for gradients alone, which its own tests do, stands beside those in `CROSSED`
+crossed_cases = pytest.mark.parametrize(
+    ("model", "scale"), [marked(*case, often=case[0][0] in CROSSED) for case in CASES]
+)
 both_norms = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 
 
@@ -211,16 +215,17 @@ def test_every_exact_method_equals_the_dense_hessian_to_1e_9(model, scale):
             result = directional(found.loss, found.params, direction, method)
             assert result.method == method
             found.assert_right(result, name, 1e-9)
-        for method in ("auto", "double_backward"):
-            held = GradientWithGraph(found.loss, found.params, method=method)
-            found.assert_right(held.along(direction), name, 1e-9)
-            torch.testing.assert_close(
-                flatten(held.gradient()), found.gradient, rtol=0, atol=1e-9 * float(found.gradient.norm())
-            )
-        product = found.hessian @ flatten(direction)
+    direction = found.directions["adamw"]
+    for method in ("auto", "double_backward"):
+        held = GradientWithGraph(found.loss, found.params, method=method)
+        found.assert_right(held.along(direction), "adamw", 1e-9)
         torch.testing.assert_close(
-            flatten(hvp(found.loss, found.params, direction)), product, rtol=0, atol=1e-9 * float(product.norm())
+            flatten(held.gradient()), found.gradient, rtol=0, atol=1e-9 * float(found.gradient.norm())
         )
+    product = found.hessian @ flatten(direction)
+    torch.testing.assert_close(
+        flatten(hvp(found.loss, found.params, direction)), product, rtol=0, atol=1e-9 * float(product.norm())
+    )
 
 
 @every_case
@@ -240,7 +245,7 @@ def test_the_hessian_is_symmetric_through_every_norm_and_its_gain(model, scale):
     assert float((found.hessian - found.hessian.T).abs().max()) <= 1e-12 * float(found.hessian.abs().max())
 
 
-@every_case
+@crossed_cases
 def test_finite_differences_error_bar_covers_the_truth_in_both_precisions(model, scale):
     found = oracle(model, scale)
     for name, direction in found.directions.items():

@@ -69,7 +69,12 @@ def expected(directory):
 
 
 @pytest.mark.parametrize(
-    ("name", "asked_first"), [*((name, True) for name in SINKS), *((name, False) for name in SINKS)]
+    ("name", "asked_first"),
+    [
+        *((name, True) for name in SINKS),
+        # a service of W&B's starts for each run
+        *(pytest.param(name, False, marks=[pytest.mark.slow] * (name == "wandb")) for name in SINKS),
+    ],
 )
 def test_a_sink_holds_every_record_of_the_run_s_own_files_once_and_its_verdict(tmp_path, name, asked_first):
     """Also of a run that was begun without it."""
