@@ -51,12 +51,16 @@ def frame(table: Table) -> pd.DataFrame:
 def with_numbers(table: Table) -> pd.DataFrame:
     """Return `frame` with a column of floats beside each in which numbers stand: ``NAME: number``, NaN where a cell
     holds none; a bound ("≥ 1.50") is its number, as its text says."""
-    found = frame(table)
-    for name in columns(table)[::-1]:
-        numbers = found[name].str.replace("−", "-").str.extract(NUMBER, expand=False).astype(float)
+    text, named = frame(table), set(columns(table))
+    found: dict[str, pd.Series] = {}
+    for name, cells in text.items():
+        found[f"{name}"] = cells
+        if name not in named:
+            continue
+        numbers = cells.str.replace("−", "-").str.extract(NUMBER, expand=False).astype(float)
         if numbers.notna().any():
-            found.insert(int(found.columns.get_loc(name)) + 1, f"{name}: number", numbers)
-    return found
+            found[f"{name}: number"] = numbers
+    return pd.DataFrame(found)
 
 
 def csv(table: Table) -> str:
