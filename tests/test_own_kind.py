@@ -99,6 +99,7 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     assert "surprise at the next move (nats)" in drawn and "frequencies" in drawn
 
 
+@pytest.mark.slow
 def test_what_is_said_of_its_score_its_streams_and_its_layers_is_said_in_its_words(folder, capsys):
     """Its score is called as a classifier's is, and its residual and its probes are those of every kind."""
     words = ["plugins=[walks,next_place]", "data=walks", "objective=next_place", *TINY]
@@ -136,6 +137,7 @@ def reported(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [" ".join(text.replace("’", "'").split()) for text in (capsys.readouterr().out, pages)]
 
 
+@pytest.mark.slow
 def test_a_setting_of_its_samples_is_written_and_refused_like_one_of_ours(folder):
     own = ["plugins=[walks,next_place]", *TINY, "name=ring", "hessian=false", "report=false"]
     words = [*own, "data=walks", "objective=next_place"]

@@ -67,7 +67,7 @@ def drawn(study):
         pytest.param(1, QUICKSTART_LRS, marks=pytest.mark.slow),
         pytest.param(2, QUICKSTART_LRS, marks=pytest.mark.slow),
         pytest.param(3, QUICKSTART_LRS[:1], marks=pytest.mark.slow),
-        (4, QUICKSTART_LRS[:1]),
+        pytest.param(4, QUICKSTART_LRS[:1], marks=pytest.mark.slow),
     ],
 )
 def test_every_legend_lies_inside_its_figure(tmp_path, count, lrs):

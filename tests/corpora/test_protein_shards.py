@@ -47,8 +47,9 @@ def lives(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="processes are looked up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_preparation_keeps_its_shards_and_leaves_no_process_behind(tmp_path, monkeypatch, number):
     files, place = write_structures(tmp_path / "models", num=24, length=60), tmp_path / "shards"
     command = [sys.executable, "-c", SCRIPT, str(files), str(place)]

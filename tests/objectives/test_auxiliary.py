@@ -275,6 +275,7 @@ def run(lab, spec, folder, **options):
     return list(read_jsonl(directory.metrics_file))
 
 
+@pytest.mark.slow  # two processes that import torch; tests/training/test_parallel.py keeps a plain run in the fast suite
 def test_two_processes_give_the_bits_of_one(lab, tmp_path):
     spec = lab.spec(**WEIGHTED, batch=6, microbatch=2, steps=4)
     assert run(lab, spec, tmp_path / "shared", devices=2) == run(lab, spec, tmp_path / "alone")

@@ -32,6 +32,7 @@ def states(trials):
 ASHA = ("launcher=ray", "search=asha", "lr=[1e-3,3e-3,1e-2,3e-2,1e-1,3e-1]", "steps=18", "evaluation.every_steps=1")
 
 
+@pytest.mark.slow  # its rules are kept below, Ray's workers in test_ray_launcher.py
 def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_on_with_it(cluster, tmp_path):
     sweep = Sweep(tmp_path, *ASHA, "name=asha")
     outcome = sweep.run(fakes.run_valley)

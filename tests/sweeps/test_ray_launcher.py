@@ -309,6 +309,7 @@ def run_and_leave_a_mess(trial):
     np.random.seed(trial.spec["seed"] + 17)
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_same_spec_first_and_last_with_the_same_bits(cluster, tmp_path):
     first, *others = make_sweep(tmp_path, "lr=1e-2", "seeds=2")[1]
     last = replace(first, run_id="0" * 12)

@@ -157,6 +157,7 @@ def test_alpha_max_starts_from_what_moves(lab):
     assert row["loss_before"] == pytest.approx(float(total / count), rel=1e-6)
 
 
+@pytest.mark.slow  # two processes that import torch; tests/training/test_parallel.py keeps a plain run in the fast suite
 def test_a_run_split_over_two_processes_keeps_the_averages_of_one(lab, tmp_path):
     spec = lab.spec(**FREE | {"steps": 3})
     ends = []

@@ -183,6 +183,7 @@ def run(lab, spec, folder, **options):
     return directory
 
 
+@pytest.mark.slow  # two processes that import torch; tests/training/test_parallel.py keeps a plain run in the fast suite
 def test_two_processes_give_the_bits_of_one(lab, tmp_path):
     spec = spec_of(lab, batch=5, microbatch=2, steps=4)
     assert held(run(lab, spec, tmp_path / "shared", devices=2)) == held(run(lab, spec, tmp_path / "alone"))

@@ -9,7 +9,8 @@ from tests.training.test_sharded import SGD, assert_as_right, by_hand, run, weig
 SIZE = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16}
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 20])
+@pytest.mark.slow  # two processes that import torch; test_sharded.py keeps a plain run in the fast suite
+@pytest.mark.parametrize("chunk", [None, 20])
 def test_a_tied_head_and_looped_blocks_over_two_shards(lab, tmp_path, chunk):
     spec = lab.spec(
         batch=4,

@@ -117,6 +117,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(lab, tmp_path_factory, steps):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow  # two processes that import torch; tests/training/test_parallel.py keeps a plain run in the fast suite
 def test_two_processes_give_the_bits_of_one(lab, tmp_path: Path):
     spec = lab.spec(**SOPHIA, microbatch=2, steps=4)
     ends = []

@@ -145,7 +145,8 @@ def test_what_a_guard_brings_back_before_the_first_checkpoint_are_those_weights(
     assert rows[4]["val_nll"] == pytest.approx(source.status()["result"]["val_nll"], abs=1e-5)
 
 
-@pytest.mark.parametrize("how", [pytest.param({"devices": 2}, marks=pytest.mark.slow), {"devices": 2, "shard": True}])
+@pytest.mark.slow  # two processes that import torch; tests/training/test_parallel.py keeps a plain run in the fast suite
+@pytest.mark.parametrize("how", [{"devices": 2}, {"devices": 2, "shard": True}])
 def test_several_devices_start_from_the_same_weights(lab, source, tmp_path, how):
     spec = starting(lab, source.path, microbatch=2)
     directory = RunDirectory(tmp_path / "two", lab.directory(spec).run_id)
