@@ -266,6 +266,7 @@ def test_after_one_timeout_the_trials_that_follow_in_the_process_stay_offline(tm
 
 @pytest.mark.slow
 def test_a_server_that_takes_connections_and_says_nothing_does_not_stop_a_run(tmp_path, monkeypatch, capfd):
+    wandb_sink._teardown_wandb()  # what it has read of the environment before, it keeps for the process
     with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", KEY)
