@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,8 +22,9 @@ from stability.runs import lock as lock_module
 from stability.runs.lock import Owner, RunLock
 from stability.runs.processes import Process
 from sweeps import launch
+from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import shared_runs
-from sweeps.trial import mark_failed, run_trial
+from sweeps.trial import Trial, mark_failed, run_trial
 from tests.sweeps import fakes
 
 
@@ -33,7 +33,22 @@ def quick(monkeypatch):
     monkeypatch.setattr(shared_runs, "POLL_S", 0.01)
 
 
-def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None):
+class Printed(io.StringIO):
+    """What a sweep prints; ``on_wait`` is called once, when the sweep has said that it waits for another one."""
+
+    def __init__(self, on_wait):
+        super().__init__()
+        self._on_wait = on_wait
+
+    def write(self, text):
+        count = super().write(text)
+        if self._on_wait is not None and "that another sweep works on" in self.getvalue():
+            on_wait, self._on_wait = self._on_wait, None
+            on_wait()
+        return count
+
+
+def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None, on_wait=None):
     """Launch the trials serially, locked as real ones are; (outcome, what was printed)."""
     parts = {"objective": part("objectives", "mlm"), "data": part("data", "stdlib")}
     spec = SimpleNamespace(
@@ -47,7 +62,7 @@ def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None):
         ray=RaySpec(),
         **parts,
     )
-    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    console = Console(file=Printed(on_wait), force_terminal=False, width=200)
     outcome = launch.run(spec, trials, console=console, run=run or partial(run_trial, work=work))
     return outcome, console.file.getvalue()
 
@@ -94,8 +109,7 @@ def test_a_run_that_another_sweep_finishes_counts_as_done_and_is_not_trained_her
         fakes.finish(trials[0].directory, "spiked", step=4, val_nll=2.0)
         other.release()
 
-    threading.Timer(0.3, finish).start()
-    outcome, printed = sweep(trials)
+    outcome, printed = sweep(trials, on_wait=finish)
     assert f"waits for 1 run that another sweep works on ({Process.current()})\n" in printed
     assert (outcome.num_trained, outcome.num_failed, outcome.interrupted) == (2, 0, False)
     assert states(trials) == ["spiked", "stable"]
@@ -112,8 +126,7 @@ def test_a_run_whose_holder_dies_is_taken_over(tmp_path):
         [sys.executable, "-c", code, str(trials[0].directory.path)], stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "True\n"
-    threading.Timer(0.3, holder.kill).start()
-    outcome, printed = sweep(trials)
+    outcome, printed = sweep(trials, on_wait=holder.kill)
     holder.wait()
     assert f":{holder.pid})" in printed
     assert (outcome.num_trained, states(trials)) == (2, ["stable"] * 2)
@@ -129,18 +142,44 @@ def test_a_failure_of_another_sweep_is_reported_and_not_tried_again_at_once(tmp_
         trial.directory.set_status("failed", step=2, reason="ValueError: planted")
         other.release()
 
-    threading.Timer(2.0, fail).start()  # once the sweep has found it locked, on a busy machine, too
-    outcome, _ = sweep([trial])
+    outcome, _ = sweep([trial], on_wait=fail)
     assert [failure.reason for failure in outcome.failures] == ["ValueError: planted"]
     assert not trained_here(trial)
+
+
+@pytest.mark.parametrize("num_looks", range(1, 6))
+def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch, num_looks):
+    """The run is free after any number of looks at its lock."""
+    trial = fakes.make_trial(tmp_path)
+    other, looks, launched = RunLock(trial.directory.path), [], []
+    assert other.acquire()
+    look = Trial.held_by_another
+
+    def held(self):
+        looks.append(look(self))
+        if len(looks) == num_looks:
+            trial.directory.set_status("failed", step=2, reason="ValueError: planted")
+            other.release()
+        return looks[-1]
+
+    monkeypatch.setattr(Trial, "held_by_another", held)
+    shared_runs.work_through(
+        [trial],
+        launched.append,
+        is_done=lambda trial: False,
+        on_tick=lambda: None,
+        say=lambda line: None,
+        interrupt=Interrupt(),
+    )
+    assert [owner is None for owner in looks[: num_looks + 1]] == [False] * num_looks + [True]
+    assert not launched
 
 
 def test_ctrl_c_ends_the_wait(tmp_path):
     trial = fakes.make_trial(tmp_path)
     other = RunLock(trial.directory.path)
     assert other.acquire()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    outcome, printed = sweep([trial])
+    outcome, printed = sweep([trial], on_wait=partial(os.kill, os.getpid(), signal.SIGINT))
     other.release()
     assert outcome.interrupted and printed.endswith(f"{launch.HINT}\n")
 

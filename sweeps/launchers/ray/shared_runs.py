@@ -30,32 +30,38 @@ def work_through(
     set ``failed``. ``say`` takes a line for the user.
     """
     pending, launches = list(trials), Counter()
+    free = [trial for trial in pending if trial.held_by_another() is None]
     while pending and not interrupt.requested:
-        free = [trial for trial in pending if trial.held_by_another() is None]
         silent = [trial for trial in free if launches[trial.run_id] >= MOST_LAUNCHES]
         for trial in silent:
             mark_failed(trial, SILENT, f"{SILENT}\n")
         if ready := [trial for trial in free if trial not in silent]:
             launches.update(trial.run_id for trial in ready)
             launch(ready)
-        pending = _left(pending, is_done)
+        pending, free = _left(pending, is_done)
         holders = [str(owner) for trial in pending if (owner := trial.held_by_another())]
         if holders and not interrupt.requested:
             say(
                 f"waits for {len(holders)} run{'s' if len(holders) > 1 else ''} that another sweep works on "
                 f"({', '.join(sorted(set(holders)))})"
             )
-        while pending and not interrupt.requested and all(trial.held_by_another() for trial in pending):
+        while pending and not free and not interrupt.requested:
             on_tick()
             time.sleep(POLL_S)
-            pending = _left(pending, is_done)
+            pending, free = _left(pending, is_done)
 
 
-def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> list[Trial]:
-    """Return the trials that have not ended. Who holds a run is asked first: a status is written before the lock is
-    released."""
-    return [
-        trial
-        for trial in trials
-        if trial.held_by_another() or not (trial.directory.status()["state"] == "failed" or is_done(trial))
-    ]
+def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[list[Trial], list[Trial]]:
+    """Return the trials that have not ended, and those of them that nobody else holds.
+
+    Each trial is looked at once, and who holds it is asked before how it stands: a status is written before the lock is
+    released. Two looks at the lock would take for free what another sweep ended between them.
+    """
+    left, free = [], []
+    for trial in trials:
+        is_held = trial.held_by_another() is not None
+        if is_held or not (trial.directory.status()["state"] == "failed" or is_done(trial)):
+            left.append(trial)
+            if not is_held:
+                free.append(trial)
+    return left, free
