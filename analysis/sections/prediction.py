@@ -245,26 +245,45 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
-    """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
-    that did not, and those whose rates have another unit than the first one's (multiples of a reference rate, or rates
-    themselves), since one ranking cannot hold both. ``prefix``: begins the names of its figures' files."""
+    """Return the section over all runs of several studies, () where fewer than two measured α_max early.
+
+    One ranking cannot hold rates of two units (multiples of a reference rate, and rates themselves): the unit that more
+    of the studies have is taken, the first one's where as many have either. The others are named, and so are those
+    that did not measure. ``prefix``: begins the names of the figures' files.
+    """
     measured = [study for study in studies if has_early(study)]
-    alike = [study for study in measured if study.is_in_multiples == measured[0].is_in_multiples]
-    if len(alike) < 2:
+    if len(measured) < 2:
         return ()
+    units = [study.is_in_multiples for study in measured]
+    unit = max(units, key=units.count)
+    alike = [study for study in measured if study.is_in_multiples == unit]
+    unlike = [study.name for study in measured if study not in alike]
+    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
+    left_out = " ".join(filter(None, (_of_another_unit(unlike), _without_early(without))))
+    if len(alike) < 2:
+        told = f"{listed([*unlike, alike[0].name])} cannot be ranked together. {left_out}"
+        return heading(TITLE) + paragraph(told)
     found = Evidence(alike)
     with matplotlib.rc_context(RC):
         drawn = tuple(
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
         )
-    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
-    unlike = [study.name for study in measured if study not in alike]
-    aside = f"Rates of another unit (multiples of reference rates), and not here: {listed(unlike)}. " if unlike else ""
-    lacking = (
-        f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
-        f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
-    ) if without else ""  # fmt: skip
-    return body_of(found, drawn) + (paragraph(aside + lacking) if aside + lacking else ())
+    return body_of(found, drawn) + (paragraph(left_out) if left_out else ())
+
+
+def _of_another_unit(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"Rates of another unit (multiples of reference rates, or rates themselves), and not here: {listed(names)}."
+
+
+def _without_early(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"Without α_max at an early checkpoint, and not here: {listed(names)} (python -m stability.hessian "
+        f"ckpt=runs/studies/{names[0]} phase=all measures it where the runs' checkpoints are kept)."
+    )
 
 
 def applies(study: Study) -> bool:
