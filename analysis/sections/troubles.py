@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.tables import guarded, guarded_note, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.sections.section import Drawn, Section
-from analysis.study.load import Study
+from analysis.study.load import FINISHED, Study
 from analysis.words import lr_text, plural
 
 TROUBLES_SHOWN = 60
@@ -55,10 +56,31 @@ def guards_did(run) -> str:
     )
 
 
+def cut_short(study: Study) -> str:
+    """Say which finished runs have a log that ends before their last step; "" where none has. Their verdict and final
+    NLL were kept apart from the log; whatever is read off the steps it lacks is not there."""
+    runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))]
+    last = runs["run_id"].map(study.curves.groupby("run_id")["step"].max()).fillna(0)
+    short = runs.assign(last=last)[last < runs["num_steps"]]
+    if short.empty:
+        return ""
+    first = short.iloc[0]
+    return (
+        f"The log (metrics.jsonl) of {plural(len(short), 'finished run')} ends early, that of {first['run_id']} at "
+        f"step {first['last']:g} of {first['num_steps']:g}: verdicts and final NLL stand, curves and what is read off "
+        "them end there."
+    )
+
+
 def body(study: Study, drawn: Drawn) -> Pieces:
-    table = trouble_table(study)
-    head = heading("Runs that diverged, failed, or learned nothing")
+    table, short = trouble_table(study), cut_short(study)
+    head = heading("Runs that diverged, failed, or learned nothing") + (paragraph(short) if short else ())
     return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
-SECTION = Section(body, applies=lambda study: True)
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    """Return what is printed of it: logs that were cut short, nothing else."""
+    return [short] if (short := cut_short(study)) else []
+
+
+SECTION = Section(body, applies=lambda study: True, tables=tables)

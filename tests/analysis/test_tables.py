@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.drawing import tables
+from analysis.drawing.pieces import Paragraph
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.windows import window
 from analysis.sections import nll, troubles
@@ -237,6 +238,22 @@ def test_no_trouble_no_table_and_much_trouble_is_cut(tmp_path):
     assert troubles.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
     table = table_of(tmp_path / "bad", troubles.trouble_table, nll=lambda *_: math.inf, seeds=20)
     assert len(table.rows) == troubles.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
+
+
+def test_logs_that_end_before_their_runs_are_named_and_those_of_unfinished_runs_are_not(tmp_path):
+    study = load(write_study(tmp_path, lrs=LRS, statuses={("sc", 1e-3, 0): ("running", "")}))
+    assert troubles.cut_short(study) == "" and not troubles.SECTION.tables(study, ())
+    one, other, unfinished = (
+        study.runs.query("mechanism == @m and lr == 1e-3 and seed == @seed")["run_id"].item()
+        for m, seed in (("sa", 0), ("sa", 1), ("sc", 0))
+    )
+    curves = study.curves
+    kept = curves[
+        ~curves["run_id"].isin([one, other, unfinished]) | ((curves["run_id"] == one) & (curves["step"] < 150))
+    ]
+    [told] = troubles.SECTION.tables(short := replace(study, curves=kept), ())
+    assert told.startswith(f"The log (metrics.jsonl) of 2 finished runs ends early, that of {one} at step 149 of 200:")
+    assert any(told in piece.text for piece in troubles.body(short, {}) if isinstance(piece, Paragraph))
 
 
 SMALL = Table(
