@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 from weakref import WeakKeyDictionary
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.drawing.files import replaced
 from analysis.drawing.layout import lay_out
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
@@ -68,24 +68,15 @@ def together(studies: Sequence[Study]) -> Pieces:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure into a file, whose suffix says its format."""
-    write(figure, path, path.suffix[1:])
-    return path
-
-
-def write(figure: Figure, where: Path | IO[bytes], kind: str) -> None:
-    """Write a figure as ``kind`` (svg, pdf, png). Without a date the same study gives the same file."""
-    content = _bytes(figure, kind)
-    if isinstance(where, Path):
-        where.write_bytes(content)
-    else:
-        where.write(content)
+    """Write a figure into a file, whose suffix says its format; a reader never sees a half-written one."""
+    return replaced(path, rendered(figure, path.suffix[1:]))
 
 
 PDFS: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()  # a figure stands in a report and in a file of its own
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Return a figure as ``kind`` (svg, pdf, png). Without a date the same study gives the same bytes."""
     if kind == "pdf" and figure in PDFS:
         return PDFS[figure]
     dates: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

@@ -69,7 +69,6 @@ def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
 
 
 def _write_table(table: Table, folder: Path, name: str) -> list[Path]:
-    paths = [replaced(folder / f"{name}.{suffix}", render(table).encode("utf-8")) for suffix, render in TABLES.items()]
-    parquet = folder / f"{name}.parquet"
-    formats.with_numbers(table).to_parquet(parquet, index=False)
-    return [*paths, parquet]
+    written = {suffix: render(table).encode("utf-8") for suffix, render in TABLES.items()}
+    written["parquet"] = formats.with_numbers(table).to_parquet(index=False)
+    return [replaced(folder / f"{name}.{suffix}", content) for suffix, content in written.items()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -172,9 +171,7 @@ def _picture(picture: Picture, number: int) -> str:
 
 
 def _image(picture: Picture) -> str:
-    drawn = io.BytesIO()
-    assembly.write(picture.figure, drawn, "svg")
-    source = base64.b64encode(drawn.getvalue()).decode()
+    source = base64.b64encode(assembly.rendered(picture.figure, "svg")).decode()
     return f'<img alt={_quoted(picture.name)} src="data:image/svg+xml;base64,{source}">'
 
 
