@@ -34,10 +34,7 @@ class Registry:
 
         No part is imported where nothing is asked of them.
         """
-        names = sorted({*_files(self.family), *plugins_of(self.family)})
-        return tuple(
-            name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items())
-        )
+        return _names(self.family, tuple(_plugins.items()), tuple(having.items()))
 
     def load(self, name: str, **having: Any) -> Any:
         """Return the class behind a name. ``ValueError`` names the nearest valid choice, among those with the
@@ -48,7 +45,17 @@ class Registry:
         return importlib.import_module(path).EXPORT
 
 
-@functools.cache  # asked for by every key of every part, and no file is added while a process runs
+@functools.cache  # asked for by every key of every part
+def _names(
+    family: str, plugins: tuple[tuple[tuple[str, str], str], ...], having: tuple[tuple[str, Any], ...]
+) -> tuple[str, ...]:
+    """Return `Registry.names` as it is with these plugins."""
+    registry = Registry(family)
+    known = sorted({*_files(family), *(name for (of, name), _ in plugins if of == family)})
+    return tuple(name for name in known if all(getattr(registry.load(name), key) == value for key, value in having))
+
+
+@functools.cache  # no file is added while a process runs
 def _files(family: str) -> tuple[str, ...]:
     """Return the public names of the files in a family's package."""
     package = importlib.util.find_spec(f"stability.{family}")

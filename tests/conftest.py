@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import functools
 import gc
 import importlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -54,8 +54,8 @@ def _load_once(file: Any) -> Any:
     stat = path.stat()
     key = (path.resolve(), stat.st_ino, stat.st_mtime_ns, stat.st_size)
     if key not in _loaded:
-        _loaded[key] = _load(file)
-    return copy.deepcopy(_loaded[key])
+        _loaded[key] = pickle.dumps(_load(file))  # which makes a copy in a fifth of the time of copy.deepcopy
+    return pickle.loads(_loaded[key])
 
 
 OmegaConf.load = _load_once  # type: ignore[method-assign]
@@ -79,8 +79,8 @@ def _merge_once(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
     parts = [(default, repo.load_config(default.config_path)) for default in defaults]
     key = repr([(default, part.header, part.config) for default, part in parts])
     if key not in _merged:
-        _merged[key] = _merge(self, defaults, repo)
-    return copy.deepcopy(_merged[key])
+        _merged[key] = pickle.dumps(_merge(self, defaults, repo))
+    return pickle.loads(_merged[key])
 
 
 ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once  # type: ignore[method-assign]
