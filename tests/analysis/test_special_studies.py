@@ -154,7 +154,8 @@ def test_a_figure_stands_alike_in_every_format_whichever_was_written_first(small
         figure = drawn()
         for kind in order:
             assembly.rendered(figure, kind)
-        found.append((places(figure), assembly.rendered(figure, "pdf"), described(figure)))
+        pdf = assembly.rendered(figure, "pdf")
+        found.append((places(figure), pdf, described(figure)))
     unsaved = drawn()
     assert all(each == found[0] for each in found) and described(unsaved) == found[0][2]
 
