@@ -216,6 +216,16 @@ def _unit_text(frame: Frame, units: int) -> str:
     )
 
 
+def within_studies(studies: Sequence[Study]) -> str:
+    """Say that nothing is compared between studies; "" of one."""
+    if len(studies) < 2:
+        return ""
+    return (
+        "Studies differ in data, model and length: pairs are of runs of one study, ranks are among its curves, as "
+        "shares of their number."
+    )
+
+
 def scale(studies: Sequence[Study]) -> str:
     """Say at what size all this was measured."""
     runs = [study.runs for study in studies]
@@ -230,7 +240,7 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
     if frame.empty:
         why = "no run was measured at an early checkpoint and went on beyond the horizon"
     else:
-        every = "every" if frame[event].all() else "none"
+        every = "every" if frame[event].all() else "none" if not frame[event].any() else "every or none of each study"
         why = f"of {plural(len(frame), 'judged run')} {every} did, and that needs some of both"
     return f"Which runs {EVENTS[event]} cannot be judged: {why}."
 
@@ -238,9 +248,10 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
 def _nothing_to_rank(curves: Frame, target: str) -> str:
     known = curves[target].dropna() if target in curves else []
     if len(known) >= FEWEST_CURVES:
-        return (
-            f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves that have one."
+        every = (
+            f"all {len(known)} curves" if curves["study"].nunique() == 1 else f"all of a study's {len(known)} curves"
         )
+        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for {every} that have one."
     return (
         f"{_opening(TARGETS[target])} cannot be ranked: {len(known)} of {plural(len(curves), 'curve')} have one, and "
         f"{FEWEST_CURVES} are needed."

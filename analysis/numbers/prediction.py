@@ -93,9 +93,9 @@ def judged(runs: Frame) -> Frame:
 
 def of_runs(runs: Frame, event: str) -> list[Scored]:
     """Return the areas under the ROC curves of every predictor that was measured. ``runs``: `early_runs`, of which only
-    the judged ones enter; ``event``: its column ``broke`` or ``unstable``. [] where not both outcomes are there."""
+    the judged ones enter; ``event``: its column ``broke`` or ``unstable``. [] where no study has both outcomes."""
     frame = judged(runs)
-    if frame[event].nunique() < 2:
+    if not _differs_within_a_study(frame, event):
         return []
     mechanisms = list(dict.fromkeys(frame["mechanism"]))
     return [_of_runs(frame, each, event, mechanisms) for each in OF_RUNS if frame[each.column].notna().any()]
@@ -117,10 +117,14 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequenc
 
 
 def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False) -> Estimate:
-    """Return the area for some runs. ``same_rate``: over pairs of runs at one rate of one study, so that the rate
-    itself tells nothing."""
-    strata = list(part["study"] + "|" + part["lr"].map("{:g}".format)) if same_rate else ()
-    return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), strata)
+    """Return the area for some runs, over pairs of runs of one study: two studies differ in data, model and length, and
+    so do their losses and limits. ``same_rate``: of one rate, too, so that the rate itself tells nothing."""
+    strata = part["study"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["study"]
+    return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), list(strata))
+
+
+def _differs_within_a_study(frame: Frame, column: str) -> bool:
+    return bool((frame.groupby("study")[column].nunique() > 1).any())
 
 
 def _pairs_at_a_rate(part: Frame, event: str) -> int:
@@ -133,10 +137,10 @@ def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:
 
 
 def of_curves(curves: Frame, target: str) -> list[Scored]:
-    """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves. [] where
-    fewer than `FEWEST_CURVES` have that, or all have the same."""
+    """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves, ranked
+    within their studies. [] where fewer than `FEWEST_CURVES` have that, or all of a study have the same."""
     frame = curves[curves[target].notna()].reset_index(drop=True)
-    if len(frame) < FEWEST_CURVES or frame[target].nunique() < 2:
+    if len(frame) < FEWEST_CURVES or not _differs_within_a_study(frame, target):
         return []
     mechanisms = list(dict.fromkeys(frame["mechanism"]))
     return [_of_curves(frame, each, target, mechanisms) for each in OF_CURVES if frame[each.column].notna().any()]
@@ -159,7 +163,7 @@ def _of_curves(frame: Frame, predictor: Predictor, target: str, mechanisms: Sequ
 def _rho(part: Frame, predictor: Predictor, target: str) -> Estimate:
     if len(part) < FEWEST_CURVES:
         return Estimate(np.nan, np.nan, np.nan, np.empty(0))
-    return spearman(predictor.sign * part[predictor.column], part[target], draws_of(part))
+    return spearman(predictor.sign * part[predictor.column], part[target], draws_of(part), list(part["study"]))
 
 
 def _decades(known: Frame, predictor: Predictor, target: str) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -79,10 +80,8 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
     s, hit = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool)
     assert not np.isnan(s).any(), "whoever leaves a run out says so"
     above = (s[hit][:, None] > s[~hit][None, :]) + 0.5 * (s[hit][:, None] == s[~hit][None, :])
-    counts = np.ones_like(above)
-    if len(strata):
-        codes, _ = pd.factorize(np.asarray(strata, dtype=object))
-        counts = (codes[hit][:, None] == codes[~hit][None, :]).astype(float)
+    codes = _codes(strata, len(s))
+    counts = (codes[hit][:, None] == codes[~hit][None, :]).astype(float)
     # Sums over pairs of units: a draw then is a quadratic form in how often each unit was drawn.
     won, pairs = (_by_units(each, draws.codes[hit], draws.codes[~hit], draws.num_units) for each in
                   (above * counts, counts))  # fmt: skip
@@ -99,37 +98,99 @@ def _by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: 
     return first.T @ pairs @ second
 
 
-def roc(scores: Sequence[float], events: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
+def roc(
+    scores: Sequence[float], events: Sequence[bool], strata: Sequence[Hashable] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the ROC curve, from (0, 0) to (1, 1): at each threshold the share of runs without the event, and of those
-    with it, whose score is as high. Runs of one score are one step, so that the area below is `auc`."""
-    s, hit = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool)
+    with it, whose score is as high. Runs of one score are one step.
+
+    ``strata``: the mean of their curves, each by its number of pairs, at equal shares of runs without the event. The
+    area below is `auc` within them. Two empty arrays where no stratum has both kinds of runs.
+    """
+    s, hit, codes = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool), _codes(strata, len(scores))
+    curves, pairs = [], []
+    for code in range(codes.max(initial=-1) + 1):
+        own = codes == code
+        number = int(hit[own].sum()) * int((~hit[own]).sum())
+        if number:
+            curves.append(_steps(s[own], hit[own]))
+            pairs.append(number)
+    if len(curves) < 2:
+        return curves[0] if curves else (np.empty(0), np.empty(0))
+    shares = np.array(pairs) / sum(pairs)
+    false = np.unique(np.concatenate([x for x, _ in curves]))
+    # a curve jumps where runs with the event come one after another: from below and from above
+    ends = [np.array([_read_off(x, y, false, side) for x, y in curves]) for side in ("left", "right")]
+    true = np.stack([shares @ each for each in ends], axis=1)
+    return np.repeat(false, 2), true.ravel()
+
+
+def _steps(s: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ROC curve of runs of both kinds."""
     thresholds = np.unique(s)[::-1]
     false = [np.mean(s[~hit] >= each) for each in thresholds]
     true = [np.mean(s[hit] >= each) for each in thresholds]
     return np.array([0.0, *false]), np.array([0.0, *true])
 
 
-def spearman(first: Sequence[float], second: Sequence[float], draws: Draws) -> Estimate:
+def _read_off(x: np.ndarray, y: np.ndarray, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
+    """Return the height of a curve that rises in steps; where it jumps, the lower end from the left, the upper from the
+    right."""
+    place = np.searchsorted(x, at, side) - (side == "right")
+    return np.where(x[place] == at, y[place], np.interp(at, x, y))
+
+
+def spearman(
+    first: Sequence[float], second: Sequence[float], draws: Draws, strata: Sequence[Hashable] = ()
+) -> Estimate:
     """Return Spearman's rank correlation, Pearson's of the ranks, equal values sharing their mean rank. NaN where one
-    of the two is constant. None may be NaN, ±∞ are allowed."""
+    of the two is constant. None may be NaN, ±∞ are allowed.
+
+    ``strata``: ranks are taken within each, less their mean and over their number, and correlated over all, so that
+    nothing that differs between strata enters. One in which all of ``second`` are equal says nothing and is left out.
+    """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     assert not (np.isnan(a).any() or np.isnan(b).any()), "whoever leaves a curve out says so"
-    weights = draws.counts()[:, draws.codes]
-    return Estimate.of(float(_rho(a, b, np.ones((1, len(a))))[0]), _rho(a, b, weights))
+    weights, codes = draws.counts()[:, draws.codes], _codes(strata, len(a))
+    return Estimate.of(float(_rho(a, b, np.ones((1, len(a))), codes)[0]), _rho(a, b, weights, codes))
 
 
-def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the rank correlation of each draw. ``weights``: how often it holds each row."""
-    number = weights.sum(axis=1, keepdims=True)
-    x, y = (_ranks(each, weights) - (number + 1) / 2 for each in (a, b))  # the mean rank is known
-    over, xx, yy = ((weights * each).sum(axis=1) for each in (x * y, x * x, y * y))
+def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the rank correlation of each draw. ``weights``: how often it holds each row; ``codes``: whose stratum."""
+    over, xx, yy = np.zeros((3, len(weights)))
+    for code in range(codes.max(initial=-1) + 1):
+        own = codes == code
+        held = weights[:, own]
+        x, y = (_centred(each[own], held) for each in (a, b))
+        varies = (held * y * y).sum(axis=1) > 0
+        over, xx, yy = (
+            total + varies * (held * each).sum(axis=1)
+            for total, each in zip((over, xx, yy), (x * y, x * x, y * y), strict=True)
+        )
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where((xx > 0) & (yy > 0), over / np.sqrt(xx * yy), np.nan)
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value from 1 on, equal ones sharing their mean rank."""
-    return _ranks(values, np.ones((1, len(values))))[0]
+def _centred(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return ranks in each draw less their mean, which is known, as shares of the number drawn."""
+    number = weights.sum(axis=1, keepdims=True)
+    return (_ranks(values, weights) - (number + 1) / 2) / np.maximum(number, 1)
+
+
+def _codes(strata: Sequence[Hashable], number: int) -> np.ndarray:
+    """Return the stratum of each row as a number from 0 on; () is one stratum."""
+    return pd.factorize(np.asarray(strata, dtype=object))[0] if len(strata) else np.zeros(number, dtype=int)
+
+
+def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np.ndarray:
+    """Return the share of the values of its stratum that lie below each one, of equal ones (itself among them) half:
+    ranks from ½ on over their number."""
+    v, codes = np.asarray(values, dtype=float), _codes(strata, len(values))
+    found = np.empty(len(v))
+    for code in set(codes):
+        own = codes == code
+        found[own] = _centred(v[own], np.ones((1, int(own.sum()))))[0] + 0.5
+    return found
 
 
 def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -75,9 +75,14 @@ def evidence(study: Study) -> Evidence:
     return Evidence([study])
 
 
+def _told(studies: Sequence[Study]) -> str:
+    """Return how several studies are compared, and the data of each."""
+    return " ".join(filter(None, (said.within_studies(studies), *dict.fromkeys(map(source, studies)))))
+
+
 def tables_of(found: Evidence) -> list[Table]:
     """Return a table for each event and target that can be judged."""
-    told = " ".join(dict.fromkeys(source(study) for study in found.studies))
+    told = _told(found.studies)
     made = [table for event, scored in found.of_runs.items() for table in _run_tables(found.runs, scored, event, told)]
     return made + [
         table
@@ -198,7 +203,7 @@ def _beyond(each: Scored, best: Scored | None) -> Cell:
 
 def figures_of(found: Evidence) -> dict[str, Captioned]:
     """Draw the ROC curves and the ranks, where there are any."""
-    told = " ".join(dict.fromkeys(source(study) for study in found.studies))
+    told = _told(found.studies)
     drawn = {}
     if (roc := roc_figure(found.runs, found.of_runs)) is not None:
         drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION} {told}")
@@ -236,7 +241,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
     counts = said.counted(found.runs)
-    told = " ".join([*counts, said.scale(found.studies)])
+    told = " ".join(filter(None, [*counts, said.within_studies(found.studies), said.scale(found.studies)]))
     claims = found.claims()
     first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
     others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
@@ -245,45 +250,22 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
-    """Return the section over all runs of several studies, () where fewer than two measured α_max early.
-
-    One ranking cannot hold rates of two units (multiples of a reference rate, and rates themselves): the unit that more
-    of the studies have is taken, the first one's where as many have either. The others are named, and so are those
-    that did not measure. ``prefix``: begins the names of the figures' files.
-    """
+    """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
+    that did not. ``prefix``: begins the names of its figures' files."""
     measured = [study for study in studies if has_early(study)]
     if len(measured) < 2:
         return ()
-    units = [study.is_in_multiples for study in measured]
-    unit = max(units, key=units.count)
-    alike = [study for study in measured if study.is_in_multiples == unit]
-    unlike = [study.name for study in measured if study not in alike]
-    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
-    left_out = " ".join(filter(None, (_of_another_unit(unlike), _without_early(without))))
-    if len(alike) < 2:
-        told = f"{listed([*unlike, alike[0].name])} cannot be ranked together. {left_out}"
-        return heading(TITLE) + paragraph(told)
-    found = Evidence(alike)
+    found = Evidence(measured)
     with matplotlib.rc_context(RC):
         drawn = tuple(
             Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in figures_of(found).items()
         )
-    return body_of(found, drawn) + (paragraph(left_out) if left_out else ())
-
-
-def _of_another_unit(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    return f"Rates of another unit (multiples of reference rates, or rates themselves), and not here: {listed(names)}."
-
-
-def _without_early(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    return (
-        f"Without α_max at an early checkpoint, and not here: {listed(names)} (python -m stability.hessian "
-        f"ckpt=runs/studies/{names[0]} phase=all measures it where the runs' checkpoints are kept)."
-    )
+    without = [study.name for study in studies if study not in measured and is_of_rates(study)]
+    lacking = paragraph(
+        f"Without α_max at an early checkpoint, and not here: {listed(without)} (python -m stability.hessian "
+        f"ckpt=runs/studies/{without[0]} phase=all measures it where the runs' checkpoints are kept)."
+    ) if without else ()  # fmt: skip
+    return body_of(found, drawn) + lacking
 
 
 def applies(study: Study) -> bool:

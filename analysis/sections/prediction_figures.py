@@ -14,7 +14,7 @@ from analysis.claims.prediction import EVENTS, TARGETS
 from analysis.drawing.legends import legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
 from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged
-from analysis.numbers.ranking import Estimate, ranks, roc
+from analysis.numbers.ranking import Estimate, roc, shares_below
 from analysis.study.load import Frame
 
 ROW_INCHES = 0.2
@@ -33,9 +33,9 @@ ROC_CAPTION = (
 )
 RANKS_CAPTION = (
     "Ranks of the curves (all rates of a series and seed) by what is predicted at step k against those by what came "
-    "out, equal values sharing their mean rank; on the dashed diagonal the order is right. Left: the rate at which "
-    "the early α_max falls below the rate itself; right: the best of the baselines. ρ: Spearman's with its 95 % "
-    "interval."
+    "out, as shares of their number: 0.25 is above a quarter of them, equal values share their mean rank; on the "
+    "dashed diagonal the order is right. Left: the rate at which the early α_max falls below the rate itself; right: "
+    "the best of the baselines. ρ: Spearman's with its 95 % interval."
 )
 
 
@@ -85,7 +85,7 @@ def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> Non
         if column not in IN_ROC:
             continue
         known = frame[frame[column].notna()]
-        false, true = roc(each.predictor.sign * known[column], known[event])
+        false, true = roc(each.predictor.sign * known[column], known[event], list(known["study"]))
         is_baseline = each.predictor.is_baseline
         ax.plot(false, true, color=_color(each.predictor), linestyle=DASHES.get(column, "-"),
                 linewidth=1.1 if is_baseline else 1.6, zorder=2 if is_baseline else 3)  # fmt: skip
@@ -162,13 +162,13 @@ def _pair(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
-    """Draw the curves' ranks; where several lie on each other they stand a little apart."""
+    """Draw the curves' ranks within their studies; where several lie on each other they stand a little apart."""
     known = curves[curves[target].notna() & curves[each.predictor.column].notna()]
-    x = ranks((each.predictor.sign * known[each.predictor.column]).to_numpy(dtype=float))
-    y = ranks(known[target].to_numpy(dtype=float))
-    ax.plot([1, len(known)], [1, len(known)], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
-    number = known.assign(x=x, y=y).groupby(["x", "y"]).cumcount().to_numpy()
-    aside = 0.012 * len(known)
+    x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["study"]))
+    y = shares_below(known[target], list(known["study"]))
+    ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    number = known.assign(x=x.round(9), y=y.round(9)).groupby(["x", "y"]).cumcount().to_numpy()
+    aside = 0.012
     for name, (color, marker) in styles.items():
         own = (known["mechanism"] == name).to_numpy()
         ax.plot(x[own] + aside * number[own], y[own] - aside * number[own], marker, color=color, markersize=5,
@@ -178,5 +178,5 @@ def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[
     ax.set_title(f"ρ = {found.value:.2f}{within}, n = {len(known)}".replace("-", "−"), loc="left", fontsize=8.5)
     ax.set_xlabel(f"rank by: {_label(each.predictor)}")
     ax.set_ylabel(f"rank of {TARGETS[target]}")
-    ax.set_xlim(0, len(known) + 1)
-    ax.set_ylim(0, len(known) + 1)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)

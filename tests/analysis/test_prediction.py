@@ -47,6 +47,10 @@ def ignorant(m, lr, seed):
     return 10 ** np.random.default_rng([MECHANISMS.index(m), round(-math.log10(lr)), seed]).uniform(-3, -1)
 
 
+def best_at_edge(m, lr, seed):
+    return 2.0 + abs(math.log10(lr / edge_of(m) * 3))
+
+
 def by_column(scored):
     return {each.predictor.column: each for each in scored}
 
@@ -130,7 +134,7 @@ def test_a_study_of_which_every_run_diverged_before_step_k_names_them():
 
 
 def test_a_study_in_which_nothing_diverged_has_ranks_of_the_best_rate_alone():
-    study = study_of(grid(knowing, lambda *_: False, val_nll=lambda m, lr, s: 2 + abs(math.log10(lr / edge_of(m) * 3))))
+    study = study_of(grid(knowing, lambda *_: False, val_nll=best_at_edge))
     text = text_of(study)
     assert "of 45 judged runs none did" in text and "ranks the best learning rate of 15 curves" in text
 
@@ -164,15 +168,31 @@ def test_a_curve_that_two_studies_share_is_ranked_once():
     assert found["curve"].tolist() == ["one|sa|0", "two|sc|0"]
 
 
-def test_studies_whose_rates_have_other_units_are_not_ranked_together(known):
+def test_what_differs_between_studies_enters_nothing():
+    """Losses, gradients and rates of another study may be a hundred times as large, as of other data and in other
+    units (multiples of reference rates): every area and every ρ stays as it is."""
+    losses = {"loss": lambda m, lr, seed: 3.0 + lr, "grad_norm": lambda m, lr, seed: 1.0 + MECHANISMS.index(m)}
+    given = {"val_nll": best_at_edge, **losses}
+    one = study_of(grid(ignorant, breaks_beyond_edge, mechanisms=["sa", "sc", "gla"], **given), "one")
+    runs = grid(knowing, breaks_beyond_edge, mechanisms=["sa", "mix", "sw"], **given)
+    large = [each | {name: 100 * each[name] for name in ("lr", "alpha", "loss", "grad_norm")} for each in runs]
     multiples = {"lr_multiples": [1, 10], "lr_references": {"adamw": 1e-3, "sgd": 1e-1}}
-    one, other, third = (study_of(grid(knowing, breaks_beyond_edge, mechanisms=["sa"]), name) for name in "abc")
-    other.study.update(multiples)
-    lines = [piece.text for piece in prediction.together([one, other]) if isinstance(piece, Paragraph)]
-    assert len(lines) == 1 and lines[0].startswith("b and a cannot be ranked together. Rates of another unit")
-    for order in ([one, other, third], [other, one, third]):  # the unit of most, wherever the others stand
-        text = typst(prediction.together(order))
-        assert "Of 18 runs 18 are judged" in text and "not here: b." in text
+    others = [study_of(runs, "other"), study_of(large, "other")]
+    others[1].study.update(multiples)
+    found = [prediction.Evidence([one, other]) for other in others]
+    for name, kinds in (("of_runs", ("broke",)), ("of_curves", ("best_lr", "edge"))):
+        for kind in kinds:
+            plain, scaled = (by_column(getattr(each, name)[kind]) for each in found)
+            assert set(plain) == set(scaled) and "loss" in plain
+            for column, each in plain.items():
+                there, here = (list(each.scopes.values()), list(scaled[column].scopes.values()))
+                assert [e.value for e in there] == pytest.approx([e.value for e in here], nan_ok=True), (kind, column)
+    alone = [by_column(prediction.Evidence([each]).of_runs["broke"])["alpha_max"] for each in (one, others[0])]
+    pairs = [sum(broke) * sum(~broke) for broke in (judged(early_runs(each))["broke"] for each in (one, others[0]))]
+    mean = np.average([each.scopes[POOLED].value for each in alone], weights=pairs)
+    assert by_column(found[0].of_runs["broke"])["alpha_max"].scopes[POOLED].value == pytest.approx(mean)
+    text = typst(prediction.together([one, others[1]]))
+    assert "Of 54 runs 54 are judged" in text and "pairs are of runs of one study" in text
 
 
 def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():

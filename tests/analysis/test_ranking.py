@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, spearmanr
+from scipy.stats import mannwhitneyu, rankdata, spearmanr
 
-from analysis.numbers.ranking import Draws, Estimate, auc, ranks, roc, spearman
+from analysis.numbers.ranking import Draws, Estimate, auc, roc, shares_below, spearman
 
 
 def made_up(seed=0, number=40, values=6):
@@ -91,6 +91,51 @@ def test_the_area_below_the_roc_curve_is_the_area(seed):
     assert np.trapezoid(true, false) == pytest.approx(auc(scores, events, Draws(units)).value)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_area_below_the_mean_of_the_strata_s_curves_is_the_area_within_them(seed):
+    """The third stratum holds runs of one kind only."""
+    scores, events, units = made_up(seed)
+    strata = np.arange(len(scores)) % 3
+    events[strata == 2] = True
+    false, true = roc(scores, events, strata)
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1) and (np.diff(true) >= 0).all()
+    assert np.trapezoid(true, false) == pytest.approx(auc(scores, events, Draws(units), strata).value)
+    assert np.trapezoid(true, false) != pytest.approx(auc(scores, events, Draws(units)).value)
+
+
+def test_without_runs_of_both_kinds_there_is_no_curve():
+    assert [len(each) for each in roc([1.0, 2.0], [True, True])] == [0, 0]
+
+
+def within(first, second, strata):
+    """The correlation of ranks within strata, by scipy's ranks and numpy's sums; strata of one outcome are left out."""
+    x, y = [], []
+    for stratum in set(strata):
+        own = np.flatnonzero(np.array(strata) == stratum)
+        if len(set(second[own])) > 1:
+            for values, found in ((first, x), (second, y)):
+                ranked = rankdata(values[own]) / len(own)
+                found.extend(ranked - ranked.mean())
+    x, y = np.array(x), np.array(y)
+    return (x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_within_strata_are_correlated_as_a_loop_does_also_in_every_draw(seed):
+    draws = np.random.default_rng(seed)
+    strata = np.arange(24) % 3
+    first = draws.integers(0, 5, 24).astype(float)
+    second = first + draws.integers(0, 6, 24) + 100.0 * strata  # what differs between strata must not enter
+    second[strata == 2] = 7.0
+    units = Draws(draws.integers(0, 7, 24), num=5)
+    found = spearman(first, second, units, strata)
+    assert found.value == pytest.approx(within(first, second, strata))
+    assert found.value != pytest.approx(spearmanr(first, second).statistic, abs=0.05)
+    for drawn, value in zip(units.drawn, found.draws, strict=True):
+        rows = np.array([row for unit in drawn for row in np.flatnonzero(units.codes == unit)])
+        assert value == pytest.approx(within(first[rows], second[rows], strata[rows]))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_rank_correlation_is_scipys_also_in_every_draw(seed):
     draws = np.random.default_rng(seed)
@@ -108,7 +153,8 @@ def test_four_curves_are_ranked_by_hand():
     """Ranks 1 2 3 4 against 2 1 4 3: 1 − 6·4/(4·15)."""
     found = spearman([1, 2, 3, 4], [20, 10, 40, 30], Draws(range(4)))
     assert found.value == pytest.approx(1 - 24 / 60)
-    assert ranks(np.array([5.0, 1.0, 5.0])).tolist() == [2.5, 1.0, 2.5]
+    assert shares_below([5.0, 1.0, 5.0]) == pytest.approx([2 / 3, 1 / 6, 2 / 3])
+    assert shares_below([5.0, 7.0, 1.0, math.inf], ["a", "b", "a", "b"]).tolist() == [0.75, 0.25, 0.25, 0.75]
 
 
 def test_a_constant_has_no_rank_correlation():
