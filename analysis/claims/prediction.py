@@ -216,13 +216,14 @@ def _unit_text(frame: Frame, units: int) -> str:
     )
 
 
-def within_studies(studies: Sequence[Study]) -> str:
-    """Say that nothing is compared between studies; "" of one."""
-    if len(studies) < 2:
+def compared(runs: Frame) -> str:
+    """Say which runs and curves are compared with each other, where not all are. ``runs``: `early_runs`."""
+    number = runs["stratum"].nunique()
+    if number < 2:
         return ""
     return (
-        "Studies differ in data, model and length: pairs are of runs of one study, ranks are among its curves, as "
-        "shares of their number."
+        f"Only what is alike in study, optimizer, objective, data and model is compared ({number} such sets here): an "
+        "AUC is over pairs of runs of one set, ranks are among the curves of one, as shares of their number."
     )
 
 
@@ -240,7 +241,13 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
     if frame.empty:
         why = "no run was measured at an early checkpoint and went on beyond the horizon"
     else:
-        every = "every" if frame[event].all() else "none" if not frame[event].any() else "every or none of each study"
+        every = (
+            "every"
+            if frame[event].all()
+            else "none"
+            if not frame[event].any()
+            else "every or none of those that can be compared"
+        )
         why = f"of {plural(len(frame), 'judged run')} {every} did, and that needs some of both"
     return f"Which runs {EVENTS[event]} cannot be judged: {why}."
 
@@ -248,10 +255,8 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
 def _nothing_to_rank(curves: Frame, target: str) -> str:
     known = curves[target].dropna() if target in curves else []
     if len(known) >= FEWEST_CURVES:
-        every = (
-            f"all {len(known)} curves" if curves["study"].nunique() == 1 else f"all of a study's {len(known)} curves"
-        )
-        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for {every} that have one."
+        alike = "" if curves["stratum"].nunique() == 1 else " that can be compared"
+        return f"{_opening(TARGETS[target])} cannot be ranked: it is the same for all {len(known)} curves{alike}."
     return (
         f"{_opening(TARGETS[target])} cannot be ranked: {len(known)} of {plural(len(curves), 'curve')} have one, and "
         f"{FEWEST_CURVES} are needed."

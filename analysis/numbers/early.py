@@ -32,6 +32,8 @@ DURING = "broke between k and the horizon"
 UNMEASURED = "no α_max at step k"
 TOO_SHORT = "ended by the horizon"
 NO_RESULT = "no result"
+# What changes the meaning of a rate or a loss: runs that differ in one of these are not compared with each other.
+STRATUM = ("optimizer", "objective", "data", "data_fingerprint", "model")
 FATES = (JUDGED, BEFORE, DURING, UNMEASURED, TOO_SHORT, NO_RESULT)
 
 
@@ -52,7 +54,8 @@ def of_studies(studies: Iterable[Study]) -> Frame:
 def early_runs(study: Study) -> Frame:
     """Return a table with a row a run.
 
-    - ``study series mechanism seed lr status``; ``group``: the series of its study; ``curve``: that and the seed.
+    - ``study series mechanism seed lr status``; ``group``: the series of its study; ``curve``: that and the seed;
+      ``stratum``: its study and what it has of `STRATUM`.
     - ``step``: k; ``horizon``: see above, that of most runs where the run has no early checkpoint.
     - ``fate``: one of `FATES`; ``broke`` and ``onset``: `breaks`; ``unstable``: it ended other than stable.
     - ``alpha_max``, ``critical_lr``: medians of the recorded steps from the run's own optimizer state,
@@ -65,6 +68,9 @@ def early_runs(study: Study) -> Frame:
     """
     columns = ["run_id", "series", "mechanism", "seed", "lr", "status", "reason", "num_steps", "planned_steps"]
     frame = study.runs[columns].assign(study=study.name).set_index("run_id", drop=False)
+    frame["stratum"] = [
+        f"{study.name}|{'|'.join(map(str, row))}" for row in study.runs[[*STRATUM]].itertuples(index=False)
+    ]
     frame["group"] = study.name + "|" + frame["series"]
     frame["curve"] = frame["group"] + "|" + frame["seed"].map("{:g}".format)
     frame = frame.join(_measured(study)).join(_spectra(study))

@@ -29,7 +29,7 @@ def of_studies(studies: Sequence[Study]) -> Frame:
 
 @once_per_study
 def early_curves(study: Study) -> Frame:
-    """Return a table with a row a curve: ``study group curve series mechanism seed run_ids``, and
+    """Return a table with a row a curve: ``study group curve stratum series mechanism seed run_ids``, and
 
     - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged, or a run has no result;
       ``is_bound``: that is the smallest or largest rate of the curve, and the best may lie beyond;
@@ -57,7 +57,7 @@ def early_curves(study: Study) -> Frame:
         best = window.best_lr if window and not (own["fate"] == NO_RESULT).any() else math.nan
         diverged = own.loc[own["status"] == "diverged", "lr"]
         rows.append(
-            own.iloc[0][["study", "group", "curve", "series", "mechanism", "seed"]].to_dict()
+            own.iloc[0][["study", "group", "curve", "stratum", "series", "mechanism", "seed"]].to_dict()
             | {"run_ids": frozenset(own["run_id"]), "edge": edge, "edge_kind": kind}
             | {"best_lr": best, "is_bound": best in (own["lr"].min(), own["lr"].max())}
             | {"decade_below": float(diverged.min()) / DECADE if len(diverged) else math.nan}

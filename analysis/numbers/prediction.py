@@ -93,9 +93,9 @@ def judged(runs: Frame) -> Frame:
 
 def of_runs(runs: Frame, event: str) -> list[Scored]:
     """Return the areas under the ROC curves of every predictor that was measured. ``runs``: `early_runs`, of which only
-    the judged ones enter; ``event``: its column ``broke`` or ``unstable``. [] where no study has both outcomes."""
+    the judged ones enter; ``event``: its column ``broke`` or ``unstable``. [] where no stratum has both outcomes."""
     frame = judged(runs)
-    if not _differs_within_a_study(frame, event):
+    if not _differs_within_a_stratum(frame, event):
         return []
     mechanisms = list(dict.fromkeys(frame["mechanism"]))
     return [_of_runs(frame, each, event, mechanisms) for each in OF_RUNS if frame[each.column].notna().any()]
@@ -117,19 +117,19 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequenc
 
 
 def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False) -> Estimate:
-    """Return the area for some runs, over pairs of runs of one study: two studies differ in data, model and length, and
-    so do their losses and limits. ``same_rate``: of one rate, too, so that the rate itself tells nothing."""
-    strata = part["study"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["study"]
+    """Return the area for some runs, over pairs within a stratum: between two, what a rate, a limit or a loss means
+    differs beside what is asked. ``same_rate``: of one rate, too, so that the rate itself tells nothing."""
+    strata = part["stratum"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["stratum"]
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), list(strata))
 
 
-def _differs_within_a_study(frame: Frame, column: str) -> bool:
-    return bool((frame.groupby("study")[column].nunique() > 1).any())
+def _differs_within_a_stratum(frame: Frame, column: str) -> bool:
+    return bool((frame.groupby("stratum")[column].nunique() > 1).any())
 
 
 def _pairs_at_a_rate(part: Frame, event: str) -> int:
-    """Return how many pairs of a run with the event and one without there are at one rate of one study."""
-    return sum(int(own.sum()) * int((~own).sum()) for _, own in part.groupby(["study", "lr"])[event])
+    """Return how many pairs of a run with the event and one without there are at one rate of one stratum."""
+    return sum(int(own.sum()) * int((~own).sum()) for _, own in part.groupby(["stratum", "lr"])[event])
 
 
 def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:
@@ -138,9 +138,9 @@ def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:
 
 def of_curves(curves: Frame, target: str) -> list[Scored]:
     """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves, ranked
-    within their studies. [] where fewer than `FEWEST_CURVES` have that, or all of a study have the same."""
+    within their strata. [] where fewer than `FEWEST_CURVES` have that, or all of each stratum have the same."""
     frame = curves[curves[target].notna()].reset_index(drop=True)
-    if len(frame) < FEWEST_CURVES or not _differs_within_a_study(frame, target):
+    if len(frame) < FEWEST_CURVES or not _differs_within_a_stratum(frame, target):
         return []
     mechanisms = list(dict.fromkeys(frame["mechanism"]))
     return [_of_curves(frame, each, target, mechanisms) for each in OF_CURVES if frame[each.column].notna().any()]
@@ -163,7 +163,7 @@ def _of_curves(frame: Frame, predictor: Predictor, target: str, mechanisms: Sequ
 def _rho(part: Frame, predictor: Predictor, target: str) -> Estimate:
     if len(part) < FEWEST_CURVES:
         return Estimate(np.nan, np.nan, np.nan, np.empty(0))
-    return spearman(predictor.sign * part[predictor.column], part[target], draws_of(part), list(part["study"]))
+    return spearman(predictor.sign * part[predictor.column], part[target], draws_of(part), list(part["stratum"]))
 
 
 def _decades(known: Frame, predictor: Predictor, target: str) -> float:

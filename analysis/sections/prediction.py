@@ -75,14 +75,14 @@ def evidence(study: Study) -> Evidence:
     return Evidence([study])
 
 
-def _told(studies: Sequence[Study]) -> str:
-    """Return how several studies are compared, and the data of each."""
-    return " ".join(filter(None, (said.within_studies(studies), *dict.fromkeys(map(source, studies)))))
+def _told(found: Evidence) -> str:
+    """Return what is compared with what, and the data of each study."""
+    return " ".join(filter(None, (said.compared(found.runs), *dict.fromkeys(map(source, found.studies)))))
 
 
 def tables_of(found: Evidence) -> list[Table]:
     """Return a table for each event and target that can be judged."""
-    told = _told(found.studies)
+    told = _told(found)
     made = [table for event, scored in found.of_runs.items() for table in _run_tables(found.runs, scored, event, told)]
     return made + [
         table
@@ -203,7 +203,7 @@ def _beyond(each: Scored, best: Scored | None) -> Cell:
 
 def figures_of(found: Evidence) -> dict[str, Captioned]:
     """Draw the ROC curves and the ranks, where there are any."""
-    told = _told(found.studies)
+    told = _told(found)
     drawn = {}
     if (roc := roc_figure(found.runs, found.of_runs)) is not None:
         drawn["prediction-roc"] = Captioned(roc, f"{ROC_CAPTION} {told}")
@@ -241,7 +241,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
     counts = said.counted(found.runs)
-    told = " ".join(filter(None, [*counts, said.within_studies(found.studies), said.scale(found.studies)]))
+    told = " ".join(filter(None, [*counts, said.compared(found.runs), said.scale(found.studies)]))
     claims = found.claims()
     first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
     others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]

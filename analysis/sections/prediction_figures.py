@@ -85,7 +85,7 @@ def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> Non
         if column not in IN_ROC:
             continue
         known = frame[frame[column].notna()]
-        false, true = roc(each.predictor.sign * known[column], known[event], list(known["study"]))
+        false, true = roc(each.predictor.sign * known[column], known[event], list(known["stratum"]))
         is_baseline = each.predictor.is_baseline
         ax.plot(false, true, color=_color(each.predictor), linestyle=DASHES.get(column, "-"),
                 linewidth=1.1 if is_baseline else 1.6, zorder=2 if is_baseline else 3)  # fmt: skip
@@ -162,10 +162,10 @@ def _pair(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
-    """Draw the curves' ranks within their studies; where several lie on each other they stand a little apart."""
+    """Draw the curves' ranks within their strata; where several lie on each other they stand a little apart."""
     known = curves[curves[target].notna() & curves[each.predictor.column].notna()]
-    x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["study"]))
-    y = shares_below(known[target], list(known["study"]))
+    x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["stratum"]))
+    y = shares_below(known[target], list(known["stratum"]))
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     number = known.assign(x=x.round(9), y=y.round(9)).groupby(["x", "y"]).cumcount().to_numpy()
     aside = 0.012

@@ -192,7 +192,24 @@ def test_what_differs_between_studies_enters_nothing():
     mean = np.average([each.scopes[POOLED].value for each in alone], weights=pairs)
     assert by_column(found[0].of_runs["broke"])["alpha_max"].scopes[POOLED].value == pytest.approx(mean)
     text = typst(prediction.together([one, others[1]]))
-    assert "Of 54 runs 54 are judged" in text and "pairs are of runs of one study" in text
+    assert "Of 54 runs 54 are judged" in text and "(2 such sets here)" in text
+
+
+def test_optimizers_of_one_study_are_not_compared_with_each_other(tmp_path):
+    """By sgd every run breaks and has twice the α_max, by adamw none does: there is nothing to tell."""
+    both = [
+        each | {"optimizer": name, "alpha": factor * each["alpha"]}
+        for name, factor, breaks in (("adamw", 1, lambda *_: False), ("sgd", 2, lambda *_: True))
+        for each in grid(knowing, breaks, val_nll=lambda m, lr, seed: 2.0 + (m == "sa"), mechanisms=["sa", "sc"])
+    ]
+    study = study_of(both)
+    assert prediction.evidence(study).of_runs["broke"] == []
+    text = text_of(study)
+    assert "of 36 judged runs every or none of those that can be compared did" in text
+    assert (
+        "the best learning rate cannot be ranked: it is the same for all 6 curves that can be compared" in text.lower()
+    )
+    assert "(2 such sets here)" in text
 
 
 def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():
