@@ -241,13 +241,8 @@ def _nothing_to_judge(runs: Frame, event: str) -> str:
     if frame.empty:
         why = "no run was measured at an early checkpoint and went on beyond the horizon"
     else:
-        every = (
-            "every"
-            if frame[event].all()
-            else "none"
-            if not frame[event].any()
-            else "every or none of those that can be compared"
-        )
+        did = frame[event]
+        every = "none" if not did.any() else "every" if did.all() else "every or none of those that can be compared"
         why = f"of {plural(len(frame), 'judged run')} {every} did, and that needs some of both"
     return f"Which runs {EVENTS[event]} cannot be judged: {why}."
 
