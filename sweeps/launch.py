@@ -127,7 +127,8 @@ def run(
 def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
     """Return each trial once, as this launch hands it out."""
     how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
-    return [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
+    unique = {trial.run_id: trial for trial in trials}.values()
+    return [replace(trial, **how, failed_at=trial.last_failure()) for trial in unique]
 
 
 def _tidy(trials: Sequence[Trial]) -> None:

@@ -39,7 +39,8 @@ class Trial:
       where nobody asked for one;
     ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
       last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
-      sweep has more than one choice; ``stopped_by``: the search that may stop the run for good, "" for none.
+      sweep has more than one choice; ``stopped_by``: the search that may stop the run for good, "" for none;
+    ``failed_at``: when the run had failed before this launch, which tries it once more; None: it had not.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class Trial:
     stop_at: int | None = None
     several: tuple[str, ...] = ()
     stopped_by: str = ""
+    failed_at: float | None = None
 
     @property
     def measures(self) -> bool:
@@ -90,6 +92,15 @@ class Trial:
         """Return who works on the run, where that is neither a worker of this launch nor nobody."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
+
+    def has_failed(self) -> bool:
+        """Return whether the run has failed since this launch chose it, whoever tried it."""
+        return self.last_failure() not in (None, self.failed_at)
+
+    def last_failure(self) -> float | None:
+        """Return when the run failed, where that is how it stands."""
+        status = self.directory.status()
+        return status.get("changed_at", 0.0) if status["state"] == "failed" else None
 
 
 def choice_name(choice: Any) -> str:
@@ -177,14 +188,17 @@ def mark_stopped(trial: Trial, reason: str) -> bool:
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:
     """Work through a trial (by ``work`` in tests); yields after every step, so that a launcher can stop between steps.
 
-    A run that another process works on is left to it, without a step. Closing the generator leaves a run that resumes
-    where it stopped. A crash is written to ``status.json`` as ``failed`` with its traceback's file and ends the
-    generator quietly, so that the other trials go on.
+    A run that another process works on is left to it, without a step; one that another sweep has failed since this
+    one handed it out is left as it is. Closing the generator leaves a run that resumes where it stopped. A crash is
+    written to ``status.json`` as ``failed`` with its traceback's file and ends the generator quietly, so that the other
+    trials go on.
     """
     lock = trial.lock
     if not lock.acquire():
         return
     try:
+        if trial.launch and trial.has_failed():
+            return
         _clear(trial.directory)
         yield from lock.during((work or _train_and_measure)(trial))
     except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint

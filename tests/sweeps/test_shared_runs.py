@@ -175,6 +175,32 @@ def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch,
     assert not launched
 
 
+def test_a_run_that_another_sweep_fails_while_it_waits_its_turn_is_not_tried_again(tmp_path):
+    """Both runs are free when they are handed out; the other sweep fails the second one during the first."""
+    trials = [fakes.make_trial(tmp_path, index) for index in range(2)]
+
+    def work(trial):
+        if trial.run_id == trials[0].run_id:
+            other = RunLock(trials[1].directory.path, "another")
+            assert other.acquire()
+            trials[1].directory.set_status("failed", step=2, reason="ValueError: planted")
+            other.release()
+        yield from fakes.run_fake(trial)
+
+    outcome, _ = sweep(trials, work=work)
+    assert [failure.reason for failure in outcome.failures] == ["ValueError: planted"]
+    assert trained_here(trials[0]) and not trained_here(trials[1])
+
+
+def test_a_run_that_had_failed_and_that_another_sweep_gives_back_untouched_is_tried(tmp_path):
+    trial = fakes.make_trial(tmp_path)
+    trial.directory.set_status("failed", step=2, reason="ValueError: of yesterday")
+    other = RunLock(trial.directory.path)
+    assert other.acquire()
+    outcome, _ = sweep([trial], on_wait=other.release)
+    assert (outcome.num_trained, outcome.failures, trained_here(trial)) == (1, (), True)
+
+
 def test_ctrl_c_ends_the_wait(tmp_path):
     trial = fakes.make_trial(tmp_path)
     other = RunLock(trial.directory.path)

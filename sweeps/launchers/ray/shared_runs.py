@@ -60,7 +60,7 @@ def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[li
     left, free = [], []
     for trial in trials:
         is_held = trial.held_by_another() is not None
-        if is_held or not (trial.directory.status()["state"] == "failed" or is_done(trial)):
+        if is_held or not (trial.has_failed() or is_done(trial)):
             left.append(trial)
             if not is_held:
                 free.append(trial)
