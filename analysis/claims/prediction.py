@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +32,9 @@ from analysis.numbers.ranking import FEWEST_UNITS, NUM_DRAWS, Estimate
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, listed, plural
 
-MEANT = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ratio")  # that sentences are about
+# that sentences are about, of breaks and of other ends than stable
+MEANT = ("alpha_max_ratio", "paper_alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ratio")
+MEANT_OF_ENDS = ("alpha_max_ratio", "paper_alpha_max_ratio", "alpha_max")
 MEANT_OF_CURVES = ("alpha_cross", "alpha_max", "critical_cross")
 EVENTS = {"broke": "diverge or spike", "unstable": "end other than stable"}
 TARGETS = {"best_lr": "the best learning rate", "edge": "the edge"}
@@ -54,7 +57,7 @@ def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Cl
     if not scored:
         return [Claim(f"which runs {EVENTS[event]}", "not judged", _nothing_to_judge(runs, event))]
     known = {each.predictor.column: each for each in scored}
-    asked = MEANT if event == "broke" else MEANT[:2]  # of the second event the table says the rest
+    asked = MEANT if event == "broke" else MEANT_OF_ENDS  # the table says the rest
     return [_on_runs(known[name], event) for name in asked if name in known]
 
 
@@ -62,13 +65,31 @@ def _on_runs(scored: Scored, event: str) -> Claim:
     found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
     name = _opening(scored.predictor.name)
     if math.isnan(found.value):
-        why = f"of the {plural(scored.numbers[POOLED], 'run')} that have it all ended alike"
+        alike = "all" if len(scored.sets) < 2 else "those of each set"
+        why = f"of the {plural(scored.numbers[POOLED], 'run')} that have it {alike} ended alike"
         return Claim(f"{name}: which runs {EVENTS[event]}", "not judged", f"{name} cannot be judged: {why}.")
-    text = f"{name} at step k tells which runs {EVENTS[event]} with an AUC of {_value(found)}{_chance(found)}"
+    text = (
+        f"{name} at step k tells which of {plural(scored.numbers[POOLED], 'run')} {EVENTS[event]} with an AUC of "
+        f"{_value(found)}{_chance(found)}"
+    )
     if not math.isnan(same.value):
         pairs = plural(scored.numbers[SAME_RATE], "pair")
         text += f"; at the same rate ({pairs} of runs), where the rate tells nothing, {_value(same)}{_chance(same)}"
-    return _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
+    claim = _beside(scored, f"{name}: which runs {EVENTS[event]}", f"{text}. ", OF_RUNS, scored.numbers[POOLED])
+    return replace(claim, text=" ".join(filter(None, (claim.text, _set_by_set(scored)))))
+
+
+def _set_by_set(scored: Scored) -> str:
+    """Say how a ratio to the rate does beside the rate alone within each set of runs, where there are several: a mean
+    may hide that they differ."""
+    if len(scored.sets) < 2 or not scored.predictor.column.endswith("_ratio"):
+        return ""
+    told = [
+        f"{name} {difference_text(found['lr'])}"
+        for name, found in scored.beyond_in.items()
+        if "lr" in found and not math.isnan(found["lr"].value)
+    ]
+    return f"Set by set, less learning rate α alone: {'; '.join(told)}." if told else ""
 
 
 def _chance(estimate: Estimate) -> str:
@@ -76,7 +97,7 @@ def _chance(estimate: Estimate) -> str:
         return ""
     if estimate.high < 0.5:
         return ", the wrong way round: the runs that do have the calmer value"
-    return ", no better than chance (0.5)" if estimate.low <= 0.5 else ""
+    return ", not told from chance (0.5)" if estimate.low <= 0.5 else ""
 
 
 def claims_on_curves(curves: Frame, scored: Sequence[Scored], target: str) -> list[Claim]:
@@ -92,10 +113,11 @@ def _on_curves(scored: Scored, target: str) -> Claim:
     subject = f"{name}: {TARGETS[target]}"
     if math.isnan(found.value):
         return Claim(subject, "not judged", f"{name} is the same for all curves, or of too few: it ranks nothing.")
-    off = f", {scored.decades:.2f} decades off in the median" if not math.isnan(scored.decades) else ""
-    text = (
-        f"{name} ranks {TARGETS[target]} of {plural(scored.numbers[POOLED], 'curve')} with ρ = {_value(found)}{off}. "
-    )
+    number = scored.numbers[POOLED]
+    bounds = f" (a bound in {scored.num_bounds}: they meet at no rate that was swept)" if scored.num_bounds else ""
+    where = " of the others" if scored.num_bounds else ""
+    off = f", {scored.decades:.2f} decades off in the median{where}" if not math.isnan(scored.decades) else ""
+    text = f"{name} ranks {TARGETS[target]} of {plural(number, 'curve')}{bounds} with ρ = {_value(found)}{off}. "
     return _beside(scored, subject, text, OF_CURVES, scored.numbers[POOLED])
 
 
@@ -151,7 +173,7 @@ def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
 def counted(runs: Frame) -> list[str]:
     """Say how many runs are judged and name those that are not, with why; what was not finite; and the scale."""
     frame, counts = judged(runs), fate_counts(runs)
-    groups, units = frame["group"].nunique(), draws_of(frame).num_units if len(frame) else 0
+    groups = frame["group"].nunique()
     steps = count_range(runs["step"]), count_range(runs["horizon"])
     flat = frame["status"] == "plateaued"
     called = int((flat & frame["broke"]).sum())
@@ -169,7 +191,7 @@ def counted(runs: Frame) -> list[str]:
     ]
     if 0 < (seeds := frame["seed"].nunique()) < 3:
         sentences.append("Two seeds give indications only." if seeds == 2 else "One seed is no result.")
-    return [" ".join(sentences), *_not_finite(frame), _unit_text(frame, units)]
+    return [" ".join(sentences), *_not_finite(frame)]
 
 
 def _not_finite(frame: Frame) -> list[str]:
@@ -198,22 +220,12 @@ def _not_finite(frame: Frame) -> list[str]:
     return [" ".join(told)] if told else []
 
 
-def _unit_text(frame: Frame, units: int) -> str:
-    """Say what the intervals draw, and why."""
-    if units < FEWEST_UNITS:
-        return "No interval: fewer than three groups or curves to draw from."
-    drawn = f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws with replacement of {units}"
-    if unit_of(frame) == "group":
-        return (
-            f"{drawn} whole groups (a mechanism with its optimizer and other settings, all seeds and rates), since a "
-            "mechanism's runs resemble each other and the question is about the next one; of one mechanism with fewer "
-            f"than {FEWEST_GROUPS} groups, of its curves (all rates of a seed, which share initialisation and the "
-            f"order of their data). {NARROW}"
-        )
-    return (
-        f"{drawn} curves (all rates of a seed, which share initialisation and the order of their data); with fewer "
-        f"than {FEWEST_GROUPS} groups they are about these groups alone, not about the next mechanism. {NARROW}"
-    )
+UNITS = (
+    f"Intervals: 95 %, percentiles of {NUM_DRAWS:,} draws with replacement of whole groups (a mechanism with its "
+    "optimizer and other settings, all seeds and rates of a study), since a mechanism's runs resemble each other and "
+    f"the question is about the next one; of fewer than {FEWEST_GROUPS} groups of curves (all rates of a seed, which "
+    f"share initialisation and the order of their data), and then about these groups alone. {NARROW}"
+)
 
 
 def compared(runs: Frame) -> str:
@@ -223,8 +235,22 @@ def compared(runs: Frame) -> str:
         return ""
     return (
         f"Only what is alike in study, optimizer, objective, data and model is compared ({number} such sets here): an "
-        "AUC is over pairs of runs of one set, ranks are among the curves of one, as shares of their number."
+        "AUC is over pairs of runs of one set, ranks are among the curves of one, as shares of their number. A set in "
+        "which all ended alike is in no pair and is not counted."
     )
+
+
+def entered(frame: Frame, what: str, all_sets: int) -> str:
+    """Say which sets of runs (curves) a question is judged of, and what its intervals draw; "" where it is not.
+    ``frame``: `telling` or `ranked`; ``what``: of which runs, or whose ranks; ``all_sets``: how many there are."""
+    if frame.empty:
+        return ""
+    sets = list(dict.fromkeys(frame["stratum"]))
+    of_sets = f" of {listed(sets)}" if all_sets > 1 else ""
+    number, unit = draws_of(frame).num_units, "whole group" if unit_of(frame) == "group" else "curve"
+    units = plural(number, unit)
+    drawn = f"intervals over {units}" if number >= FEWEST_UNITS else f"no interval over {units}"
+    return f"{_opening(what)}: judged of {len(frame)}{of_sets}, {drawn}."
 
 
 def scale(studies: Sequence[Study]) -> str:

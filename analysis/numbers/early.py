@@ -43,11 +43,17 @@ def has_early(study: Study) -> bool:
 
 
 def of_studies(studies: Iterable[Study]) -> Frame:
-    """Return `early_runs` of several studies under each other, a run that two of them list once."""
-    frames = [early_runs(study) for study in studies if has_early(study)]
+    """Return `early_runs` of several studies under each other, a run that two of them list once: with the larger."""
+    frames = [early_runs(study) for study in largest_first(studies)]
     if not frames:
         return pd.DataFrame(columns=["run_id", "fate"])
     return pd.concat(frames, ignore_index=True).drop_duplicates("run_id").reset_index(drop=True)
+
+
+def largest_first(studies: Iterable[Study]) -> list[Study]:
+    """Return the studies that have early α_max by falling number of runs: what two of them share goes with the larger
+    one, in whatever order they are named."""
+    return sorted(filter(has_early, studies), key=lambda study: (-len(study.runs), study.name))
 
 
 @once_per_study
@@ -55,7 +61,7 @@ def early_runs(study: Study) -> Frame:
     """Return a table with a row a run.
 
     - ``study series mechanism seed lr status``; ``group``: the series of its study; ``curve``: that and the seed;
-      ``stratum``: its study and what it has of `STRATUM`.
+      ``stratum``: its study, and what it has of those of `STRATUM` that vary there.
     - ``step``: k; ``horizon``: see above, that of most runs where the run has no early checkpoint.
     - ``fate``: one of `FATES`; ``broke`` and ``onset``: `breaks`; ``unstable``: it ended other than stable.
     - ``alpha_max``, ``critical_lr``: medians of the recorded steps from the run's own optimizer state,
@@ -68,9 +74,7 @@ def early_runs(study: Study) -> Frame:
     """
     columns = ["run_id", "series", "mechanism", "seed", "lr", "status", "reason", "num_steps", "planned_steps"]
     frame = study.runs[columns].assign(study=study.name).set_index("run_id", drop=False)
-    frame["stratum"] = [
-        f"{study.name}|{'|'.join(map(str, row))}" for row in study.runs[[*STRATUM]].itertuples(index=False)
-    ]
+    frame["stratum"] = _strata(study)
     frame["group"] = study.name + "|" + frame["series"]
     frame["curve"] = frame["group"] + "|" + frame["seed"].map("{:g}".format)
     frame = frame.join(_measured(study)).join(_spectra(study))
@@ -82,6 +86,11 @@ def early_runs(study: Study) -> Frame:
     frame["unstable"] = frame["status"] != STABLE
     frame["fate"] = _fates(frame)
     return frame.reset_index(drop=True)
+
+
+def _strata(study: Study) -> list[str]:
+    varying = [axis for axis in STRATUM if study.runs[axis].nunique() > 1]
+    return [" ".join(map(str, (study.name, *row))) for row in study.runs[varying].itertuples(index=False)]
 
 
 def _measured(study: Study) -> Frame:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.early import BEFORE, DURING, NO_RESULT, early_runs, has_early
+from analysis.numbers.early import BEFORE, DURING, NO_RESULT, early_runs, largest_first
 from analysis.numbers.windows import windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
@@ -18,12 +18,14 @@ DECADE = 10.0
 
 
 def of_studies(studies: Sequence[Study]) -> Frame:
-    """Return `early_curves` of several studies under each other, without those all of whose runs an earlier one has."""
-    frames = [early_curves(study) for study in studies if has_early(study)]
+    """Return `early_curves` of several studies under each other, without those that are a part of another, or the same
+    as an earlier one."""
+    frames = [early_curves(study) for study in largest_first(studies)]
     if not frames:
         return pd.DataFrame(columns=["curve"])
     found = pd.concat(frames, ignore_index=True)
-    again = [any(own <= other for other in found["run_ids"][:place]) for place, own in enumerate(found["run_ids"])]
+    ids = list(found["run_ids"])
+    again = [any(own < other for other in ids) or own in ids[:place] for place, own in enumerate(ids)]
     return found[~np.array(again, dtype=bool)].reset_index(drop=True)
 
 
@@ -39,6 +41,7 @@ def early_curves(study: Study) -> Frame:
       "unmeasured") or nothing is known ("none");
     - ``alpha_max critical_lr``, ``grad_norm loss sharpness``: at the smallest rate;
     - ``alpha_cross critical_cross``: the rate at which the early α_max (critical LR) falls below the rate (`crossing`);
+      ``…_is_bound``: it does so nowhere between the smallest and the largest rate, and the number is one of these;
     - ``loss_best``: the rate of the lowest training loss up to step k; ``unbroken``: the largest rate whose run had not
       broken by the horizon, the smallest where all had;
     - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the
@@ -103,12 +106,20 @@ def _predictors(own: Frame) -> dict[str, float]:
     first = measured.iloc[0] if len(measured) else None
     at_first = ("alpha_max", "critical_lr", "sharpness", "grad_norm", "loss")
     finite = logged[np.isfinite(logged["loss"])]
-    return {name: math.nan if first is None else float(first[name]) for name in at_first} | {
+    crossings = {
         "alpha_cross": crossing(measured["lr"], measured["alpha_max"]),
         "critical_cross": crossing(measured["lr"], measured["critical_lr"]),
-        "unbroken": _largest_unbroken(own),
-        "loss_best": float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan,
     }
+    ends = (measured["lr"].min(), measured["lr"].max())
+    return (
+        {name: math.nan if first is None else float(first[name]) for name in at_first}
+        | crossings
+        | {
+            **{f"{name}_is_bound": value in ends for name, value in crossings.items()},
+            "unbroken": _largest_unbroken(own),
+            "loss_best": float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan,
+        }
+    )
 
 
 def _largest_unbroken(own: Frame) -> float:

@@ -3,8 +3,8 @@ each beside the baselines that cost nothing to measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,19 +15,21 @@ from analysis.study.load import Frame
 POOLED, SAME_RATE = "all", "same rate"
 FEWEST_GROUPS = 4  # from which on whole groups are drawn
 FEWEST_CURVES = 4  # of which a rank correlation says anything
+NOTHING = Estimate(np.nan, np.nan, np.nan, np.empty(0))
 
 
 @dataclass(frozen=True)
 class Predictor:
     """A column of `early_runs` or `early_curves`. ``sign``: −1 where a low value foretells a break (of curves: a low
     rate), decided before any result. ``is_rate``: it is a learning rate itself, and its distance from the truth has a
-    meaning."""
+    meaning. ``is_told``: it knows a part of the outcome, and nothing is compared with it."""
 
     column: str
     name: str
     sign: int
     is_baseline: bool = False
     is_rate: bool = False
+    is_told: bool = False
 
 
 OF_RUNS = (
@@ -55,7 +57,7 @@ OF_CURVES = (
     Predictor("loss", "loss at step k", -1, is_baseline=True),
     Predictor("loss_best", "rate of the lowest loss at step k", +1, is_baseline=True, is_rate=True),
     Predictor("unbroken", "largest rate unbroken at the horizon", +1, is_baseline=True, is_rate=True),
-    Predictor("decade_below", "one decade below divergence", +1, is_baseline=True, is_rate=True),
+    Predictor("decade_below", "one decade below divergence", +1, is_baseline=True, is_rate=True, is_told=True),
 )
 
 
@@ -64,15 +66,19 @@ class Scored:
     """The scores of a predictor, by scope: each mechanism, `POOLED`, of runs also `SAME_RATE`.
 
     ``numbers``: by scope how many runs (curves) it is known of, of `SAME_RATE` how many pairs. ``beyond``: the pooled
-    difference to each baseline by its column, on the rows that have both. ``decades``: of a rate, the median distance
-    to the truth in decades.
+    difference to each baseline by its column, on the rows that have both. ``sets``: the scores within each stratum;
+    ``beyond_in``: the differences there. ``decades``: of a rate, the median distance to the truth in decades, without
+    the ``num_bounds`` that only say beyond which rate it lies.
     """
 
     predictor: Predictor
     scopes: Mapping[str, Estimate]
     numbers: Mapping[str, int]
     beyond: Mapping[str, Estimate]
+    sets: Mapping[str, Estimate]
+    beyond_in: Mapping[str, Mapping[str, Estimate]]
     decades: float = np.nan
+    num_bounds: int = 0
 
 
 def unit_of(frame: Frame) -> str:
@@ -91,40 +97,97 @@ def judged(runs: Frame) -> Frame:
     return runs[runs["fate"] == JUDGED].reset_index(drop=True)
 
 
+def telling(runs: Frame, event: str) -> Frame:
+    """Return the judged runs of the strata in which the event befell some and not others: the rest are in no pair."""
+    return _varying(judged(runs), event)
+
+
+def ranked(curves: Frame, target: str) -> Frame:
+    """Return the curves that have ``best_lr`` or ``edge``, of the strata in which not all have the same."""
+    return _varying(curves[curves[target].notna()], target) if target in curves else curves
+
+
+def _varying(frame: Frame, column: str) -> Frame:
+    number = frame.groupby("stratum")[column].transform("nunique")
+    return frame[number > 1].reset_index(drop=True)
+
+
 def of_runs(runs: Frame, event: str) -> list[Scored]:
-    """Return the areas under the ROC curves of every predictor that was measured. ``runs``: `early_runs`, of which only
-    the judged ones enter; ``event``: its column ``broke`` or ``unstable``. [] where no stratum has both outcomes."""
-    frame = judged(runs)
-    if not _differs_within_a_stratum(frame, event):
+    """Return the areas under the ROC curves of every predictor that was measured. ``runs``: `early_runs`; ``event``:
+    its column ``broke`` or ``unstable``. [] where no stratum has both outcomes."""
+    frame = telling(runs, event)
+    return [_of_runs(frame, each, event) for each in OF_RUNS if frame[each.column].notna().any()]
+
+
+def _of_runs(frame: Frame, predictor: Predictor, event: str) -> Scored:
+    known = _known(frame, predictor, event)
+    scored = _scored(frame, known, predictor, event, _auc, OF_RUNS)
+    same = {SAME_RATE: _auc(known, predictor, event, same_rate=True)}
+    number = {SAME_RATE: _pairs_at_a_rate(known, event)}
+    return replace(scored, scopes={**scored.scopes, **same}, numbers={**scored.numbers, **number})
+
+
+def of_curves(curves: Frame, target: str) -> list[Scored]:
+    """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves, ranked
+    within their strata. [] where fewer than `FEWEST_CURVES` have that, or all of each stratum have the same."""
+    frame = ranked(curves, target)
+    if len(frame) < FEWEST_CURVES:
         return []
-    mechanisms = list(dict.fromkeys(frame["mechanism"]))
-    return [_of_runs(frame, each, event, mechanisms) for each in OF_RUNS if frame[each.column].notna().any()]
+    return [_of_curves(frame, each, target) for each in OF_CURVES if frame[each.column].notna().any()]
 
 
-def _of_runs(frame: Frame, predictor: Predictor, event: str, mechanisms: Sequence[str]) -> Scored:
-    """Return one predictor's areas over the runs of which it is known."""
+def _of_curves(frame: Frame, predictor: Predictor, target: str) -> Scored:
+    known = _known(frame, predictor, target)
+    scored = _scored(frame, known, predictor, target, _rho, OF_CURVES)
+    bound = f"{predictor.column}_is_bound"
+    is_bound = known[bound].astype(bool) if bound in known else known[target].isna()
+    return replace(scored, decades=_decades(known[~is_bound], predictor, target), num_bounds=int(is_bound.sum()))
+
+
+def _known(frame: Frame, predictor: Predictor, outcome: str) -> Frame:
+    """Return the rows of which a predictor is known, as far as they can be compared; all of them where none can."""
     known = frame[frame[predictor.column].notna()]
+    able = _varying(known, outcome)
+    return able if len(able) else known
+
+
+def _scored(
+    frame: Frame,
+    known: Frame,
+    predictor: Predictor,
+    outcome: str,
+    score: Callable[[Frame, Predictor, str], Estimate],
+    predictors: Sequence[Predictor],
+) -> Scored:
+    """Return one predictor's scores over the rows of which it is known."""
+    mechanisms, strata = dict.fromkeys(frame["mechanism"]), dict.fromkeys(frame["stratum"])
     parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
-    scopes = {name: _auc(part, predictor, event) for name, part in parts.items()}
-    scopes[SAME_RATE] = _auc(known, predictor, event, same_rate=True)
-    numbers = {name: len(part) for name, part in parts.items()} | {SAME_RATE: _pairs_at_a_rate(known, event)}
-    beyond = {}
-    for other in baselines(OF_RUNS):
-        both = known[known[other.column].notna()]
-        if len(both) and not predictor.is_baseline:
-            beyond[other.column] = _auc(both, predictor, event).less(_auc(both, other, event))
-    return Scored(predictor, scopes, numbers, beyond)
+    sets = {name: known[known["stratum"] == name] for name in strata}
+
+    def beyond(part: Frame) -> dict[str, Estimate]:
+        found = {}
+        for other in [] if predictor.is_baseline else baselines(predictors):
+            both = part[part[other.column].notna()]
+            found[other.column] = score(both, predictor, outcome).less(score(both, other, outcome))
+        return found
+
+    return Scored(
+        predictor,
+        scopes={name: score(part, predictor, outcome) for name, part in parts.items()},
+        numbers={name: len(part) for name, part in parts.items()},
+        beyond=beyond(known),
+        sets={name: score(part, predictor, outcome) for name, part in sets.items()},
+        beyond_in={name: beyond(part) for name, part in sets.items()},
+    )
 
 
 def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False) -> Estimate:
     """Return the area for some runs, over pairs within a stratum: between two, what a rate, a limit or a loss means
     differs beside what is asked. ``same_rate``: of one rate, too, so that the rate itself tells nothing."""
+    if part.empty:
+        return NOTHING
     strata = part["stratum"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["stratum"]
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), list(strata))
-
-
-def _differs_within_a_stratum(frame: Frame, column: str) -> bool:
-    return bool((frame.groupby("stratum")[column].nunique() > 1).any())
 
 
 def _pairs_at_a_rate(part: Frame, event: str) -> int:
@@ -133,36 +196,13 @@ def _pairs_at_a_rate(part: Frame, event: str) -> int:
 
 
 def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:
-    return [each for each in predictors if each.is_baseline]
-
-
-def of_curves(curves: Frame, target: str) -> list[Scored]:
-    """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves, ranked
-    within their strata. [] where fewer than `FEWEST_CURVES` have that, or all of each stratum have the same."""
-    frame = curves[curves[target].notna()].reset_index(drop=True)
-    if len(frame) < FEWEST_CURVES or not _differs_within_a_stratum(frame, target):
-        return []
-    mechanisms = list(dict.fromkeys(frame["mechanism"]))
-    return [_of_curves(frame, each, target, mechanisms) for each in OF_CURVES if frame[each.column].notna().any()]
-
-
-def _of_curves(frame: Frame, predictor: Predictor, target: str, mechanisms: Sequence[str]) -> Scored:
-    """Return one predictor's rank correlations over the curves of which it is known."""
-    known = frame[frame[predictor.column].notna()]
-    parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
-    scopes = {name: _rho(part, predictor, target) for name, part in parts.items()}
-    beyond = {}
-    for other in baselines(OF_CURVES):
-        both = known[known[other.column].notna()]
-        if len(both) >= FEWEST_CURVES and not predictor.is_baseline:
-            beyond[other.column] = _rho(both, predictor, target).less(_rho(both, other, target))
-    return Scored(predictor, scopes, {name: len(part) for name, part in parts.items()}, beyond,
-                  _decades(known, predictor, target))  # fmt: skip
+    """Return the baselines that a predictor is compared with."""
+    return [each for each in predictors if each.is_baseline and not each.is_told]
 
 
 def _rho(part: Frame, predictor: Predictor, target: str) -> Estimate:
     if len(part) < FEWEST_CURVES:
-        return Estimate(np.nan, np.nan, np.nan, np.empty(0))
+        return NOTHING
     return spearman(predictor.sign * part[predictor.column], part[target], draws_of(part), list(part["stratum"]))
 
 
@@ -175,7 +215,8 @@ def _decades(known: Frame, predictor: Predictor, target: str) -> float:
 
 def best_baseline(scored: Sequence[Scored]) -> Scored | None:
     """Return the baseline that does best over all, chosen after the fact, which can only make it harder to beat."""
-    found = [each for each in scored if each.predictor.is_baseline and not np.isnan(each.scopes[POOLED].value)]
+    able = [each for each in scored if each.predictor.is_baseline and not each.predictor.is_told]
+    found = [each for each in able if not np.isnan(each.scopes[POOLED].value)]
     return max(found, key=lambda each: each.scopes[POOLED].value, default=None)
 
 
@@ -188,4 +229,4 @@ def verdict(difference: Estimate) -> str:
 
 
 __all__ = ("FEWEST_UNITS", "OF_CURVES", "OF_RUNS", "POOLED", "SAME_RATE", "Predictor", "Scored", "best_baseline",
-           "draws_of", "judged", "of_curves", "of_runs", "unit_of", "verdict")  # fmt: skip
+           "draws_of", "judged", "of_curves", "of_runs", "ranked", "telling", "unit_of", "verdict")  # fmt: skip

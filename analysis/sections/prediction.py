@@ -4,6 +4,7 @@ learning rate and the edge? Of one study, or of several together."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import matplotlib
 
@@ -25,6 +26,8 @@ from analysis.numbers.prediction import (
     judged,
     of_curves,
     of_runs,
+    ranked,
+    telling,
     verdict,
 )
 from analysis.numbers.ranking import Estimate
@@ -48,6 +51,16 @@ class Evidence:
         events = [event for event in EVENTS if event == "broke" or self._differs(event)]
         self.of_runs = {event: of_runs(self.runs, event) for event in events}
         self.of_curves = {target: of_curves(self.curves, target) for target in TARGETS}
+
+    def told(self) -> str:
+        """Return how what was found is to be read: what was counted, what is compared, what the intervals are of."""
+        runs, number = self.runs, self.runs["stratum"].nunique()
+        asked = {f"which runs {EVENTS[event]}": telling(runs, event) for event, each in self.of_runs.items() if each}
+        asked |= {TARGETS[target]: ranked(self.curves, target) for target, each in self.of_curves.items() if each}
+        judged_of = [said.entered(frame, what, number) for what, frame in asked.items()]
+        units = [said.UNITS] if judged_of else []
+        sentences = [*said.counted(runs), said.compared(runs), *judged_of, *units, said.scale(self.studies)]
+        return " ".join(filter(None, sentences))
 
     def _differs(self, event: str) -> bool:
         """Return whether an event befell other runs than the first one."""
@@ -95,8 +108,8 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
     """Yield the table of one event, and another one for every four more mechanisms."""
     if not scored:
         return
-    frame = judged(runs)
-    names = list(dict.fromkeys(frame["mechanism"]))
+    frame = telling(runs, event)
+    names, sets = list(dict.fromkeys(frame["mechanism"])), list(dict.fromkeys(frame["stratum"]))
     head = {name: _share(frame[frame["mechanism"] == name], event) for name in names}
     head |= {POOLED: _share(frame, event), SAME_RATE: f"{scored[0].numbers[SAME_RATE]} pairs"}
     caption = (
@@ -108,29 +121,41 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
         "recorded steps (own optimizer state unless said); loss and gradient norm: of as many training steps, up to k "
         f"and from k to the horizon. Baselines below the α_max rows. {told}"
     )
-    yield from _tables(f"Which runs {EVENTS[event]}", caption, scored, names, head, (POOLED, SAME_RATE))
+    title = f"Which runs {EVENTS[event]}"
+    yield from _tables(title, caption, scored, names, head, (POOLED, SAME_RATE))
+    if len(sets) > 1:
+        head = {name: _share(frame[frame["stratum"] == name], event) for name in sets}
+        yield from _tables(f"{title}, set by set", "As above.", _by_set(scored), sets, head, ())
 
 
 def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: str) -> Iterator[Table]:
     """Yield the table of one target, and another one for every four more mechanisms."""
     if not scored:
         return
-    frame = curves[curves[target].notna()]
-    names = list(dict.fromkeys(frame["mechanism"]))
+    frame, left = ranked(curves, target), int(curves[target].isna().sum())
+    names, sets = list(dict.fromkeys(frame["mechanism"])), list(dict.fromkeys(frame["stratum"]))
     head = {name: f"n={int((frame['mechanism'] == name).sum())}" for name in names} | {POOLED: f"n={len(frame)}"}
-    left = len(curves) - len(frame)
     caption = (
         f"Ranks of the curves (all rates of a series and seed). ρ: Spearman's; of fewer than {FEWEST_CURVES} curves, "
         "or where all have the same value, none. Off: median distance from the truth in decades, of what is a rate "
-        "itself. Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: "
-        f"0 lies inside. {_truth(curves, target)}"
+        "itself, but for bounds (α_max or critical LR meets the rate nowhere between the smallest and the largest). "
+        "Below: 95 % interval. Last column: all, less the best baseline’s, on the same draws; “cannot tell”: 0 lies "
+        f"inside. {_truth(curves, target)}"
         + (f" {left} of {len(curves)} curves have none and are left out. " if left else " ")
-        + "One decade below divergence is told the outcome: the smallest rate that diverged in the end. What broke by "
-        "the horizon is left out of no curve: where α_max = α is read off the runs that could still be measured, as "
-        "the largest unbroken rate is. " + told
+        + "One decade below divergence is told the outcome, the smallest rate that diverged in the end, and nothing is "
+        "compared with it. What broke by the horizon is left out of no curve: where α_max = α is read off the runs "
+        "that could still be measured, as the largest unbroken rate is. " + told
     )
     title = f"What tells {TARGETS[target]}"
     yield from _tables(title, caption, scored, names, head, (POOLED,), is_of_curves=True)
+    if len(sets) > 1:
+        head = {name: f"n={int((frame['stratum'] == name).sum())}" for name in sets}
+        yield from _tables(f"{title}, set by set", "As above.", _by_set(scored), sets, head, (), is_of_curves=True)
+
+
+def _by_set(scored: Sequence[Scored]) -> list[Scored]:
+    """Return the scores with those of each set of runs in the place of each mechanism's."""
+    return [replace(each, scopes=each.sets) for each in scored]
 
 
 def _truth(curves: Frame, target: str) -> str:
@@ -153,12 +178,12 @@ def _tables(
     is_of_curves: bool = False,
 ) -> Iterator[Table]:
     """Yield a row a predictor under a row of counts; the columns over all stand in the first table."""
-    best = best_baseline(scored)
+    best = best_baseline(scored) if over_all else None
     for number, part in enumerate(chunks(names, MOST_COLUMNS)):
         scopes = [*part, *(over_all if number == 0 else ())]
         more = ["off", f"less {best.predictor.name}" if best else "less the best"] if is_of_curves else [
             f"less {best.predictor.name}" if best else "less the best"]  # fmt: skip
-        more = more if number == 0 else []
+        more = more if number == 0 and over_all else []
         rows = [
             (
                 Cell("curves" if is_of_curves else "runs that do, of all"),
@@ -170,12 +195,17 @@ def _tables(
             cells = [_estimate(each.scopes[name]) for name in scopes]
             ends = [_decades(each)] if is_of_curves and more else []
             ends += [_beyond(each, best)] if more else []
-            rows.append((Cell(each.predictor.name), *cells, *ends))
+            rows.append((Cell(each.predictor.name, _number(each)), *cells, *ends))
         kind = "ρ" if is_of_curves else "AUC"
         header = (kind, *scopes, *more)
         widths = ("1.7fr", *("1fr" for _ in scopes), *("0.6fr" if name == "off" else "1.2fr" for name in more))
         yield Table(title if number == 0 else f"{title}, further mechanisms", caption if number == 0 else "As above.",
                     header, tuple(rows), widths=widths)  # fmt: skip
+
+
+def _number(each: Scored) -> str:
+    """Return of how many rows a predictor is known, and of how many it is a bound only."""
+    return f"n={each.numbers[POOLED]}" + (f", {plural(each.num_bounds, 'bound')}" if each.num_bounds else "")
 
 
 def _share(frame: Frame, event: str) -> str:
@@ -240,13 +270,11 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 def body_of(found: Evidence, drawn: Pieces) -> Pieces:
     """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
-    counts = said.counted(found.runs)
-    told = " ".join(filter(None, [*counts, said.compared(found.runs), said.scale(found.studies)]))
     claims = found.claims()
     first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
     others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
     read = boxed([_opening(found), *first]) + tuple(piece for text in others for piece in paragraph(text))
-    return heading(TITLE) + read + paragraph(told) + drawn + shown(tables_of(found))
+    return heading(TITLE) + read + paragraph(found.told()) + drawn + shown(tables_of(found))
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:

@@ -13,11 +13,12 @@ from matplotlib.lines import Line2D
 from analysis.claims.prediction import EVENTS, TARGETS
 from analysis.drawing.legends import legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
-from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged
+from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged, ranked, telling
 from analysis.numbers.ranking import Estimate, roc, shares_below
 from analysis.study.load import Frame
 
 ROW_INCHES = 0.2
+GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
 # By column: the colours of what is measured; baselines are grey, told apart by their dashes.
 COLORS = {
     "alpha_max_ratio": "#D55E00", "alpha_max": "#E69F00", "critical_ratio": "#0072B2", "critical_lr": "#56B4E9",
@@ -26,16 +27,17 @@ COLORS = {
 DASHES = {"grad_norm": (0, (5, 2)), "loss": (0, (1, 1.4))}
 IN_ROC = ("alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "lr", "grad_norm", "loss")
 ROC_CAPTION = (
-    "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over all "
-    "judged runs, in the colours and dashes that the same rows have on the right, baselines grey. Right: the area "
-    "below, which is 0.5 for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of "
-    "runs at the same rate; small marks, single mechanisms."
+    "Telling runs that will break from those that will not, by what is known at step k. Left: ROC curves over the runs "
+    "of which each is known, in the colours and dashes that the same rows have on the right, baselines grey; of "
+    "several sets of runs the mean of their curves, each by its number of pairs. Right: the area below, which is 0.5 "
+    "for chance (dashed): large dot, all runs with the 95 % interval; hollow diamond, pairs of runs at the same rate; "
+    "small marks, single mechanisms."
 )
 RANKS_CAPTION = (
     "Ranks of the curves (all rates of a series and seed) by what is predicted at step k against those by what came "
     "out, as shares of their number: 0.25 is above a quarter of them, equal values share their mean rank; on the "
-    "dashed diagonal the order is right. Left: the rate at which the early α_max falls below the rate itself; right: "
-    "the best of the baselines. ρ: Spearman's with its 95 % interval."
+    "dashed diagonal the order is right. Curves at one place stand around it. Left: the rate at which the early α_max "
+    "falls below the rate itself; right: the best of the baselines. ρ: Spearman's with its 95 % interval."
 )
 
 
@@ -44,13 +46,13 @@ def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | 
     known = {event: each for event, each in scored.items() if each}
     if not known:
         return None
-    frame = judged(runs)
     number = max(map(len, known.values()))
     height = max(2.5, 0.55 + ROW_INCHES * number)
     figure = Figure(figsize=(WIDTH_INCHES, 0.35 + height * len(known)), layout="constrained")
     grid = figure.subplots(len(known), 2, squeeze=False, width_ratios=(1, 1.15))
-    styles = mechanism_looks(frame["mechanism"])
+    styles = mechanism_looks(judged(runs)["mechanism"])
     for (left, right), (event, each) in zip(grid, known.items(), strict=True):
+        frame = telling(runs, event)
         _curves(left, frame, each, event)
         _areas(right, each, styles)
         left.set_title(f"runs that {EVENTS[event]}: {int(frame[event].sum())} of {len(frame)}", loc="left")
@@ -163,15 +165,17 @@ def _pair(scored: Sequence[Scored]) -> list[Scored]:
 
 def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
     """Draw the curves' ranks within their strata; where several lie on each other they stand a little apart."""
-    known = curves[curves[target].notna() & curves[each.predictor.column].notna()]
+    frame = ranked(curves, target)
+    known = frame[frame[each.predictor.column].notna()]
     x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["stratum"]))
     y = shares_below(known[target], list(known["stratum"]))
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     number = known.assign(x=x.round(9), y=y.round(9)).groupby(["x", "y"]).cumcount().to_numpy()
-    aside = 0.012
+    # around the place, on a spiral: in a line they would look like a trend
+    aside_x, aside_y = (0.012 * np.sqrt(number) * turn(GOLDEN_ANGLE * number) for turn in (np.cos, np.sin))
     for name, (color, marker) in styles.items():
         own = (known["mechanism"] == name).to_numpy()
-        ax.plot(x[own] + aside * number[own], y[own] - aside * number[own], marker, color=color, markersize=5,
+        ax.plot(x[own] + aside_x[own], y[own] + aside_y[own], marker, color=color, markersize=5,
                 alpha=0.85, markeredgecolor="white", markeredgewidth=0.4, zorder=3)  # fmt: skip
     found = each.scopes[POOLED]
     within = f" ({found.low:.2f} to {found.high:.2f})" if found.has_interval else ""
