@@ -215,6 +215,72 @@ def test_optimizers_of_one_study_are_not_compared_with_each_other(tmp_path):
     assert "(2 such sets here)" in text
 
 
+def test_only_runs_that_are_in_a_pair_count_and_the_sets_are_named():
+    """By adamw nothing breaks; by sgd what lies beyond the edge does."""
+    runs = [
+        each | {"optimizer": name}
+        for name, breaks in (("adamw", lambda *_: False), ("sgd", breaks_beyond_edge))
+        for each in grid(knowing, breaks)
+    ]
+    study = study_of(runs)
+    found = prediction.evidence(study)
+    alone = prediction.Evidence([study_of([each for each in runs if each["optimizer"] == "sgd"])])
+    for each, own in zip(found.of_runs["broke"], alone.of_runs["broke"], strict=True):
+        assert each.numbers == own.numbers and each.numbers[POOLED] == 45
+        pairs = [(each.scopes[name], own.scopes[name]) for name in own.scopes]
+        assert all((a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), nan_ok=True) for a, b in pairs)
+    text = text_of(study)
+    assert "which of 45 runs diverge or spike" in text
+    assert "Which runs diverge or spike: judged of 45 of made_up sgd, intervals over 5 whole groups." in text
+
+
+def test_sets_of_runs_have_tables_and_differences_of_their_own():
+    """In one set α_max knows the edge, in the other it is the rate's opposite."""
+
+    def wrong(m, lr, seed):
+        return 1e3 * lr**2
+
+    runs = [
+        each | {"optimizer": name, "seed": each["seed"]}
+        for name, alpha in (("adamw", knowing), ("sgd", wrong))
+        for each in grid(alpha, breaks_beyond_edge)
+    ]
+    found = prediction.evidence(study_of(runs))
+    ratio = by_column(found.of_runs["broke"])["alpha_max_ratio"]
+    assert ratio.sets["made_up adamw"].value == 1.0 > ratio.scopes[POOLED].value > ratio.sets["made_up sgd"].value
+    assert ratio.beyond_in["made_up adamw"]["lr"].value > 0 > ratio.beyond_in["made_up sgd"]["lr"].value
+    [table] = [
+        table for table in prediction.tables_of(found) if table.title == "Which runs diverge or spike, set by set"
+    ]
+    assert table.header == ("AUC", "made_up adamw", "made_up sgd")
+    row = next(row for row in table.rows if row[0].text == "α_max / α")
+    assert row[1].text == "1.00" and row[0].detail == "n=90"
+    claim = next(each for each in found.claims() if each.subject.startswith("α_max / α"))
+    assert "Set by set, less learning rate α alone: made_up adamw +" in claim.text and "; made_up sgd −" in claim.text
+
+
+def test_nothing_is_compared_with_what_is_told_the_outcome(known):
+    scored = of_curves(early_curves(known), "edge")
+    told = by_column(scored)["decade_below"]
+    assert told.scopes[POOLED].value == pytest.approx(1.0) and told.beyond == {}
+    assert best_baseline(scored) is not told
+    assert all("decade_below" not in each.beyond for each in scored)
+
+
+def test_a_rate_that_alpha_max_meets_nowhere_is_a_bound_and_no_distance():
+    """Of sc α_max lies above every rate, of the others it falls below between the second and the third."""
+
+    def alpha(m, lr, seed):
+        return 1e3 if m == "sc" else 3e-2
+
+    scored = of_curves(early_curves(study_of(grid(alpha, breaks_beyond_edge))), "edge")
+    found = by_column(scored)["alpha_cross"]
+    assert found.num_bounds == 3 and found.numbers[POOLED] == 15
+    distances = [math.log10(3e-2 / math.sqrt(1e-3 * 1e-2))] * 9 + [math.log10(math.sqrt(1e-2 * 1e-1) / 3e-2)] * 3
+    assert found.decades == pytest.approx(np.median(distances))
+    assert "(a bound in 3: they meet at no rate that was swept)" in text_of(study_of(grid(alpha, breaks_beyond_edge)))
+
+
 def test_a_predictor_of_which_all_known_runs_ended_alike_is_not_judged():
     runs = grid(knowing, breaks_beyond_edge, critical=lambda m, lr, seed: math.nan if lr > edge_of(m) else 1.0)
     study = study_of(runs)
