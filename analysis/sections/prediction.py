@@ -199,7 +199,7 @@ def _tables(
         kind = "ρ" if is_of_curves else "AUC"
         header = (kind, *scopes, *more)
         widths = ("1.7fr", *("1fr" for _ in scopes), *("0.6fr" if name == "off" else "1.2fr" for name in more))
-        yield Table(title if number == 0 else f"{title}, further mechanisms", caption if number == 0 else "As above.",
+        yield Table(title if number == 0 else f"{title}, continued", caption if number == 0 else "As above.",
                     header, tuple(rows), widths=widths)  # fmt: skip
 
 
