@@ -62,6 +62,7 @@ def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Cl
 
 
 def _on_runs(scored: Scored, event: str) -> Claim:
+    """Return the claim on one predictor: over all runs, at the same rate, beside each baseline, set by set."""
     found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
     name = _opening(scored.predictor.name)
     if math.isnan(found.value):
