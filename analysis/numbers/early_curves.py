@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -106,20 +107,12 @@ def _predictors(own: Frame) -> dict[str, float]:
     first = measured.iloc[0] if len(measured) else None
     at_first = ("alpha_max", "critical_lr", "sharpness", "grad_norm", "loss")
     finite = logged[np.isfinite(logged["loss"])]
-    crossings = {
-        "alpha_cross": crossing(measured["lr"], measured["alpha_max"]),
-        "critical_cross": crossing(measured["lr"], measured["critical_lr"]),
-    }
-    ends = (measured["lr"].min(), measured["lr"].max())
-    return (
-        {name: math.nan if first is None else float(first[name]) for name in at_first}
-        | crossings
-        | {
-            **{f"{name}_is_bound": value in ends for name, value in crossings.items()},
-            "unbroken": _largest_unbroken(own),
-            "loss_best": float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan,
-        }
-    )
+    found = {name: math.nan if first is None else float(first[name]) for name in at_first}
+    for name, limit in (("alpha_cross", "alpha_max"), ("critical_cross", "critical_lr")):
+        found[name], found[f"{name}_is_bound"] = crossing(measured["lr"], measured[limit])
+    found["unbroken"] = _largest_unbroken(own)
+    found["loss_best"] = float(finite.loc[finite["loss"].idxmin(), "lr"]) if len(finite) else math.nan
+    return found
 
 
 def _largest_unbroken(own: Frame) -> float:
@@ -129,23 +122,31 @@ def _largest_unbroken(own: Frame) -> float:
     return float(whole.max() if len(whole) else known["lr"].min())
 
 
-def crossing(lrs: Sequence[float], limits: Sequence[float]) -> float:
-    """Return the learning rate at which a limit measured at each rate falls below the rate itself, coming from the
-    smallest one, interpolated linearly in logarithms. Where it never does, or already has, the largest or smallest
-    rate: there is a bound only, and such curves share a rank. NaN where nothing was measured.
+class Crossing(NamedTuple):
+    """A rate at which a limit falls below the rate itself; ``is_bound``: it does so at none that was measured, and this
+    is the smallest or the largest of them."""
+
+    lr: float
+    is_bound: bool
+
+
+def crossing(lrs: Sequence[float], limits: Sequence[float]) -> Crossing:
+    """Return where a limit measured at each rate falls below the rate itself, coming from the smallest one,
+    interpolated linearly in logarithms. Where it never does, or already has, the largest or smallest rate: a bound, and
+    such curves share a rank. NaN where nothing was measured.
 
     ``lrs``: rising. ``limits``: one each, ∞ and 0 allowed; rates with NaN are left out.
     """
     x, y = np.asarray(lrs, dtype=float), np.asarray(limits, dtype=float)
     x, y = x[~np.isnan(y)], y[~np.isnan(y)]
     if not len(x):
-        return math.nan
+        return Crossing(math.nan, False)
     below = np.flatnonzero(y < x)
     if not len(below) or below[0] == 0:
-        return float(x[-1] if not len(below) else x[0])
+        return Crossing(float(x[0] if len(below) else x[-1]), True)
     low, high = below[0] - 1, below[0]
     if np.isinf(y[low]) or y[high] == 0:
-        return float(math.sqrt(x[low] * x[high]))
+        return Crossing(float(math.sqrt(x[low] * x[high])), False)
     over, under = math.log(y[low] / x[low]), math.log(y[high] / x[high])
     share = over / (over - under)
-    return float(x[low] * (x[high] / x[low]) ** share)
+    return Crossing(float(x[low] * (x[high] / x[low]) ** share), False)

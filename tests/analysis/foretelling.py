@@ -22,8 +22,8 @@ PROTOCOL = {
 
 def run(lr: float, alpha: float | Sequence[float] | None, status: str = "stable", **more: Any) -> dict[str, Any]:
     """A run at a rate, with its early α_max (the same at every recorded step, or each step's; None: not measured).
-    ``more``: mechanism, optimizer, seed, end (the last step), top (of a spike), loss, grad_norm, val_nll, later (loss after the
-    horizon)."""
+    ``more``: mechanism, optimizer, seed, end (the last step), top (of a spike), loss, grad_norm, val_nll, later (loss
+    after the horizon)."""
     return {"lr": lr, "alpha": alpha, "status": status} | more
 
 
@@ -53,8 +53,8 @@ def _run(number: int, given: dict[str, Any], study: str) -> tuple[dict[str, Any]
     )
     row = {
         "study": study, "run_id": identity, "mechanism": given.get("mechanism", "sa"), "residual": "identity",
-        "norm": "layernorm", "optimizer": given.get("optimizer", "adamw"), "objective": "mlm", "data": "docstrings", "model": "nano",
-        "num_params": 1e5, "lr": given["lr"], "seed": given.get("seed", 0), "status": status, "reason": reason,
+        "norm": "layernorm", "optimizer": given.get("optimizer", "adamw"), "objective": "mlm", "data": "docstrings",
+        "model": "nano", "num_params": 1e5, "lr": given["lr"], "seed": given.get("seed", 0), "status": status, "reason": reason,
         "val_nll": given.get("val_nll", 2.5) if finished else math.nan, "init_nll": 5.5, "unigram_nll": 3.2,
         "num_steps": end, "planned_steps": LAST, "last_checkpoint_step": K if end >= K else math.nan,
     }  # fmt: skip

@@ -150,13 +150,16 @@ def test_runs_are_named_by_series_and_rate_with_their_number():
         ([1.0, 0.01, 0.01], 10 ** (-2 + 2 / 3)),  # two decades above at 1e-2, one below at 1e-1
         ([math.inf, 0.01, 0.01], math.sqrt(1e-3)),  # no limit at all, then below: the middle
         ([10.0, 10.0, 10.0], 1.0),  # never: the largest rate
+        ([10.0, 10.0, math.nan], 1e-1),  # never, as far as it was measured
         ([1e-3, 10.0, 10.0], 1e-2),  # from the first one on: the smallest
         ([10.0, math.nan, 0.1], 10 ** (-2 + 2 * 3 / 4)),
         ([math.nan] * 3, math.nan),
     ],
 )
 def test_where_the_limit_falls_below_the_rate_is_read_off_by_hand(limits, rate):
-    assert crossing([1e-2, 1e-1, 1.0], limits) == pytest.approx(rate, nan_ok=True)
+    found = crossing([1e-2, 1e-1, 1.0], limits)
+    assert found.lr == pytest.approx(rate, nan_ok=True)
+    assert found.is_bound == (rate in (1e-2, 1e-1, 1.0))
 
 
 def curve(nlls, alphas, seed=0, mechanism="sa"):
