@@ -144,22 +144,21 @@ def test_runs_are_named_by_series_and_rate_with_their_number():
 
 
 @pytest.mark.parametrize(
-    ("limits", "rate"),
+    ("limits", "rate", "is_bound"),
     [
-        ([10.0, 0.1, 0.1], 1e-1),  # 10³ above at 1e-2, at the rate itself 1 at 1e-1
-        ([1.0, 0.01, 0.01], 10 ** (-2 + 2 / 3)),  # two decades above at 1e-2, one below at 1e-1
-        ([math.inf, 0.01, 0.01], math.sqrt(1e-3)),  # no limit at all, then below: the middle
-        ([10.0, 10.0, 10.0], 1.0),  # never: the largest rate
-        ([10.0, 10.0, math.nan], 1e-1),  # never, as far as it was measured
-        ([1e-3, 10.0, 10.0], 1e-2),  # from the first one on: the smallest
-        ([10.0, math.nan, 0.1], 10 ** (-2 + 2 * 3 / 4)),
-        ([math.nan] * 3, math.nan),
+        ([10.0, 0.1, 0.1], 1e-1, False),  # 10³ above at 1e-2, at the rate itself 1 at 1e-1
+        ([1.0, 0.01, 0.01], 10 ** (-2 + 2 / 3), False),  # two decades above at 1e-2, one below at 1e-1
+        ([math.inf, 0.01, 0.01], math.sqrt(1e-3), False),  # no limit at all, then below: the middle
+        ([10.0, 10.0, 10.0], 1.0, True),  # never: the largest rate
+        ([10.0, 10.0, math.nan], 1e-1, True),  # never, as far as it was measured
+        ([1e-3, 10.0, 10.0], 1e-2, True),  # from the first one on: the smallest
+        ([10.0, math.nan, 0.1], 10 ** (-2 + 2 * 3 / 4), False),
+        ([math.nan] * 3, math.nan, False),
     ],
 )
-def test_where_the_limit_falls_below_the_rate_is_read_off_by_hand(limits, rate):
+def test_where_the_limit_falls_below_the_rate_is_read_off_by_hand(limits, rate, is_bound):
     found = crossing([1e-2, 1e-1, 1.0], limits)
-    assert found.lr == pytest.approx(rate, nan_ok=True)
-    assert found.is_bound == (rate in (1e-2, 1e-1, 1.0))
+    assert found.lr == pytest.approx(rate, nan_ok=True) and found.is_bound == is_bound
 
 
 def curve(nlls, alphas, seed=0, mechanism="sa"):
