@@ -1,5 +1,9 @@
 """Measure our Triton kernels beside torch's own operations, torch.compile and the libraries that have the same:
-``python -m benchmarks.kernels [--kernels consensus,band_attention,streams,loss,recurrent,adamw_probe] [--smoke]``.
+``python -m benchmarks.kernels [--kernels consensus,band_attention,streams,loss,recurrent,adamw_probe] [--without
+compile] [--smoke]``.
+
+Rows are printed as they are measured, so that a run may be cut at any moment. ``--without`` leaves contestants out by
+name: torch.compile takes minutes for a recurrence over 4,096 positions.
 
 A call is a forward and a backward pass. The contestants take turns, and each time is the median of its turns, by CUDA's
 events; memory is the allocator's peak beyond what stands before the call. "off": the norm of the difference of the
@@ -19,6 +23,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -64,8 +69,13 @@ def main(argv: list[str] | None = None) -> None:
     if given.smoke:
         print("Tiny sizes, to see that all run: the times say nothing.")
     device = torch.device("cuda" if has_cuda else "cpu")
-    results = {case.name: measured(case, device, SMOKE_TURNS if given.smoke else TURNS) for case in cases}
-    print("\n" + table(cases, results))
+    without = {name for name in given.without.split(",") if name}
+    results: dict[str, dict[str, Result]] = {}
+    print("\n" + head())
+    for case in cases:
+        results[case.name] = measured(case, device, SMOKE_TURNS if given.smoke else TURNS, without)
+        print("\n".join(rows(case, results[case.name])), flush=True)
+    print("\n".join(notes(results)))
     if not given.smoke:
         print("\n".join(["", *kept(cases, results, at_hand())]))
 
@@ -78,15 +88,23 @@ def _refuse(line: str) -> NoReturn:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kernels", default=",".join(KERNELS), help="which, with commas between them")
+    parser.add_argument("--without", default="", help="contestants to leave out, such as compile")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on whatever there is")
     return parser.parse_args(argv)
 
 
-def measured(case: Case, device: torch.device, turns: int) -> dict[str, Result]:
-    """Return what each contestant of a case took; one that cannot take part says why, and the others go on."""
+def measured(case: Case, device: torch.device, turns: int, without: Collection[str] = ()) -> dict[str, Result]:
+    """Return what each contestant of a case took; one that cannot take part says why, and the others go on.
+
+    Args:
+        without: names of contestants that take no part.
+    """
     calls, results, gradients = {}, {}, {}
     with allowed(case.precision):
         for name, make in case.contestants.items():
+            if name in without:
+                results[name] = Result(failure="left out by --without")
+                continue
             if name == COMPILED and device.type == "cpu":
                 results[name] = Result(failure="left out on a CPU, for which compiling takes minutes")
                 continue
@@ -162,25 +180,34 @@ def at_hand() -> Device | None:
     return next((device for device in DEVICES if device.name.split()[0] in name), None)
 
 
-def table(cases: list[Case], results: dict[str, dict[str, Result]]) -> str:
-    """Return a row for each contestant of each case, ours first, and why those without a number have none."""
-    lines = [f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'off':>9}{'MB':>9}{_bounds_head()}"]
-    notes = []
-    for case in cases:
-        found = results[case.name]
-        ours = found.get(OURS, Result()).seconds
-        for number, (name, result) in enumerate(sorted(found.items(), key=lambda item: item[0] != OURS)):
-            label = case.name if number == 0 else ""
-            if result.failure:
-                notes.append(f"{case.name}, {name}: {result.failure}")
-            ms = f"{result.seconds * 1e3:.3f}" if result.seconds else "--"
-            share = f"{result.seconds / ours:.2f}" if ours and result.seconds else "--"
-            off = "--" if result.off is None or name == EAGER else f"{result.off:.0e}"
-            peak = f"{result.peak / 2**20:.0f}" if result.peak else "--"
-            lines.append(
-                f"{label:58}{name:16}{ms:>10}{share:>9}{off:>9}{peak:>9}{_bounds(case) if number == 0 else ''}".rstrip()
-            )
-    return "\n".join([*lines, *(f"-- {note}" for note in notes)])
+def head() -> str:
+    """Return the head of the table."""
+    return f"{'':58}{'contestant':16}{'ms':>10}{'of ours':>9}{'off':>9}{'MB':>9}{_bounds_head()}"
+
+
+def rows(case: Case, found: dict[str, Result]) -> list[str]:
+    """Return a row for each contestant of a case, ours first."""
+    lines = []
+    ours = found.get(OURS, Result()).seconds
+    for number, (name, result) in enumerate(sorted(found.items(), key=lambda item: item[0] != OURS)):
+        label = case.name if number == 0 else ""
+        ms = f"{result.seconds * 1e3:.3f}" if result.seconds else "--"
+        share = f"{result.seconds / ours:.2f}" if ours and result.seconds else "--"
+        off = "--" if result.off is None or name == EAGER else f"{result.off:.0e}"
+        peak = f"{result.peak / 2**20:.0f}" if result.peak else "--"
+        bound = _bounds(case) if number == 0 else ""
+        lines.append(f"{label:58}{name:16}{ms:>10}{share:>9}{off:>9}{peak:>9}{bound}".rstrip())
+    return lines
+
+
+def notes(results: dict[str, dict[str, Result]]) -> list[str]:
+    """Return why contestants without a number have none."""
+    return [
+        f"-- {case}, {name}: {result.failure}"
+        for case, found in results.items()
+        for name, result in found.items()
+        if result.failure
+    ]
 
 
 def bounds(cases: list[Case]) -> str:

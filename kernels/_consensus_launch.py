@@ -73,8 +73,8 @@ class Network(NamedTuple):
 
 
 def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network]:
-    """Return ends and network as the kernels read them: features lead, nodes are contiguous. Errors: ``ValueError`` for
-    sizes that the kernels are not made for."""
+    """Return ends and network as the kernels read them: features lead, nodes are contiguous, both ends of an edge have
+    one dtype. Errors: ``ValueError`` for sizes that the kernels are not made for."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
@@ -89,7 +89,10 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
             raise ValueError(
                 f"consensus' kernels are made for a {name} up to {LARGEST[name]}, got {size}; impl=reference takes any"
             )
-    nodes = {name: _features_lead(getattr(ends, name)) for name in ("own", "other", "source", "target")}
+    nodes = {}
+    for pair in (("own", "other"), ("source", "target")):  # a kernel reads either by one pointer: they share a dtype
+        dtype = torch.promote_types(*(getattr(ends, name).dtype for name in pair))
+        nodes |= {name: _features_lead(getattr(ends, name).to(dtype)) for name in pair}
     masks = {name: getattr(ends, name) for name in ("own_mask", "other_mask")}
     bytes_of = {name: None if mask is None else mask.contiguous().view(torch.uint8) for name, mask in masks.items()}
     weights = {name: None if w is None else w.contiguous() for name, w in zip(network._fields, network, strict=True)}

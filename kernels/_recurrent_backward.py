@@ -9,11 +9,13 @@ import triton.language as tl
 
 from kernels._recurrent_chunk import (
     is_later,
+    is_same,
     load_rows,
     pair_gradients,
     pair_products,
     product,
     store_rows,
+    summed,
     unit_lower_inverse,
 )
 from kernels._recurrent_forward import decays_of_chunk
@@ -94,12 +96,12 @@ def walk_back(
         store_rows(dq, dfrom_start_CK + by_q_CK, own_row, row_C, num, key_K, key_width)
         store_rows(dk, dk_CK + by_k_CK, own_row, row_C, num, key_K, key_width)
         if LOG_DECAY:
-            dlog_CW += gradient_by_decays(by_since_CK, dto_end_CK * k_CK, dwhole_K1, DECAY_BLOCK > 1)
+            dlog_CW += gradient_by_decays(by_since_CK, dto_end_CK * k_CK, dwhole_K1, DECAY_BLOCK > 1, CHUNK)
             store_rows(dlog_decay, dlog_CW, own_row, row_C, num, decay_W, decay_width)
 
 
 @triton.jit
-def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.constexpr):
+def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.constexpr, CHUNK: tl.constexpr):
     """Return the gradient by ln a (C, W) from those by the logarithms of three products of decays: from the chunk's
     beginning to each position, from after each position to the chunk's end, and of the whole chunk."""
     by_since_CW, by_until_CW, by_whole_1W = by_since_CK, by_until_CK, tl.trans(dwhole_K1)
@@ -107,5 +109,6 @@ def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.c
         by_since_CW, by_until_CW = tl.sum(by_since_CK, 1)[:, None], tl.sum(by_until_CK, 1)[:, None]
         by_whole_1W = tl.sum(dwhole_K1, 0)[None, :]
     # the decay at l is in the first of positions i ≥ l, and in the second of positions j < l
-    before_CW = tl.cumsum(by_until_CW, 0) - by_until_CW
-    return tl.cumsum(by_since_CW, 0, reverse=True) + before_CW + by_whole_1W
+    later_CC = is_later(CHUNK)
+    from_there_CW = summed(tl.trans(later_CC | is_same(CHUNK)), by_since_CW, FEATURES_DECAY)
+    return from_there_CW + summed(later_CC, by_until_CW, FEATURES_DECAY) + by_whole_1W

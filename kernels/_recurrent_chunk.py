@@ -51,6 +51,20 @@ def is_same(CHUNK: tl.constexpr):
 
 
 @triton.jit
+def summed(counts_CC, value_CW, MANY: tl.constexpr):
+    """Return Σ_l value_l over the positions l that count for position i, (C, W). ``MANY``: whether W exceeds 1.
+
+    Not `tl.cumsum`: where a tensor has fewer entries than the program has threads, Triton 3.6 gives wrong sums on a
+    GPU, or does not compile.
+    """
+    if MANY:
+        sum_CW = tl.dot(counts_CC.to(value_CW.dtype), value_CW, input_precision="ieee", out_dtype=value_CW.dtype)
+    else:
+        sum_CW = tl.sum(tl.where(tl.trans(counts_CC), value_CW, 0.0), 0)[:, None]
+    return sum_CW
+
+
+@triton.jit
 def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
     """Return whether i lies in the second half of a block of 2·HALF positions and j in the first half of the same one,
     (C, C). Over HALF = 1, 2, 4, … these are all pairs i > j, each once."""
@@ -81,8 +95,9 @@ def decay_to_border(log_decay_CK, HALF: tl.constexpr, CHUNK: tl.constexpr):
 def decay_of_pairs(log_decay_C1, CHUNK: tl.constexpr):
     """Return e^(Σ_{j < l ≤ i} ln a_l) of the pairs j ≤ i, 0 of the others, (C, C)."""
     later_CC = is_later(CHUNK)
-    sum_CC = tl.cumsum(tl.where(later_CC, log_decay_C1, 0.0), 0)
-    return tl.where(later_CC | is_same(CHUNK), tl.exp(sum_CC), 0.0)
+    up_to_CC = later_CC | is_same(CHUNK)
+    sum_CC = summed(up_to_CC, tl.where(later_CC, log_decay_C1, 0.0), True)
+    return tl.where(up_to_CC, tl.exp(sum_CC), 0.0)
 
 
 @triton.jit
@@ -151,7 +166,8 @@ def pair_gradients(
             dk_CK += product(of_overlaps_CC + tl.trans(of_overlaps_CC), k_CK, PRECISION)
             by_log_CC += doverlaps_CC * overlaps_CC
         # a pair (i, j) counts for the decays at j < l ≤ i
-        dlog_CW = tl.sum(tl.where(later_CC, tl.cumsum(by_log_CC, 0, reverse=True), 0.0), 1)[:, None]
+        from_there_CC = summed(tl.trans(later_CC | is_same(CHUNK)), by_log_CC, True)
+        dlog_CW = tl.sum(tl.where(later_CC, from_there_CC, 0.0), 1)[:, None]
     return dq_CK, dk_CK, dlog_CW
 
 

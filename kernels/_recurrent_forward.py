@@ -7,20 +7,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels._recurrent_chunk import is_later, load_rows, pair_products, product, store_rows, unit_lower_inverse
+from kernels._recurrent_chunk import (
+    is_later,
+    is_same,
+    load_rows,
+    pair_products,
+    product,
+    store_rows,
+    summed,
+    unit_lower_inverse,
+)
 
 
 @triton.jit
 def decays_of_chunk(log_CW, CHUNK: tl.constexpr, DECAY_BLOCK: tl.constexpr):
     """Return the decay from the chunk's beginning to each position, that one's own included, (C, W); from after each
     position to the chunk's end, (C, W); and of the whole chunk, (W, 1)."""
-    later_CC = is_later(CHUNK)  # of l and j
-    if DECAY_BLOCK > 1:
-        after_CC = tl.trans(later_CC.to(log_CW.dtype))
-        after_CW = tl.dot(after_CC, log_CW, input_precision="ieee", out_dtype=log_CW.dtype)
-    else:
-        after_CW = tl.sum(tl.where(later_CC, log_CW, 0.0), 0)[:, None]
-    return tl.exp(tl.cumsum(log_CW, 0)), tl.exp(after_CW), tl.exp(tl.sum(log_CW, 0))[:, None]
+    later_CC = is_later(CHUNK)
+    since_CW = summed(later_CC | is_same(CHUNK), log_CW, DECAY_BLOCK > 1)
+    after_CW = summed(tl.trans(later_CC), log_CW, DECAY_BLOCK > 1)
+    return tl.exp(since_CW), tl.exp(after_CW), tl.exp(tl.sum(log_CW, 0))[:, None]
 
 
 @triton.jit

@@ -220,8 +220,10 @@ def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> t
     it, of what is read, and of the gradients."""
     levels = CHUNK.bit_length() - 1
     pairs, of_keys, of_values = CHUNK**2 * keys, CHUNK * keys * values, CHUNK**2 * values
-    scores = levels * (2 + delta) * pairs + pairs if features_decay else (1 + delta) * pairs
+    decays = 2 * pairs if features_decay else CHUNK**3
+    scores = decays + (levels * (2 + delta) if features_decay else 1 + delta) * pairs
     system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
-    of_scores = levels * (4 + delta) * pairs if features_decay else (2 + delta) * pairs
+    of_scores = (levels * (4 + delta) if features_decay else 2 + delta) * pairs
+    of_scores += decays if features_decay else 2 * decays  # those of pairs are computed anew
     back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
     return scores + system, of_keys, of_keys + of_values, back

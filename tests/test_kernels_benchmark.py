@@ -54,9 +54,13 @@ def test_who_cannot_take_part_is_named_with_the_reason_and_the_others_go_on():
     found = benchmark.measured(case, torch.device("cpu"), 2)
     assert found["library"] == Result(failure="ImportError: no such library")
     assert found[OURS].seconds > 0 and found[EAGER].seconds > 0
-    lines = benchmark.table([case], {case.name: found}).splitlines()
-    assert [line[58:74].strip() for line in lines[1:4]] == [OURS, "library", EAGER]
-    assert lines[-1] == "-- toy N=8 float32, library: ImportError: no such library"
+    assert [line[58:74].strip() for line in benchmark.rows(case, found)] == [OURS, "library", EAGER]
+    assert benchmark.notes({case.name: found}) == ["-- toy N=8 float32, library: ImportError: no such library"]
+
+
+def test_a_contestant_that_is_left_out_is_not_called():
+    found = benchmark.measured(Case("toy", "N=8", {**BOTH, "library": raises}), torch.device("cpu"), 1, ["library"])
+    assert found["library"] == Result(failure="left out by --without")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from torch import Tensor
 BAND = 64  # entries on each side
 
 
-def between_bands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def between_bands(shape: tuple[int, ...], dtype: torch.dtype, device: Any = None) -> tuple[Tensor, Tensor]:
     """Return a contiguous tensor of NaN, and the flat buffer that it is the middle of."""
-    buffer = torch.full((torch.Size(shape).numel() + 2 * BAND,), torch.nan, dtype=dtype)
+    buffer = torch.full((torch.Size(shape).numel() + 2 * BAND,), torch.nan, dtype=dtype, device=device)
     return buffer[BAND:-BAND].view(shape), buffer
 
 
@@ -28,7 +28,7 @@ def guarded(values: Tensor) -> Tensor:
         return values
     order = sorted(range(values.ndim), key=lambda dim: -values.stride(dim))
     laid = values.detach().permute(order)
-    copy, _ = between_bands(tuple(laid.shape), values.dtype)
+    copy, _ = between_bands(tuple(laid.shape), values.dtype, values.device)
     copy.copy_(laid)
     back = [order.index(dim) for dim in range(values.ndim)]
     return copy.permute(back).requires_grad_(values.requires_grad)
@@ -44,14 +44,14 @@ class Allocations:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
         dtype = dtype or torch.float32
         if not dtype.is_floating_point:
-            return torch.full(shape, 85, dtype=dtype)
-        view, buffer = between_bands(shape, dtype)
+            return torch.full(shape, 85, dtype=dtype, device=device)
+        view, buffer = between_bands(shape, dtype, device)
         self.kept.append((view, buffer))
         return view
 
     def empty_like(self, like: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         order = sorted(range(like.ndim), key=lambda dim: -like.stride(dim))
-        view = self.empty([like.shape[dim] for dim in order], dtype=dtype or like.dtype)
+        view = self.empty([like.shape[dim] for dim in order], dtype=dtype or like.dtype, device=like.device)
         return view.permute([order.index(dim) for dim in range(like.ndim)])
 
     def check(self) -> None:

@@ -1,18 +1,21 @@
-"""Let Triton's interpreter prepare itself once for a launch, and not at every call of one function of a kernel by
-another, which takes a third of a test's time."""
+"""What tests need of Triton's interpreter."""
 
 from __future__ import annotations
 
 import inspect
 
 import pytest
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="looks into Triton's interpreter")
 
 
 @pytest.fixture(autouse=True)
 def interpreter_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip putting the interpreter's functions in the place of the compiler's where they are there already."""
+    """Let the interpreter prepare itself once for a launch: doing so again at every call of one function of a kernel by
+    another takes a third of a test's time."""
     prepare = interpreter._patch_lang
 
     def prepare_once(function):

@@ -17,6 +17,7 @@ from stability.optimizers import Probing, build
 from tests.kernels.ahead import compiled
 from tests.kernels.counting import counting
 from tests.kernels.guards import BAND, between_bands, guards
+from tests.kernels.interpreted import interpreted
 
 SHAPES = [(3, 5), (7,), (1,), (2, 1, 3)]
 HYPER = {"lr": 3e-2, "betas": (0.9, 0.99), "epsilon": 1e-6, "weight_decay": 0.1}
@@ -310,6 +311,7 @@ def test_compiles_for_an_h100_without_spilling():
         assert found.stack == 0, found
 
 
+@interpreted
 def test_tensors_that_no_kernel_reaches_are_refused_in_a_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     one = [torch.ones(3)]

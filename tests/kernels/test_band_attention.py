@@ -18,6 +18,7 @@ from stability.mechanisms import build
 from tests.kernels.ahead import compiled
 from tests.kernels.counting import counting
 from tests.kernels.guards import guarded, guards
+from tests.kernels.interpreted import interpreted
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}
 # the settings that a case leaves out
@@ -157,6 +158,7 @@ PLANTED = [
 ]
 
 
+@interpreted
 @pytest.mark.parametrize(("module", "name", "wrong", "case"), PLANTED)
 def test_a_planted_fault_is_caught(monkeypatch, module, name, wrong, case):
     monkeypatch.setattr(module, name, wrong)
@@ -227,6 +229,7 @@ def test_second_order_holds_where_one_tensor_alone_moves(moving):
     assert (found.slope, found.curvature) == pytest.approx((truth.slope, truth.curvature), rel=1e-10)
 
 
+@interpreted
 def test_a_fault_in_the_second_order_is_caught(monkeypatch):
     monkeypatch.setattr(_band_tiles, "sees", sees_one_less)
     with pytest.raises(AssertionError):

@@ -15,7 +15,7 @@ from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.ahead import compiled
 from tests.kernels.consensus_reference import Case, assert_equals_dense, random_case, relative, replace
 from tests.kernels.counting import counting
-from tests.kernels.interpreted import interpreter_is_prepared_once
+from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 
 __all__ = ["interpreter_is_prepared_once"]
 
@@ -169,6 +169,7 @@ def without_second_half(tile, distance, M, F):
     return tl.zeros([M, F], tile.dtype)
 
 
+@interpreted
 @pytest.mark.parametrize("module", [_consensus_forward, _consensus_backward], ids=["forward", "backward"])
 def test_a_pair_that_does_not_reach_its_right_end_is_found(monkeypatch, module):
     monkeypatch.setattr(module, "moved_down", InterpretedFunction(without_second_half))
@@ -193,6 +194,7 @@ def test_a_mask_that_is_left_out_is_found(monkeypatch):
         assert_equals_dense(Case(5, 1, 1, masked=True), 1e-5)
 
 
+@interpreted
 def test_a_gelu_without_its_second_derivative_is_found(monkeypatch):
     monkeypatch.setattr(_consensus_taylor, "gaussian_density", _consensus_taylor.gaussian_cdf)
     with pytest.raises(AssertionError):
@@ -264,6 +266,19 @@ for case in (Case(64, 2, 4, width=16, hidden=16, masked=True), Case(64, None, 4,
     from kernels.consensus import cross_consensus, self_consensus
     (self_consensus if case.context is None else cross_consensus).second_order(*parts, window=case.window)
 """
+
+AUTOCAST = """
+from stability.mechanisms import build
+layer, x = build("sc", impl="triton", width=32, heads=2), torch.randn(1, 20, 32).requires_grad_()
+with torch.autocast("cpu", torch.bfloat16):
+    y = layer(x)
+y.float().sum().backward()
+"""
+
+
+@pytest.mark.slow
+def test_they_compile_under_autocast_where_an_edges_target_stays_float32():
+    assert {each.name for each in compiled(AUTOCAST)} == {"flow_kernel", "ends_kernel", "weights_kernel"}
 
 
 @pytest.mark.slow

@@ -16,13 +16,12 @@ from stability.curvature import NoSecondDerivative, directional
 from tests.kernels import ahead
 from tests.kernels.counting import counting
 from tests.kernels.guards import guarded, guards
-from tests.kernels.interpreted import interpreter_is_prepared_once  # noqa: F401, a fixture of every test here
+from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once  # noqa: F401, a fixture of every test here
 
 # of the interpreter, about rows that hold NaN on purpose
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
 SMALL = Blocks(16, 16, 16)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="looks into Triton's interpreter")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -6,6 +6,7 @@ import torch
 
 from kernels.operation import Operation
 from stability.curvature import NoRule, NoSecondDerivative, directional
+from tests.kernels.interpreted import interpreted
 
 
 def forward(x, weight, *, factor):
@@ -132,6 +133,7 @@ def test_an_operation_may_have_several_outputs_an_input_among_them(numbers):
         directional(loss, params, direction, "double_backward")
 
 
+@interpreted
 def test_tensors_where_kernels_neither_run_nor_are_interpreted_are_refused_in_a_line(numbers, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(

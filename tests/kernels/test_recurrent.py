@@ -11,7 +11,7 @@ from kernels import _recurrent_backward, _recurrent_chunk, _recurrent_forward, r
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.counting import counting
 from tests.kernels.guards import guarded, guards
-from tests.kernels.interpreted import interpreter_is_prepared_once
+from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.recurrence_loops import NAMES, RULES, by_loop, drawn, error
 
 __all__ = ["interpreter_is_prepared_once"]
@@ -176,6 +176,7 @@ FAULTS = {
 }
 
 
+@interpreted
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(monkeypatch, fault):
     inputs = drawn("delta_scalar", 1, num=17)

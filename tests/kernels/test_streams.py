@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels import _streams_join, _streams_read, _streams_read_backward
 from kernels._streams_mixing import bordered, sinkhorn, sinkhorn_backward
 from kernels.streams import join, read_gated
-from tests.kernels.interpreted import interpreter_is_prepared_once
+from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.streams_reference import (
     Case,
     assert_joining_equals_the_formulas,
@@ -182,6 +182,7 @@ PLANTED = [
 ]
 
 
+@interpreted
 @pytest.mark.parametrize(("module", "name", "wrong", "case"), PLANTED)
 def test_a_planted_fault_is_caught(monkeypatch, module, name, wrong, case):
     monkeypatch.setattr(module, name, wrong)

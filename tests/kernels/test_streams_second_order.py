@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels import _streams_join
 from kernels.streams import join
 from stability.curvature import NoSecondDerivative, directional
-from tests.kernels.interpreted import interpreter_is_prepared_once
+from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.streams_reference import Case, plain_join
 
 __all__ = ["interpreter_is_prepared_once"]
@@ -81,6 +81,7 @@ def next_row(x_BSC, s, index: tl.constexpr):
     return tl.sum(tl.where((s == index + 1)[None, :, None], x_BSC, 0.0), 1)
 
 
+@interpreted
 def test_a_fault_in_the_second_order_is_caught(monkeypatch):
     monkeypatch.setattr(_streams_join, "row_of", next_row)
     with pytest.raises(AssertionError):
