@@ -18,6 +18,7 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher
+from sweeps.launchers.ray.private import admitted, make_access, require_loopback
 from sweeps.reaper import session
 from tests.sweeps import fakes
 
@@ -38,6 +39,7 @@ def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
         begun = ray_head._early[0]
         with ray_cluster.cluster() as scratch:
             assert scratch == begun.scratch
+            assert scratch.stat().st_mode & 0o777 == 0o700  # Ray opens the folder that it is given to everybody
             running = commands(scratch)
             assert any("raylet/raylet" in command for command in running)
             for bystander in ("autoscaler/_private/monitor.py", "dashboard/dashboard.py", "log_monitor.py"):
@@ -87,6 +89,25 @@ def test_a_ray_that_is_killed_is_told_with_its_signal():
             match=r"^Ray on this machine was ended from outside \(signal 9\); the same command goes on where this one stopped$",
         ):
             killed.require()
+
+
+def test_what_ray_reads_of_the_environment_is_the_users_again_after_a_sweep(monkeypatch):
+    fakes.imported("ray")
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationMode, get_authentication_mode
+
+    with admitted(make_access()):
+        assert get_authentication_mode() == AuthenticationMode.TOKEN
+        assert not ray_constants.ENABLE_RAY_CLUSTER
+    assert get_authentication_mode() != AuthenticationMode.TOKEN
+    assert ray_constants.ENABLE_RAY_CLUSTER
+
+
+def test_a_ray_that_other_machines_reach_is_refused():
+    for address in ("127.0.0.1:41519", "[::1]:41519"):
+        require_loopback(address)
+    with pytest.raises(RuntimeError, match=r"^this version of Ray listens at 192\.0\.2\.2:41519, where other machines"):
+        require_loopback("192.0.2.2:41519")
 
 
 @pytest.mark.slow

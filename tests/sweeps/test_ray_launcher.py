@@ -31,8 +31,9 @@ from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.launchers.ray import shared_folder
 from sweeps.launchers.ray.share import Share
+from sweeps.reaper import session
 from sweeps.trial import run_trial
-from tests.sweeps import fakes
+from tests.sweeps import fakes, outsiders
 from tests.sweeps.real import make_sweep
 from tests.sweeps.tune_tables import assert_agrees, last_rows, told
 
@@ -77,6 +78,51 @@ def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     assert {worker["cwd"] for worker in workers} == {str(Path.cwd())}
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""
+
+
+def test_a_ray_of_this_machine_is_reached_from_this_machine_alone_and_asks_for_a_token(cluster, tmp_path):
+    trial, seen, head = fakes.make_trial(tmp_path, steps=20), {}, ray_cluster.session().head
+
+    def look():
+        if trial.directory.metrics_file.exists() and not seen:
+            for pid in session(str(cluster)) | {os.getpid()}:
+                words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode()
+                seen[pid] = (words, outsiders.listening(pid), oct(cluster.stat().st_mode & 0o777))
+
+    launch([trial], look, run=fakes.run_slowly)
+    sockets = [each for _, found, _ in seen.values() for each in found]
+    assert [each for each in sockets if not outsiders.is_loopback(each[0])] == []
+    assert head.address in {f"127.0.0.1:{port}" for _, port in sockets}
+    for part in ("gcs_server", "raylet/raylet", "launchers/ray/head.py"):
+        assert any(part in words and found for words, found, _ in seen.values()), f"no socket of {part} was seen"
+    assert seen[os.getpid()][1] and seen[worker_of(trial)["pid"]][1], "the driver's and the worker's were seen, too"
+    assert {mode for *_, mode in seen.values()} == {"0o700"}
+    token = head.access["RAY_AUTH_TOKEN"]
+    assert not any(token in words for words, *_ in seen.values())
+    assert not [file for file in cluster.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
+    assert token not in repr(head)
+    assert "InvalidAuthToken" in outsiders.told(outsiders.ASK, head.address)
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    assert outsiders.told(outsiders.ASK, head.address, **access) == "let in 1"  # who has it is: the question is one
+
+
+def test_a_sweep_that_lacks_the_token_of_a_cluster_is_told_what_to_export(cluster, monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name)
+    address = ray_cluster.session().head.address
+    with pytest.raises(
+        RuntimeError, match=f"^ray.address={address}: its Ray demands a token; export RAY_AUTH_MODE=token"
+    ):
+        ray_address.check(address)
+    assert ray_address._is_of_a_sweep(address)
+    assert not ray_address._is_of_a_sweep("127.0.0.1:1")
+
+
+@pytest.mark.slow  # ray.init tries for 20 s; the one before asks the same head in half a second
+@pytest.mark.parametrize("guess", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}])
+def test_a_process_that_knows_host_and_port_alone_cannot_join(cluster, guess):
+    told = outsiders.told(outsiders.JOIN, ray_cluster.session().head.address, **guess)
+    assert told.startswith("refused Failed to connect to Ray cluster at 127.0.0.1:")
 
 
 def test_a_run_whose_worker_dies_goes_on_in_another_where_it_stopped(cluster, tmp_path):

@@ -8,43 +8,50 @@ patience is not the sweep's.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 CONNECT_S = 5
 LOOK_S = 60.0  # importing Ray takes a machine that is busy a while
 OWN = "stability-ray-"  # so begins the name of the folder of a Ray that a sweep started for itself
 ANOTHERS = "what runs on this machine is another sweep's own Ray, which ends with it"
+NO_ACCESS = 3  # exit code of the look
+TOKEN = "its Ray demands a token; export RAY_AUTH_MODE=token, with that token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+HOW_TO_START = "start one with: ray start --head"
 NOT_A_HEAD = "what answers there is not the head of a Ray cluster that this version of Ray can join"
 
 
 def check(address: str) -> None:
-    """Raise a ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head), or where auto
-    finds another sweep's own Ray, whose end would kill this one."""
+    """Raise a ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head), where it demands
+    a token that this environment lacks, or where auto finds another sweep's own Ray, whose end would kill this one."""
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
     try:
         look = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S
         )
-        code, printed = look.returncode, look.stdout
+        code, printed = look.returncode, look.stdout.strip()
     except subprocess.TimeoutExpired:
         code, printed = 1, ""
-    is_anothers = address == "auto" and not code and Path(printed.strip()).name.startswith(OWN)
-    if code or is_anothers:
-        reason = ANOTHERS if is_anothers else printed.strip() or NOT_A_HEAD
+    if code == NO_ACCESS:
+        raise RuntimeError(f"ray.address={address}: {TOKEN}")
+    if code:
         raise RuntimeError(
-            f"ray.address={address}: no Ray cluster that can be joined: {reason}; start one with: ray start --head"
+            f"ray.address={address}: no Ray cluster that can be joined: {printed or NOT_A_HEAD}; {HOW_TO_START}"
         )
 
 
 def _look(address: str) -> None:
-    """Print the folder of the cluster at ``address``. Errors: ``ConnectionError`` with the reason where none answers.
-    Ray's own check ends the process as it likes, or stays."""
+    """Ask the head at ``address`` for its nodes. Errors: ``ConnectionError`` with the reason where none answers,
+    ``PermissionError`` without its token. Ray's own check ends the process as it likes, or stays."""
     from ray._private import services
+    from ray._private.authentication import authentication_token_setup as tokens
     from ray._raylet import GcsClient  # type: ignore[attr-defined] compiled
+    from ray.exceptions import AuthenticationError
 
     try:
         found = services.canonicalize_bootstrap_address_or_die(address)
@@ -52,9 +59,27 @@ def _look(address: str) -> None:
         raise ConnectionError("none runs on this machine") from None
     except ValueError as error:  # what RAY_ADDRESS says
         raise ConnectionError(str(error)) from None
+    if address == "auto":
+        if _is_of_a_sweep(found):
+            raise ConnectionError(ANOTHERS)
+        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)  # as ray.init does
     connect(found)
-    nodes = GcsClient(address=found).get_all_node_info(timeout=CONNECT_S)
-    print(next(node.temp_dir for node in nodes.values() if node.is_head_node))
+    try:
+        tokens.ensure_token_if_auth_enabled(create_token_if_missing=False)
+        GcsClient(address=found).get_all_node_info(timeout=CONNECT_S)
+    except AuthenticationError:
+        raise PermissionError from None
+
+
+def _is_of_a_sweep(address: str) -> bool:
+    """Return whether a sweep started the Ray at HOST:PORT for itself: its raylet's command line names the folder."""
+    head = re.compile(rf"--gcs-address=[^ ]*:{address.rpartition(':')[2]} ")
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # gone by now
+            words = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if OWN in words and head.search(words):
+                return True
+    return False
 
 
 def connect(address: str) -> None:
@@ -75,3 +100,5 @@ if __name__ == "__main__":
     except ConnectionError as error:
         print(error)
         sys.exit(1)
+    except PermissionError:
+        sys.exit(NO_ACCESS)

@@ -18,6 +18,7 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray.head import Head
+from sweeps.launchers.ray.private import admitted
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.ray.shared_folder import RULE, check, unseen
 from sweeps.launchers.ray.watch import CLUSTER_S, GONE_S, Watch
@@ -84,8 +85,8 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Se
         ray, head, dashboard = import_ray(), None, ""
         is_ours = not ray.is_initialized()
         if is_ours and address is None:
-            stack.enter_context(environment({"RAY_AUTH_MODE": "disabled"}))
             head = stack.enter_context(ray_head.head(threads, num_cpus))
+            stack.enter_context(admitted(head.access))
         watch = stack.enter_context(Watch())
         if is_ours:
             stack.callback(ray.shutdown)

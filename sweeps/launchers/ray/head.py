@@ -26,11 +26,13 @@ ALL_CPUS = "all"
 
 @dataclass
 class Head:
-    """The process that Ray's head runs in. ``scratch``: the folder that Ray writes to, which goes with it."""
+    """The process that Ray's head runs in. ``scratch``: the folder that Ray writes below, which goes with it;
+    ``access``: environment of whoever may join that Ray."""
 
     scratch: Path
     num_threads: int
     process: subprocess.Popen[str]
+    access: dict[str, str] = field(repr=False)
     _address: str = field(default="", init=False)
 
     @property
@@ -94,8 +96,10 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     """Start the process of a head, with a temporary folder and a reaper of its own; process and folder go with the
     ``with`` block."""
     from sweeps.launchers.ray.address import OWN
+    from sweeps.launchers.ray.private import make_access
     from sweeps.reaper import reaper
 
+    access = make_access()
     scratch = Path(tempfile.mkdtemp(prefix=OWN, dir=_short_temporary_folder()))
     try:
         with reaper(scratch), (scratch / "head.err").open("w") as errors:
@@ -106,12 +110,12 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | _settings(num_threads, scratch),
+                env=os.environ | _settings(num_threads, scratch) | access,
                 text=True,
                 process_group=0,
             )
             try:
-                yield Head(scratch, num_threads, process)
+                yield Head(scratch, num_threads, process, access)
             finally:
                 _end(process)
     finally:
@@ -131,10 +135,9 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
     """Return the environment of Ray's processes, and of the workers that descend from them."""
     from sweeps.environment import of_driver, of_workers
 
-    local = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(scratch)}  # RAY_AUTH_MODE: token mode leaves a file in HOME
     # workers are started for the driver's actors, none for this process
     return {
-        **local,
+        "RAY_TMPDIR": str(scratch),
         **of_driver(),
         **of_workers(num_threads),
         "RAY_prestart_worker_first_driver": "0",
@@ -168,18 +171,25 @@ def _without_bystanders() -> None:
 
 
 def _hold(folder: str, num_cpus: str) -> None:
-    """Start Ray, say where, and wait for the end of the standard input."""
+    """Start Ray below ``folder``, print its address, and wait for the end of the standard input.
+
+    Ray opens the folder that it is given to everybody, so that it gets one inside ``folder``, which stays 0700.
+    """
     import logging
 
     import ray
+
+    from sweeps.launchers.ray.private import require_loopback
 
     _without_bystanders()
     cpus = None if num_cpus == ALL_CPUS else int(num_cpus)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
     context: Any = ray.init(
-        address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **quiet
+        address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=f"{folder}/r", **quiet
     )
-    print(context.address_info["gcs_address"], flush=True)
+    address = context.address_info["gcs_address"]
+    require_loopback(address)
+    print(address, flush=True)
     sys.stdin.read()
 
 
