@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -69,6 +70,33 @@ def run_die_or_raise(trial):
     if trial.spec["seed"] == 2:
         raise OSError("planted")
     yield from fakes.run_and_die(trial)
+
+
+class Planted:
+    """A pickle that makes a file of what reads it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("written", ["nothing", "nothing that can be read"])
+def test_a_pickle_that_lies_where_submitit_leaves_a_jobs_result_is_not_read(tmp_path, monkeypatch, written):
+    monkeypatch.setitem(slurm_launcher.POLL_S, "local", 0.0)
+    trial, folder, mark = fakes.make_trial(tmp_path), tmp_path / "slurm", tmp_path / "mark"
+    folder.mkdir()
+    slurm_jobs.Record(folder, "local").add({trial.run_id: slurm_jobs.Job("999999999", "", slurm_jobs.asked_of(trial))})
+    (folder / "999999999_0_result.pkl").write_bytes(pickle.dumps(("success", Planted(mark))))
+    if written != "nothing":
+        (folder / "999999999_end.json").write_text('{"end": ')
+    sweep = slurm_launcher._Sweep([trial], LOCAL, folder, fakes.run_fake, lambda line: None)
+    for _ in range(2):  # the first notes that the job is gone
+        sweep._poll()
+    assert not mark.exists()
+    assert trial.directory.status()["state"] == "failed"
+    assert recorded(folder) == {} and [path.name for path in folder.iterdir()] == ["local.json"]
 
 
 def test_an_interrupt_saves_what_runs_and_submits_nothing_more(tmp_path):

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from stability.runs.directory import write_json
 from sweeps.launchers.serial import RunTrial, steps_of
 from sweeps.trial import Trial
 
-ENDED, STOPPED = "ended", "stopped"
+ENDED, STOPPED, RAISED = "ended", "stopped", "raised"
 LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
+
+
+def end_file(folder: Path, job_id: str) -> Path:
+    """JSON in which a job leaves its end, since submitit's own file of it is a pickle, which runs what it holds."""
+    return folder / f"{job_id}_end.json"
 
 
 class TrialJob:
@@ -23,9 +30,20 @@ class TrialJob:
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
 
-    def __call__(self) -> str:
-        """Work through the trial, and return `ENDED` where it came to its end, `STOPPED` where it was saved before; a
-        job that is queued again does not return."""
+    def __call__(self) -> None:
+        """Work through the trial and write its end beside the stop file, as `read_end` gives it; a job that is queued
+        again does not return, and writes none."""
+        from submitit import JobEnvironment
+
+        file = end_file(self.stop_file.parent, JobEnvironment().job_id)
+        try:
+            write_json(file, {"end": self._work_to_an_end(), "account": ""})
+        except Exception:
+            write_json(file, {"end": RAISED, "account": traceback.format_exc()})
+            raise
+
+    def _work_to_an_end(self) -> str:
+        """Return `ENDED` where the trial came to its end, `STOPPED` where it was saved before."""
         with _Signals() as signals:
             if self._work(signals):
                 return ENDED

@@ -19,7 +19,7 @@ from typing import Any
 from stability.config.launchers import SlurmSpec
 from stability.runs.directory import read_json, write_json
 from stability.runs.processes import started
-from sweeps.launchers.slurm.job import TrialJob
+from sweeps.launchers.slurm.job import RAISED, TrialJob, end_file
 
 LARGEST_ARRAY = 1000  # Slurm's default MaxArraySize is 1001
 TAIL_CHARACTERS = 4000
@@ -186,13 +186,21 @@ def _ignored_by_children() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def left_by(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """Return what submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None
-    where it wrote nothing."""
-    from submitit.core.utils import JobPaths, pickle_load
+def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
+    """Return a job's end, as `TrialJob` wrote it, with the traceback of a job that raised; None where it wrote none.
 
-    path = JobPaths(folder, job_id=job_id, task_id=0).result_pickle
-    return pickle_load(path) if path.exists() else None
+    submitit's own file of results is a pickle and never read: whoever may write into the folder could run code by it.
+    """
+    file = end_file(folder, job_id)
+    if not file.exists():
+        return None
+    try:
+        found = read_json(file)
+        return str(found["end"]), str(found["account"])
+    except KeyError as error:
+        return RAISED, f"{file} is damaged (no {error})"
+    except ValueError as error:
+        return RAISED, str(error)
 
 
 def log_of(folder: Path, job_id: str) -> str:
@@ -204,7 +212,7 @@ def log_of(folder: Path, job_id: str) -> str:
 
 
 def forget(folder: Path, job_id: str) -> None:
-    """Remove what submitit wrote for a job that has ended: a process of the same id may come."""
+    """Remove the files of a job that has ended: a process of the same id may come."""
     for path in folder.glob(f"{job_id}_*"):
         path.unlink(missing_ok=True)
 

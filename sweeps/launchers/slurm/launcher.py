@@ -24,10 +24,10 @@ from sweeps.launchers.slurm.jobs import (
     asked_of,
     cores,
     forget,
-    left_by,
     log_of,
     now_started,
     num_gpus,
+    read_end,
 )
 from sweeps.trial import Trial, mark_failed, run_trial
 
@@ -167,19 +167,20 @@ class _Sweep:
     def _settle(self, run_id: str, job: Job) -> bool:
         """Take in the end of a job that is gone: submit its run again or set it failed, where it has not ended. Return
         whether it is known what became of it."""
-        trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
+        trial, left = self._trials[run_id], read_end(self._folder, job.job_id)
         if (
             left is None
             and time.monotonic() - self._ended_at.setdefault(run_id, time.monotonic()) < ARRIVAL_S[self._slurm.executor]
         ):
             return False
-        if left == ("success", ENDED):
+        end, account = left or ("", "")
+        if end == ENDED:
             if job.asked != asked_of(trial):  # an earlier command asked for something else
                 self._waiting.append(run_id)
-        elif left == ("success", STOPPED):
+        elif end == STOPPED:
             self._again(trial, job)
         else:
-            self._fail(trial, job, left[1] if left else "")
+            self._fail(trial, job, account)
         return True
 
     def _again(self, trial: Trial, job: Job) -> None:
