@@ -15,6 +15,8 @@ LONGEST_SHOWN = 80  # characters of a word that are shown
 # of a message: of what it repeats from the command line, a path mostly; of a line
 LONGEST_PART, LONGEST_LINE = 300, 600
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+LONGEST_KEY = 200  # Hydra looks for a file of the key's name, and file systems take 255 characters
+MOST_ELEMENTS = 2000  # of a list: Hydra's parser takes seconds for that many, and four times as long for twice as many
 MORE = "(-h shows more)"
 
 
@@ -40,11 +42,13 @@ def check_words(invocation: Invocation, root: str) -> None:
     ``ValueError`` of one line."""
     for word in invocation.words:
         typed = shown(str(word))
+        if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:
+            raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
             raise ValueError(f"'{typed}' is not of the form key=value; e.g. mechanism=sc lr=range {MORE}")
         if "${" in str(word):  # it could read the environment, and what it stands for would be in no record
             raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
-        if not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
+        if len(word.key) > LONGEST_KEY or not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
             raise ValueError(
                 f"'{typed}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 "
                 f"{MORE}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from stability.registry import near_misses
 from stability.runs.directory import RunDirectory, damaged, read_json, write_json
 from stability.runs.leftovers import remove_abandoned
+
+RUN_ID = r"[0-9a-f]{12}"
 
 
 class StudyFolder:
@@ -61,6 +64,8 @@ class StudyFolder:
         run_ids = record.get("run_ids")
         if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):
             raise damaged(self.file, "it has no list run_ids")
+        if other := [run_id for run_id in run_ids if not re.fullmatch(RUN_ID, run_id)]:  # "../../etc" is a folder, too
+            raise damaged(self.file, f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits")
         for key in ("spec", "provenance", "variants", "stopped"):
             if not isinstance(record.get(key, {}), dict):
                 raise damaged(self.file, f"its '{key}' is no object")

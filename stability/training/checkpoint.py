@@ -93,9 +93,11 @@ def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
 def _trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 pickle's, zip's and torch's errors mean the same to the reader
+    except Exception:  # noqa: BLE001 pickle's, zip's and torch's errors mean the same to the reader
+        # torch's own words advise to set weights_only=False, which would run the code
         raise ValueError(
-            f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}"
+            f"{folder / TRAINER} is no trainer state that can be read safely: it is damaged, or holds code, which is "
+            "never run; use another checkpoint"
         ) from None
 
 

@@ -105,3 +105,19 @@ assert "torch" not in sys.modules
         "clip_norm=-1",
         "warmup_steps='many'",
     ]
+
+
+@pytest.mark.parametrize("key", ["lr", "mechanism.sc.window", "mechanism", "plugins", "data.path", "++steps"])
+def test_a_list_that_hydra_would_parse_for_minutes_is_refused_unread(key):
+    begun = f"{key}=[1,1"
+    with pytest.raises(ValueError, match=r"^.*: holds 10,000 elements; a list may have at most 2,000$") as caught:
+        compose("sweep", [begun + ",1" * 9998 + "]"])
+    assert str(caught.value).startswith(begun) and len(str(caught.value)) < 200
+
+
+def test_a_key_longer_than_a_files_name_is_refused_as_one_that_cannot_be_read():
+    with pytest.raises(
+        ValueError, match=r"^'a\.a\.a.* \(1,003 characters\)' has no key that could be read; "
+    ) as caught:
+        compose("sweep", ["a." * 500 + "b=1"])
+    assert len(str(caught.value)) < 300

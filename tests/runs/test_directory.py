@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -106,14 +107,26 @@ def test_damaged_files_are_named(tmp_path):
 
 def test_a_study_with_queued_and_failed_runs_is_collected_as_it_stands(tmp_path):
     study = StudyFolder.of(tmp_path, "mine")
-    study.write(["one", "two"])
-    RunDirectory(study.pool, "two").set_status("failed", step=3, reason="crash")
+    study.write(["0" * 12, "1" * 12])
+    RunDirectory(study.pool, "1" * 12).set_status("failed", step=3, reason="crash")
     runs = collect(study.path).runs.set_index("run_id")
     assert list(runs.status) == ["queued", "failed"]
-    assert runs.loc["two", "reason"] == "crash"
+    assert runs.loc["1" * 12, "reason"] == "crash"
 
 
 def test_a_study_that_is_none_names_those_that_are(tmp_path):
     StudyFolder.of(tmp_path, "mine").write([])
     with pytest.raises(ValueError, match="studies there: mine"):
         collect(tmp_path / "studies" / "mien")
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    ["../../../../etc", "0123456789ab\n", "0123456789AB", "0123456789abc", "", "a" * 400, "\0" * 12, "０" * 12],
+)
+def test_a_study_lists_nothing_that_is_no_runs_id(tmp_path, run_id):
+    study = StudyFolder.of(tmp_path, "mine")
+    study.write(["0123456789ab", run_id])
+    with pytest.raises(ValueError, match=f"^{re.escape(str(study.file))} is damaged \\(its run_ids hold ") as caught:
+        study.runs()
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300 + len(str(study.file))
