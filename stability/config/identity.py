@@ -148,6 +148,45 @@ def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
     }
 
 
+def without_places(
+    values: Mapping[str, Any], schema: type[BaseModel] | None, family: str | None = None
+) -> dict[str, Any]:
+    """Return a spec's plain JSON values with each path cut to its last part, to be sent elsewhere.
+
+    Args:
+        values: the spec's.
+        schema: the class that declares them; None: unknown here.
+        family: the family of the part whose settings these are, if they are a part's.
+    """
+    shown: dict[str, Any] = {}
+    for key, value in values.items():
+        field = None if schema is None else schema.model_fields.get(key)
+        markers = [] if field is None else field.metadata
+        is_place = any(isinstance(marker, Place) and not marker.is_part_of_an_id(value) for marker in markers)
+        own = family_of(markers) or (family if key == "parts" else None)
+        if is_place or (family == "data" and key in UNMARKED):
+            shown[key] = _last_part(value)
+        else:
+            shown[key] = _without_places_inside(value, None if field is None else field.annotation, own)
+    return shown
+
+
+def _without_places_inside(value: Any, annotation: Any, family: str | None) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_places_inside(item, annotation, family) for item in value]
+    if not isinstance(value, dict):
+        return value
+    schema = group_of(annotation) if family is None else _config(family, value.get("name", ""))
+    return without_places(value, schema, family)
+
+
+def _last_part(value: Any) -> Any:
+    """Return the last part of a path, or of each in a list; ``ckpt:`` and ``hf:`` stay before it."""
+    if isinstance(value, list | tuple):
+        return [_last_part(item) for item in value]
+    return re.sub(r"^((?:ckpt|hf):)?.*/(?=[^/])", r"\1", value, flags=re.DOTALL) if isinstance(value, str) else value
+
+
 def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """Return a spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None:
     nobody here knows."""

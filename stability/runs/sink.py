@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stability.config.identity import without_places
+from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, write_atomically
 from stability.runs.rows import logged
 
@@ -21,7 +23,8 @@ BEGUN_ANEW = "it began anew, and has all rows"  # in the failure file of a sink 
 class Told:
     """All that a sink is told of a run when it is opened.
 
-    ``group``: the study; ``name``: how the run is called in it; ``config``: the run's spec; ``resume_after``: the step
+    ``group``: the study; ``name``: how the run is called in it; ``config``: the run's spec, whose paths are cut to what
+    they name; ``resume_after``: the step
     after which rows are logged again, -1 where the run begins, None where it has been trained.
     """
 
@@ -30,6 +33,9 @@ class Told:
     name: str
     config: dict[str, Any]
     resume_after: int | None = -1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", without_places(self.config, RunSpec))
 
     @property
     def run_id(self) -> str:

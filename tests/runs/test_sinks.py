@@ -1,5 +1,6 @@
 """Every sink gets what the run's own files hold, read back record by record, and can do the run no harm."""
 
+import json
 import sys
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec
+from stability.config.identity import without_places
+from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.log import RunLog
-from stability.runs.sink import failure_file
+from stability.runs.sink import Told, failure_file
 from stability.runs.sinks import SINKS, Sinks
 from stability.runs.tensorboard_sink import TensorboardSink
 from tests.runs.reading_sinks import READERS, mlflow_run
@@ -141,3 +144,30 @@ def test_without_its_package_the_error_says_what_to_do(monkeypatch, name):
         RuntimeError, match=f"^logger={name} needs .*: pip install {name}[a-z-]*, or choose logger=files$"
     ):
         SINKS[name].require()
+
+
+def test_what_is_sent_of_a_run_names_its_files_and_not_where_they_lie(lab):
+    spec = lab.spec().model_dump(mode="json")
+    spec["weights"] = {"source": f"ckpt:{lab.pool}/0123456789ab", "sha256": "0" * 64}
+    spec["data"]["split"] = {"path": "/stays/where/it/is"}  # nothing of this name is declared to be a path
+    told = Told(lab.directory(lab.spec()), "study", "name", spec).config
+    assert (told["data"]["path"], told["weights"]["source"]) == ("page.txt", "ckpt:0123456789ab")
+    assert str(lab.pool.parent) not in json.dumps(told)
+    assert told | {"data": spec["data"], "weights": spec["weights"]} == spec
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [("/home/me/x.txt", "x.txt"), ("../x", "x"), ("x", "x"), ("folder/", "folder/"), ("a/b/", "b/"), ("~/p q", "p q")],
+)
+def test_the_last_part_of_a_path_is_sent(typed, sent):
+    assert without_places({"data": {"name": "text", "path": typed}}, RunSpec) == {
+        "data": {"name": "text", "path": sent}
+    }
+
+
+def test_a_dataset_of_the_hub_keeps_its_whole_name():
+    data = {"name": "hf", "dataset": "roneneldan/TinyStories"}
+    assert without_places({"data": data}, RunSpec) == {"data": data}
+    folder = without_places({"data": data | {"dataset": "/home/me/stories"}}, RunSpec)
+    assert folder == {"data": data | {"dataset": "stories"}}
