@@ -7,10 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables
-from stability.cli.subjects import Subject, Work, add_plugins_of, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
@@ -39,6 +38,7 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
                       a mean over oracle_draws=8 drawn masks
   oracle=hf:NAME_OR_FOLDER   a protein language model: the letters alone; of a masked one their masked NLL in the same way, of a causal one the NLL
   phase=terminal | earliest | last | all   which checkpoints (last: of a run that diverged before its end)
+  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
   batch=32            sequences at a time       device=auto | cpu | cuda
 
 Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta; proteins: .fasta and <phase>/sample_<i>.cif beside it, decoded by the structure tokenizer);
@@ -52,8 +52,7 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 def main(argv: list[str]) -> int:
     """Sample and score what ``ckpt`` names, then publish the study or print the run's samples and scores."""
     invocation = Invocation.of(argv)
-    add_plugins_of(invocation.given.get("ckpt"))
-    spec = read(GenerateSpec, invocation)
+    spec = read_about(GenerateSpec, invocation)
     from stability.runs.phases import phases
 
     subject = Subject.of(spec.ckpt, kept="samples")

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.progress import follow
 from stability.cli.publish import publish
-from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
 from stability.runs.directory import RunDirectory, read_json
@@ -36,6 +35,7 @@ hf:   any causal language model of transformers: which learning rate does its cu
   parity_steps=1                    recorded steps that are measured by that difference as well, for comparison
   measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]  any of these; critical_lr: where the loss along u really stops being lower
   spectra.trace_products=30 …       how finely; every setting: conf/curvature/protocol.yaml
+  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
   hf only: positions=128            tokens per sequence             lr=2e-5 | lr=[1e-5,1e-4]   state checkpoint: a fresh AdamW's ("plain")
 
 What is measured already under the same protocol is not measured again.
@@ -44,7 +44,7 @@ What is measured already under the same protocol is not measured again.
 
 def main(argv: list[str]) -> int:
     """Measure α_max of what ``ckpt`` or ``hf`` names, then publish the study or print the run's table."""
-    spec = read(HessianSpec, Invocation.of(argv))
+    spec = read_about(HessianSpec, Invocation.of(argv))
     if spec.ckpt is None:
         return _measure_hugging_face(spec)
     subject = Subject.of(spec.ckpt, kept="rows")

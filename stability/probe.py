@@ -6,10 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables, tell_what_draws
-from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
@@ -50,6 +49,7 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   outlier_log_range=30              ln(1/ν) above which a token is an outlier       (streams)
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
   nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
+  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
   device=auto | cpu | cuda          where the model runs                    (spectra, pdmm, streams, training_free)
   reports_dir=reports               folder of the figure                    (connectivity, pdmm without ckpt)
 
@@ -58,7 +58,7 @@ What is measured already under the same protocol is not measured again; `python 
 
 
 def main(argv: list[str]) -> int:
-    spec = read(ProbeSpec, Invocation.of(argv))
+    spec = read_about(ProbeSpec, Invocation.of(argv))
     if spec.what == "connectivity" or spec.ckpt is None:
         return _graphs(spec)
     subject = Subject.of(spec.ckpt, kept="rows")

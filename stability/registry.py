@@ -7,10 +7,13 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import re
+from pathlib import Path
 from typing import Any
 
 FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears")
 MOST_CHOICES = 24
+MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # a module's dotted name
 # module path of each plugin by family and name; filled by `add_plugin`, the same in the driver and in every worker
 _plugins: dict[tuple[str, str], str] = {}
 
@@ -81,6 +84,28 @@ def plugins_of(family: str) -> tuple[str, ...]:
     return tuple(name for known, name in _plugins if known == family)
 
 
+def add_plugins(modules: Any) -> None:
+    """Make the modules known that this command named; what is no list of them is refused with the rest of its spec."""
+    for module in modules if isinstance(modules, list | tuple) else ():
+        add_plugin(module)
+
+
+def require_plugins(modules: Any, place: Path | str) -> None:
+    """Refuse to go on without the plugins that a file of a run names: only a command's own word imports a module.
+
+    Args:
+        modules: the file's ``plugins``, which anybody may have written.
+        place: what the message calls the run.
+
+    Raises:
+        ValueError: one of them was not made known by `add_plugin`.
+    """
+    listed = [str(module) for module in modules] if isinstance(modules, list | tuple) else []
+    if not set(listed) <= set(_plugins.values()):
+        typed = ",".join(module if MODULE.fullmatch(module) else repr(module[:40]) for module in listed)
+        raise ValueError(f"{place}: was trained with plugins=[{typed}]; add plugins=[{typed}] to import it")
+
+
 def add_plugin(module: str) -> tuple[str, str]:
     """Make a part that lives outside this package known under the stem of its module.
 
@@ -88,7 +113,7 @@ def add_plugin(module: str) -> tuple[str, str]:
     base has one). Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or
     takes a name that exists.
     """
-    if not all(step.isidentifier() for step in str(module).split(".")):
+    if not MODULE.fullmatch(str(module)):
         raise ValueError(
             f"plugins: '{module}' is no module's name; give one that can be imported, e.g. "
             "plugins=[my_pkg.my_mechanism]"

@@ -16,6 +16,7 @@ from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
+from stability.registry import add_plugins
 from stability.runs.directory import INTERRUPTED, RUNNING, STOPPED, RunDirectory, step_of
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
@@ -259,6 +260,7 @@ def _train(trial: Trial, sinks: Sinks) -> Iterator[None]:
     from stability.config.parse import parse_run
     from stability.training.run import train
 
+    add_plugins(trial.spec.get("plugins"))  # a worker has them from the command that made the trial
     how = {
         "sinks": sinks,
         "command": trial.command,

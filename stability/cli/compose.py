@@ -95,16 +95,21 @@ def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
     return [group for group in named if group in said and (group in AXES or given[group] != preset[group])]
 
 
+def named_plugins(invocation: Invocation) -> list[str]:
+    """Return the modules of ``plugins=[…]``. Errors: ``ValueError`` where it is no list."""
+    given = [word.value for word in invocation.words if str(word).startswith("plugins=")]
+    listed = given[0] if given and given[0] is not None else "[]"
+    if not re.fullmatch(r"\s*\[.*\]\s*|null", listed, re.DOTALL):
+        raise ValueError(f"plugins={listed}: must be a list of modules, e.g. plugins=[my_pkg.my_mechanism]")
+    return re.findall(r"[^\s,\[\]'\"]+", listed.removeprefix("null"))
+
+
 def store_plugins(invocation: Invocation) -> None:
     """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is
     chosen like a yaml of ours."""
     from hydra.core.config_store import ConfigStore
 
-    given = [word.value for word in invocation.words if str(word).startswith("plugins=")]
-    listed = given[0] if given and given[0] is not None else "[]"
-    if not re.fullmatch(r"\s*\[.*\]\s*|null", listed, re.DOTALL):
-        raise ValueError(f"plugins={listed}: must be a list of modules, e.g. plugins=[my_pkg.my_mechanism]")
-    for module in re.findall(r"[^\s,\[\]'\"]+", listed.removeprefix("null")):
+    for module in named_plugins(invocation):
         family, name = add_plugin(module)
         exported = Registry(family).load(name)
         group = "cross" if getattr(exported, "cross", False) else {"data": "data"}.get(family, family.removesuffix("s"))

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stability.cli.compose import read, store_plugins
 from stability.cli.progress import follow
+from stability.cli.words import Invocation
+from stability.config.base import AnySettings
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.registry import add_plugin, near_misses
+from stability.registry import near_misses, require_plugins
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
@@ -116,16 +119,23 @@ def _nothing_at(folder: Path) -> ValueError:
     )
 
 
-def add_plugins_of(ckpt: str | None) -> None:
-    """Make known what the runs in a folder need of somebody's own, whose settings may stand among the words. Of a
-    folder that holds none of that nothing is said yet (`Subject.of` does)."""
-    folder = _folder(ckpt or "")
-    for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
-        if ckpt is not None and file.is_file():
-            record = read_json(file)
-            for module in record.get("spec", record).get("plugins") or ():
-                add_plugin(module)
-            return
+def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
+    """Return the spec of an entry that works on ``ckpt=FOLDER``, as `read` does.
+
+    Raises:
+        ValueError: the folder's runs need plugins that the command does not name. That is found before the words are
+            read, among which their settings may stand. `Subject.of` refuses a folder without runs.
+    """
+    ckpt = next((word.value for word in invocation.words if word.key == "ckpt" and word.value), None)
+    if ckpt is not None:
+        store_plugins(invocation)
+        folder = _folder(ckpt)
+        for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
+            if file.is_file():
+                record = read_json(file)
+                require_plugins(record.get("spec", record).get("plugins"), ckpt)
+                break
+    return read(kind, invocation)
 
 
 @dataclass(frozen=True)
@@ -172,4 +182,4 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
 
 def spec_of(directory: RunDirectory) -> RunSpec:
     """Return the spec that a run was trained by."""
-    return parse_run(read_json(directory.spec_file))
+    return parse_run(read_json(directory.spec_file), directory.path)

@@ -36,6 +36,7 @@ class HessianSpec(Settings):
     curvature: CurvatureSpec = Field(
         default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512"
     )
+    plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
     @model_validator(mode="before")
@@ -170,6 +171,7 @@ class ProbeSpec(Settings):
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
     )
+    plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
     phase: Literal["terminal", "earliest", "last", "all"] = Field(
         default="terminal",
         description="which checkpoints of a run are measured: of its last planned step, the first, the last before a "

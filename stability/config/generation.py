@@ -118,6 +118,7 @@ class GenerateSpec(GenerationSpec):
     ckpt: Annotated[str, Place()] = Field(
         min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
     )
+    plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
     phase: Literal["terminal", "earliest", "last", "all"] = Field(
         default="terminal",
         description=(

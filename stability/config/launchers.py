@@ -80,6 +80,12 @@ class RaySpec(Settings):
         description="how often a run goes on, on another node or in another process, after its own has died, before it "
         "is failed",
     )
+    hang_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds without a step of training after which a run's process is killed and the run goes on in "
+        "another: longer than a validation takes; null: never",
+    )
 
     @field_validator("address")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 from stability.config.base import AnySettings, Settings, checked
@@ -15,7 +16,7 @@ from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
 from stability.config.wandb import DashboardSpec
-from stability.registry import add_plugin
+from stability.registry import add_plugins, require_plugins
 from stability.startup import uncollected
 
 SPECS: dict[str, type[Settings]] = {
@@ -33,24 +34,29 @@ SPECS: dict[str, type[Settings]] = {
 def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
     """Validate the spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
     known first, and ``impl=auto`` of a sweep is settled. Errors: ``ValueError``, at most two lines."""
-    listed = values.get("plugins") or ()
-    for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
-        add_plugin(module)
+    add_plugins(values.get("plugins"))
     with uncollected():
         spec = checked(kind, values)
         return cast(AnySettings, spec.settled()) if isinstance(spec, SweepSpec) else spec
 
 
-def parse_run(values: dict[str, Any]) -> RunSpec:
-    """Return the `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than
-    the file has its neutral value."""
-    return checked(RunSpec, _known(values))
+def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec:
+    """Return the `RunSpec` behind a ``spec.json`` or a checkpoint's manifest, with neutral values for younger fields.
+
+    Args:
+        values: what the file holds.
+        place: the folder, for the message.
+
+    Raises:
+        ValueError: a value is wrong, or a plugin is needed that the command has not named: it is not imported.
+    """
+    return checked(RunSpec, _known(values, place))
 
 
 def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
     rest: by its fields, of those that are there."""
-    known = _known(values)
+    known = _known(values, "this run")
     return {
         key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
         for key, family in COMPUTED.items()
@@ -58,8 +64,7 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's values with neutral ones for younger fields, after its plugins were made known."""
-    for module in values.get("plugins") or ():
-        add_plugin(module)
+def _known(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
+    """Return a run's values with neutral ones for younger fields. Errors: ``ValueError`` where a plugin is missing."""
+    require_plugins(values.get("plugins"), place)
     return filled(values, RunSpec)

@@ -78,7 +78,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
 
 def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
-    spec = parse_run(manifest["spec"])
+    spec = parse_run(manifest["spec"], folder)
     require_kernels(parts_of_model(spec))
     model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
+import sys
 from collections import Counter
 
 import pytest
 
-from stability.cli.subjects import Subject
+from stability.cli.subjects import Subject, read_about, spec_of
+from stability.cli.words import Invocation
+from stability.config.parse import SPECS
+from stability.registry import add_plugin, require_plugins
+from stability.runs.directory import FINISHED
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
+from sweeps.trial import Trial, run_trial
 
 KEPT = {"hessian": "rows", "probe": "rows", "generate": "samples"}
 WORDS = {"hessian": [], "probe": ["what=spectra"], "generate": ["num=1"]}
@@ -124,3 +131,70 @@ def test_the_nearest_study_is_named_where_a_folder_is_not_there(entry, tmp_path,
         )
     with pytest.raises(ValueError, match=r"^no checkpoint at /nothing/there, and no run or study; give a folder like"):
         main(["ckpt=/nothing/there", *WORDS[entry]])
+
+
+@pytest.fixture
+def of_a_plugin(lab, tmp_path, monkeypatch):
+    """A finished run that names a module of somebody's, which leaves a mark where it is imported."""
+    run = lab.train(lab.spec())
+    spec = json.loads(run.spec_file.read_text()) | {"plugins": ["somebodys"]}
+    run.spec_file.write_text(json.dumps(spec))
+    for folder in run.checkpoints():
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"spec": spec}))
+    study = StudyFolder.of(lab.pool, "theirs")
+    study.write([run.run_id], spec={"plugins": ["somebodys"]})
+    (tmp_path / "somebodys.py").write_text(
+        "from pathlib import Path\nfrom stability.norms.layernorm import EXPORT as Norm\n"
+        "Path(__file__).with_suffix('.mark').touch()\nclass EXPORT(Norm): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "somebodys", None)
+    del sys.modules["somebodys"]
+    return run
+
+
+@pytest.mark.parametrize("entry", ["hessian", "generate num=1", "probe what=qk"])
+@pytest.mark.parametrize("place", ["study", "run", "checkpoint"])
+def test_a_plugin_that_a_folder_names_is_imported_where_the_command_names_it_only(
+    entered, tmp_path, of_a_plugin, entry, place
+):
+    mark, run = tmp_path / "somebodys.mark", of_a_plugin
+    places = {"study": run.path.parent / "studies/theirs", "run": run.path, "checkpoint": run.checkpoints()[-1]}
+    ckpt = f"ckpt={places[place]}"
+    module, *words = entry.split()
+    done = entered(f"stability.{module}", *words, ckpt)
+    assert (done.returncode, mark.exists()) == (2, False)
+    assert done.stderr == (
+        f"error: {places[place]}: was trained with plugins=[somebodys]; add plugins=[somebodys] to import it\n"
+    )
+    read_about(SPECS[module], Invocation.of([*words, ckpt, "plugins=[somebodys]"]))
+    assert mark.exists()
+
+
+def test_what_reads_a_checkpoint_itself_imports_no_plugin_that_was_not_named(tmp_path, of_a_plugin):
+    folder = of_a_plugin.checkpoints()[-1]
+    told = f"^{folder}: was trained with plugins=\\[somebodys\\]; add plugins=\\[somebodys\\] to import it$"
+    with pytest.raises(ValueError, match=told):
+        checkpoint.load(folder)
+    with pytest.raises(ValueError, match=told.replace(str(folder), str(of_a_plugin.path))):
+        spec_of(of_a_plugin)
+    assert not (tmp_path / "somebodys.mark").exists()
+    add_plugin("somebodys")
+    checkpoint.load(folder)
+    assert spec_of(of_a_plugin).plugins == ("somebodys",)
+
+
+def test_a_worker_imports_the_plugins_of_the_trial_that_it_is_handed(tmp_path, of_a_plugin):
+    spec = json.loads(of_a_plugin.spec_file.read_text())
+    trial = Trial(of_a_plugin.run_id, spec, str(of_a_plugin.path.parent), None, "cpu", None)
+    assert list(run_trial(trial)) == []
+    assert (tmp_path / "somebodys.mark").exists()
+    assert trial.directory.status()["state"] in FINISHED
+
+
+@pytest.mark.parametrize("names", [["../x"], ["\x1b]0;a\a"], [1, None]])
+def test_names_that_are_no_modules_are_told_without_their_control_characters(names):
+    with pytest.raises(ValueError, match=r"^here: was trained with plugins=\['") as caught:
+        require_plugins(names, "here")
+    assert str(caught.value).isprintable()

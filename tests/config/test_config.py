@@ -17,7 +17,7 @@ from stability.config.identity import run_id
 from stability.config.parse import parse, parse_run
 from stability.config.rates import LearningRates
 from stability.config.sweep import SweepSpec
-from stability.registry import FAMILIES, Registry
+from stability.registry import FAMILIES, Registry, add_plugin
 from tests.mechanisms.names import CAUSAL, listed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,6 +178,7 @@ def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monke
     (package / "sc.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("stability.registry._plugins", {})
+    add_plugin("my_lab_plugins.twice")
     spec = parse_run(
         {**lab.spec().model_dump(mode="json"), "plugins": ["my_lab_plugins.twice"], "mechanism": {"name": "twice"}}
     )

@@ -109,7 +109,7 @@ def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: Generat
 def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     """Return what samples depend on (of the batch, no more than by rounding), with the sampler that ``auto`` stands
     for."""
-    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
+    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"], folder)
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in _stepped(run) else {}
     values = {
@@ -134,7 +134,7 @@ def _scores(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
 
 def _scored_by(folder: Path, spec: GenerationSpec) -> str:
     assert spec.oracle is not None
-    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
+    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"], folder)
     return json.dumps(
         {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **kind_of(run).scored_by(spec)}, sort_keys=True
     )
@@ -267,7 +267,7 @@ def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
     """Return how often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored
     batches."""
-    run = parse_run(read_json(directory.spec_file))
+    run = parse_run(read_json(directory.spec_file), directory.path)
     return len(missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from stability.config.parse import parse_run
 from stability.corpora.cache import load
+from stability.registry import add_plugins
 from stability.training.devices.processes import device_of, instructions, join
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import Microbatches
@@ -24,6 +25,7 @@ def help_out(settings: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # a batch system sends them to every process of a job; what they mean for the run, its own process decides
         signal.signal(number, signal.SIG_IGN)
+    add_plugins(settings["spec"].get("plugins"))  # the run's own process has them from its command
     spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
     corpus = load(Path(settings["cache_dir"]), spec.data_fingerprint)
     rank, size = settings["rank"], settings["size"]
