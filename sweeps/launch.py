@@ -202,6 +202,7 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
         gpus_per_trial=spec.gpus_per_trial,
         address=spec.ray.address,
         node_retries=spec.ray.node_retries,
+        hang_s=spec.ray.hang_s,
         scheduler=partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None,
         say=say,
     )

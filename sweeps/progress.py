@@ -15,6 +15,7 @@ from typing import Any
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
 from stability.runs.words import Words
+from sweeps.standing import standing_s
 from sweeps.trial import Trial, variants
 
 TAIL_BYTES = 8192
@@ -29,6 +30,7 @@ class Row:
     and samples are scored, too.
     ``owner``: "host:pid" of the process that works on it, as seen from outside.
     ``trained``: whether an earlier launch trained it, so that this one only measures or samples it.
+    ``stood_s``: seconds without a step, where that is unusually long.
     ``held_by``: the same of a process that works on it for another sweep, as seen by a launch that waits for it.
     """
 
@@ -49,6 +51,7 @@ class Row:
     ended_at: float | None = None
     reason: str = ""
     owner: str = ""
+    stood_s: float | None = None
     held_by: str = ""
     trained: bool = False
     signature: tuple[int, int] | None = field(default=None, repr=False)
@@ -145,7 +148,7 @@ class Progress:
         """Take step, state, result and times of a row from its status."""
         row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
-        row.reason = status.get("reason", "")
+        row.reason, row.stood_s = status.get("reason", ""), None
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
             result = status.get("result", {})
@@ -281,6 +284,7 @@ def _mtime_ns(path: Path) -> int:
 
 
 def _read_logs(row: Row) -> None:
+    """Take in the ends of a run's logs."""
     directory = row.trial.directory
     metrics, timing = tail(directory.metrics_file), tail(directory.timing_file)
     if metrics:
@@ -291,3 +295,4 @@ def _read_logs(row: Row) -> None:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
         if (steps := timing[-1]["step"] - timing[0]["step"]) > 0:
             row.step_s = (timing[-1]["wall_s"] - timing[0]["wall_s"]) / steps
+    row.stood_s = standing_s(directory, timing) if row.phase == "training" else None

@@ -42,13 +42,20 @@ def counts_line(progress: Progress) -> str:
         progress.counts(),
         verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED})),
     )
+    standing = [row.stood_s for row in progress.rows if row.stood_s is not None]
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
     numbers += [
-        f"{counts[state]} {state}"
+        f"{counts[state]} {state}" + (_stand(standing) if state == "running" else "")
         for state in ("running", *AS_NEEDED, "failed", "queued")
         if counts[state] or state not in AS_NEEDED
     ]
     return f"{runs(len(progress.rows))}: {', '.join(numbers)}"
+
+
+def _stand(seconds: Sequence[float]) -> str:
+    """Return how many runs have gone without a step for long, ``" (1 with no step for 4 min 00 s)"``; "" for none."""
+    up_to = "up to " if len(seconds) > 1 else ""
+    return f" ({len(seconds)} with no step for {up_to}{duration(max(seconds))})" if seconds else ""
 
 
 def left_text(progress: Progress) -> str:
@@ -118,7 +125,8 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
 
 def _cells(progress: Progress, row: Row) -> list[str]:
     """Return one run's cells by `COLUMNS`; "" where there is nothing to say."""
-    eta = progress.row_eta_s(row) if row.running else None
+    eta = progress.row_eta_s(row) if row.running and row.stood_s is None else None
+    stands = "" if row.stood_s is None else f"no step for {duration(row.stood_s)}"
     return [
         row.variant,
         f"{row.trial.spec['lr_peak']:g}",
@@ -130,7 +138,7 @@ def _cells(progress: Progress, row: Row) -> list[str]:
         duration(eta) if eta is not None else "",
         f"held by {row.held_by}"
         if row.held_by
-        else " ".join(filter(None, (row.phase or row.state, row.owner and f"on {row.owner}"))),
+        else " ".join(filter(None, (stands or row.phase or row.state, row.owner and f"on {row.owner}"))),
     ]
 
 
@@ -153,6 +161,7 @@ class Lines:
     def __init__(self, say: Callable[[str], None], *, known: bool = False):
         self._say, self._skips = say, known
         self._told: dict[str, str] = {}
+        self._standing: set[str] = set()
         self._told_at, self._ended_then = time.monotonic(), 0
 
     def tell(self, progress: Progress) -> None:
@@ -166,9 +175,19 @@ class Lines:
             if row.ended and self._told[row.trial.run_id] != "ended":
                 self._told[row.trial.run_id] = "ended"
                 self._unless_skipped(self._end(row, len(progress.rows), progress.words.share))
+            self._tell_standing(row)
         if self._skips:
             self._skips, self._ended_then = False, self._num_ended
         self._tell_the_whole(progress)
+
+    def _tell_standing(self, row: Row) -> None:
+        """Print once that a run has gone without a step for long, and again where it does so after another step."""
+        run_id = row.trial.run_id
+        if row.stood_s is None:
+            self._standing.discard(run_id)
+        elif run_id not in self._standing:
+            self._standing.add(run_id)
+            self._say(f"stands {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
 
     def _unless_skipped(self, line: str) -> None:
         if not self._skips:

@@ -127,6 +127,10 @@ def run_counted(trial: Trial) -> Iterator[None]:
 
 def run_and_die_once(trial: Trial) -> Iterator[None]:
     """The worker of seed 1 is killed after two steps, which it had saved; begun again it goes on."""
+    yield from _die_once(trial, number=signal.SIGKILL)
+
+
+def _die_once(trial: Trial, *, number: signal.Signals) -> Iterator[None]:
     directory = trial.directory
     directory.path.mkdir(parents=True, exist_ok=True)
     begun, saved = directory.path / "begun.txt", directory.path / "saved.json"
@@ -135,8 +139,13 @@ def run_and_die_once(trial: Trial) -> Iterator[None]:
     for count, _ in enumerate(run_fake(trial, step_s=0.02), 1):
         if trial.spec["seed"] == 1 and count == 2 and len(begun.read_text().split()) == 1:
             saved.write_text("2")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
         yield
+
+
+def run_and_hang_once(trial: Trial) -> Iterator[None]:
+    """Under the run's lock, the worker of seed 1 is stopped by a signal as `run_and_die_once` is killed."""
+    yield from run_trial(trial, partial(_die_once, number=signal.SIGSTOP))
 
 
 def run_on_a_full_disk(trial: Trial) -> Iterator[None]:

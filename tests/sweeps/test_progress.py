@@ -1,14 +1,19 @@
 """What is known of trials from the files that they leave."""
 
+import io
+import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
+from sweeps import standing
 from sweeps.progress import TAIL_BYTES, Progress, tail
 from sweeps.trial import several_of, variants
-from sweeps.view.board import left_text, run_table
+from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
 
@@ -242,3 +247,68 @@ def test_a_speed_is_in_what_the_study_says_that_it_counts(tmp_path, record, name
     view = StudyView.of(study)
     columns = [str(column.header) for column in run_table(view.progress, view.progress.rows).columns]
     assert f"{counted}/s" in columns and len([each for each in columns if each.endswith("/s")]) == 1
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time by which a run's idleness is measured, which stands still."""
+    monkeypatch.setattr(standing, "time", SimpleNamespace(time=lambda: 2e9))
+    return 2e9
+
+
+def stand(trial, seconds, now):
+    for file in (trial.directory.metrics_file, trial.directory.status_file):
+        if file.exists():
+            os.utime(file, (now - seconds, now - seconds))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "rows", "seconds", "stands"),
+    [
+        (0.5, 4, 50, False),
+        (0.5, 4, 250, True),
+        (20.0, 4, 250, False),  # 20 steps are 400 s
+        (20.0, 4, 500, True),
+        (1.0, 1, 250, False),  # no step is timed yet
+        (1.0, 0, 400, True),
+    ],
+)
+@pytest.mark.parametrize("from_outside", [False, True])
+def test_a_run_without_a_step_for_far_longer_than_a_step_takes_is_told(
+    tmp_path, now, step_s, rows, seconds, stands, from_outside
+):
+    trial = replace(fakes.make_trial(tmp_path, steps=10), launch="own")
+    progress = Progress([trial], from_outside=from_outside)
+    started(trial)
+    for step in range(1, rows + 1):
+        fakes.log_step(trial.directory, step, wall_s=step_s * step)
+    stand(trial, seconds, now)
+    lock, said = trial.lock, []
+    assert lock.acquire()
+    lines = Lines(said.append)
+    try:
+        for _ in range(2):
+            progress.poll()
+            lines.tell(progress)
+    finally:
+        lock.release()
+    word = f"no step for {seconds // 60} min {seconds % 60:02d} s"
+    table = Console(width=200, file=io.StringIO())
+    table.print(run_table(progress, progress.rows))
+    assert (word in table.file.getvalue(), f"1 running (1 with {word})" in counts_line(progress)) == (stands, stands)
+    assert [line for line in said if "stands" in line] == [f"stands sa lr=0.01 seed=0 (000000000000): {word}"] * stands
+    if rows:
+        fakes.log_step(trial.directory, rows + 1, wall_s=step_s * (rows + 1))
+        stand(trial, 1, now)
+        progress.poll()
+        assert "no step" not in counts_line(progress)
+
+
+def test_a_median_step_is_not_moved_by_a_pause_or_a_clock_that_begins_anew(tmp_path, now):
+    trial = fakes.make_trial(tmp_path, steps=10)
+    started(trial)
+    timing = [{"step": step, "wall_s": wall_s} for step, wall_s in enumerate((0.5, 1.0, 1.5, 900.0, 0.5, 1.0, 1.5), 1)]
+    fakes.log_step(trial.directory, 1, wall_s=0.5)
+    stand(trial, 70, now)
+    assert standing.standing_s(trial.directory, timing) == 70
+    assert standing.standing_s(trial.directory, [{**row, "wall_s": 10 * row["step"]} for row in timing]) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +31,7 @@ BLIND = "The actor died because of an error raised in its creation task, ray::Ru
 class Loop:
     """A Tuner's loop over three runs of which the second loses its workers. ``said``: the lines for the user."""
 
-    def __init__(self, folder, monkeypatch, node_retries=2):
+    def __init__(self, folder, monkeypatch, node_retries=2, hang_s=None):
         self.module, self.said, self.folder, self.nodes = fakes.imported("sweeps.launchers.ray.board"), [], folder, [{}]
         monkeypatch.setattr(self.module, "alive", lambda: [{"Resources": each} for each in self.nodes])
         monkeypatch.setattr(self.module, "LOOK_S", 0.0)
@@ -41,6 +43,7 @@ class Loop:
             job,
             Share(1, 0),
             node_retries,
+            hang_s,
             on_tick=lambda: None,
             settle=lambda: True,
             interrupt=Interrupt(),
@@ -57,7 +60,8 @@ class Loop:
         return trial
 
     def step(self, status="PENDING"):
-        self.board.on_step_begin(0, [SimpleNamespace(status=status)])
+        config = {"run": {"id": self.trials[1].run_id}}
+        self.board.on_step_begin(0, [SimpleNamespace(status=status, config=config)])
 
     def status(self):
         return self.trials[1].directory.status()
@@ -169,3 +173,53 @@ def test_a_node_with_room_or_a_run_that_is_worked_on_keeps_the_sweep_waiting(loo
     one.board._had_room_at -= one.module.NO_NODE_S + 1
     one.step(status)
     assert one.board.num_running == (status == "RUNNING")
+
+
+@pytest.fixture
+def standing(tmp_path, monkeypatch):
+    """A loop with ``ray.hang_s=30`` over a run that this process works on, and that took its last step long ago.
+    ``clock``: the loop's, to be set; ``killed``: whom it killed."""
+    loop = Loop(tmp_path, monkeypatch, hang_s=30.0)
+    clock, killed, directory = [0.0], [], loop.trials[1].directory
+    monkeypatch.setattr(loop.module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(loop.module, "kill", lambda process: not killed.append(process))
+    directory.set_status("running", step=0, num_steps=4, phase="training")
+    fakes.log_step(directory, 1, wall_s=0.1)
+    for file in (directory.metrics_file, directory.status_file):
+        os.utime(file, (1e9, 1e9))
+    lock = loop.trials[1].lock
+    assert lock.acquire()
+    yield loop, clock, killed
+    lock.release()
+
+
+def look_at(loop, clock, *times):
+    for clock[0] in times:
+        loop.step("RUNNING")
+
+
+def test_a_worker_without_a_step_for_too_long_is_killed_once_and_the_user_told(standing):
+    loop, clock, killed = standing
+    look_at(loop, clock, 0.0, 20.0, 30.0)
+    assert killed == [], "a new worker finds files of the one before it"
+    look_at(loop, clock, 31.0, 40.0, 100.0)
+    assert killed == [Process.current()]
+    assert loop.said == ["kills the process of sa lr=0.01 seed=1 (000000000001): no step for 30 s (ray.hang_s)"]
+
+
+@pytest.mark.parametrize("why", ["a step", "another phase", "saved", "another sweep's", "not asked for"])
+def test_a_worker_that_does_not_hang_is_not_killed(standing, why):
+    loop, clock, killed = standing
+    trial = loop.trials[1]
+    if why == "a step":
+        fakes.log_step(trial.directory, 2, wall_s=0.2)
+    elif why == "not asked for":
+        loop.board._hang_s = None
+    elif why == "another sweep's":
+        loop.board._job = replace(loop.board._job, trials={trial.run_id: replace(trial, launch="own")})
+    else:
+        state, phase = ("running", "curvature") if why == "another phase" else ("interrupted", "training")
+        trial.directory.set_status(state, step=1, num_steps=4, phase=phase)
+        os.utime(trial.directory.status_file, (1e9, 1e9))
+    look_at(loop, clock, 0.0, 31.0, 62.0)
+    assert killed == [] and loop.said == []

@@ -136,6 +136,21 @@ def test_a_run_whose_worker_dies_goes_on_in_another_where_it_stopped(cluster, tm
     assert said == ["a worker process died under sa lr=0.01 seed=1 (000000000001), which goes on in another"]
 
 
+@pytest.mark.slow  # a process that hangs is waited for; that it is found and killed is tested without Ray, too
+def test_a_run_whose_worker_hangs_goes_on_in_another_where_it_stopped(cluster, tmp_path):
+    trials, said = [replace(fakes.make_trial(tmp_path, index, steps=6), launch="own") for index in range(2)], []
+    launch(trials, run=fakes.run_and_hang_once, say=said.append, hang_s=3.0)
+    assert states(trials) == ["stable"] * 2
+    begun = (trials[1].directory.path / "begun.txt").read_text().split()
+    assert len(begun) == len(set(begun)) == 2
+    steps = [json.loads(line)["step"] for line in trials[1].directory.metrics_file.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert said == [
+        "kills the process of sa lr=0.01 seed=1 (000000000001): no step for 3 s (ray.hang_s)",
+        "a worker process died under sa lr=0.01 seed=1 (000000000001), which goes on in another",
+    ]
+
+
 @pytest.mark.parametrize(
     "where",
     ["the worker", "the driver, too"],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 
 from stability.runs.directory import STOPPED
+from stability.runs.processes import Process
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.cluster import alive, leave_out
+from sweeps.launchers.ray.killing import kill
 from sweeps.launchers.ray.share import Share
 from sweeps.launchers.ray.shared_folder import BLIND, put
 from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
+from sweeps.standing import hangs
 from sweeps.trial import mark_failed
 
 GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be saved
@@ -34,6 +38,7 @@ class Board(tune.Callback):
         job: Job,
         share: Share,
         node_retries: int,
+        hang_s: float | None = None,
         *,
         on_tick: Callable[[], None],
         settle: Callable[[], bool],
@@ -44,6 +49,8 @@ class Board(tune.Callback):
         self._on_tick, self._settle, self._interrupt, self._say = on_tick, settle, interrupt, say
         self.num_running = 0
         self.stops_at: float | None = None
+        self._hang_s, self._watched_at = hang_s, -math.inf
+        self._seen: dict[str, tuple[Process, float]] = {}
         self._deaths: Counter[str] = Counter()
         self._error: Exception | None = None
         self._looked_at = self._had_room_at = time.monotonic()
@@ -63,8 +70,30 @@ class Board(tune.Callback):
         if self._interrupt.requested and self.stops_at is None:
             self.stops_at = time.monotonic() + GRACE_S
             self._job.stop_file.touch()
+        self._kill_hanging([_run_id(trial) for trial in trials if trial.status == TuneTrial.RUNNING])
         self._settle()
         self._on_tick()
+
+    def _kill_hanging(self, run_ids: Sequence[str]) -> None:
+        """Kill the workers whose runs have had no step for ``hang_s``; Tune then takes them for dead.
+
+        A process has that long from when it is first seen with the run, whose files may be an earlier one's.
+        """
+        now = time.monotonic()
+        if self._hang_s is None or now - self._watched_at < LOOK_S:
+            return
+        self._watched_at = now
+        for run_id in run_ids:
+            trial = self._job.trials[run_id]
+            owner = trial.lock.owner()
+            if owner is None or owner.launch != trial.launch:
+                continue
+            process, since = self._seen.get(run_id, (None, now))
+            if process != owner.process:
+                self._seen[run_id] = owner.process, now
+            elif now - since > self._hang_s and hangs(trial.directory, self._hang_s) and kill(owner.process):
+                self._seen[run_id] = owner.process, math.inf  # once
+                self._say(f"kills the process of {trial.label} ({run_id}): no step for {self._hang_s:g} s (ray.hang_s)")
 
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any

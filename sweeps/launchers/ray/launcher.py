@@ -67,6 +67,7 @@ def launch(
     gpus_per_trial: float | Literal["auto"] = 0.0,
     address: str | None = None,
     node_retries: int = NODE_RETRIES,
+    hang_s: float | None = None,
     scheduler: Callable[[], Asha] | None = None,
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
@@ -76,7 +77,8 @@ def launch(
 
     ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker or node
     dies is begun again, ``node_retries`` times, and goes on at its last checkpoint; after that it is set ``failed``,
-    with Ray's account of it as traceback. An error of its own is never tried again. Once an interrupt is requested,
+    with Ray's account of it as traceback. The worker of one that has no step for ``hang_s`` is killed, and the trial
+    goes on likewise. An error of its own is never tried again. Once an interrupt is requested,
     steps under way end, their trials are closed, which saves them, and this returns. ``scheduler`` makes what may stop
     runs early. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is missing, a trial
     asks for more than there is, a node does not see the runs' folder, or Ray dies; ``OSError`` where not even a failure
@@ -106,13 +108,14 @@ def launch(
         rules = None if scheduler is None else scheduler()
         milestones = frozenset() if rules is None else frozenset(rules.milestones)
         job = Job({trial.run_id: trial for trial in trials}, run, str(own), Process.current(), milestones)
-        _fit(job, share, node_retries, rules, tick, interrupt, say)
+        _fit(job, share, node_retries, hang_s, rules, tick, interrupt, say)
 
 
 def _fit(
     job: Job,
     share: Share,
     node_retries: int,
+    hang_s: float | None,
     scheduler: Asha | None,
     tick: Callable[[], None],
     interrupt: Interrupt,
@@ -130,7 +133,7 @@ def _fit(
 
     settle = (lambda: True) if scheduler is None else scheduler.settle
     board = Board(
-        job, share, node_retries, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
+        job, share, node_retries, hang_s, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
     )
     trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), request(share))
     tuner = tune.Tuner(

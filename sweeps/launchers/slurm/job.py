@@ -19,7 +19,7 @@ LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
 
 
 def end_file(folder: Path, job_id: str) -> Path:
-    """JSON in which a job leaves its end, since submitit's own file of it is a pickle, which runs what it holds."""
+    """Return the JSON file of a job's end; submitit's own is a pickle, which runs what it holds."""
     return folder / f"{job_id}_end.json"
 
 

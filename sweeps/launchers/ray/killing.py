@@ -1,0 +1,34 @@
+"""Kill a worker of Ray that hangs, on whichever node: one that is stopped does not hear Ray's own request to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from stability.runs.processes import Process
+from sweeps.launchers.ray.cluster import alive
+
+
+def kill(process: Process) -> bool:
+    """Kill a process of this machine at once, one of another node by a task there; return whether that was tried."""
+    if process.lives is not None:
+        return kill_here(process)
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    for node in alive():
+        if node["NodeManagerHostname"] == process.host:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ray.remote(num_cpus=0, max_retries=0)(kill_here).options(scheduling_strategy=there).remote(process)
+            return True
+    return False
+
+
+def kill_here(process: Process) -> bool:
+    """Kill a process of this machine, unless its number is another's by now."""
+    if not process.lives:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    return True
