@@ -103,6 +103,14 @@ def test_what_ray_reads_of_the_environment_is_the_users_again_after_a_sweep(monk
     assert ray_constants.ENABLE_RAY_CLUSTER
 
 
+@pytest.mark.parametrize("length", [4, 14, 15, 25, 60])
+def test_rays_sockets_have_paths_that_every_system_takes(monkeypatch, length):
+    monkeypatch.setattr(ray_head.tempfile, "gettempdir", lambda: "/" + (length - 1) * "a")
+    folder = ray_head._short_temporary_folder() or ray_head.tempfile.gettempdir()
+    made = f"{folder}/stability-ray-abcdefgh/r/session_2026-11-25_23-48-46_123456_4194304/sockets/plasma_store"
+    assert len(made) <= 103
+
+
 def test_a_ray_that_other_machines_reach_is_refused():
     for address in ("127.0.0.1:41519", "[::1]:41519"):
         require_loopback(address)
