@@ -17,6 +17,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.paper import contents
 from analysis.study.load import Study, load
 from analysis.words import listed
+from stability.printable import visible
 
 STYLE = """
 :root { color: #1d232b; background: #fff; font: 16px/1.5 Georgia, 'Times New Roman', serif; }
@@ -124,11 +125,11 @@ def shown(piece: Piece, numbers: Numbers) -> str:
 
 def text(words: str) -> str:
     """Return text in which nothing is taken for markup; α_max with its index."""
-    return html.escape(words).replace("α_max", "α<sub>max</sub>")
+    return html.escape(visible(words, keep="\n\t")).replace("α_max", "α<sub>max</sub>")
 
 
 def _quoted(anchor: str) -> str:
-    return f'"{html.escape(anchor, quote=True).replace(" ", "-")}"'
+    return f'"{html.escape(visible(anchor), quote=True).replace(" ", "-")}"'
 
 
 def _link(anchor: str, words: str) -> str:

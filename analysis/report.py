@@ -18,6 +18,7 @@ from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
 from analysis.study.load import Study, load
 from analysis.words import listed
+from stability.printable import visible
 
 
 def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
@@ -90,6 +91,7 @@ def _printed(part: typeset.Table | str) -> str:
     """Return a table as it is, a paragraph in lines of 110."""
     if isinstance(part, typeset.Table):
         return part.text()
+    part = visible(part, keep="\n")
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
 
 

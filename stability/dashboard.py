@@ -9,6 +9,7 @@ from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.words import Invocation
 from stability.config.wandb import DashboardSpec
+from stability.printable import print_text
 
 if TYPE_CHECKING:
     from stability.dashboards.series import Series
@@ -37,16 +38,16 @@ def main(argv: list[str]) -> int:
     study = StudyFolder.find(spec.runs_dir, spec.name)
     require_workspaces()
     mode, message = probe_wandb()
-    print(message.replace("RUNS_DIR", spec.runs_dir))
+    print_text(message.replace("RUNS_DIR", spec.runs_dir))
     if mode == "disabled":
         raise RuntimeError("WANDB_MODE=disabled sends nothing; leave it out, or set WANDB_MODE=offline")
     place = {"project": spec.project, "entity": spec.entity}
     publish(study, spec.reports_dir, unless_same=True)
     series = _send_runs(study, spec.send, mode, place)
     content, where = sent(study, Path(spec.reports_dir) / f"{study.path.name}.pdf", mode, place)
-    print(f"the run about the study: {where}")
+    print_text(f"the run about the study: {where}")
     shown = Shown(study.path.name, tuple(study.read()["run_ids"]), series, content.table_keys, content.figure_keys)
-    print(_save(shown, spec, study.path, mode))
+    print_text(_save(shown, spec, study.path, mode))
     return 0
 
 
@@ -66,7 +67,7 @@ def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str |
     told = [Told(trial.directory, study.path.name, trial.label, trial.spec) for trial in trials]
     chosen = [each for each in told if which == "all" or (which == "missing" and is_missing(each))]
     if chosen:
-        print(f"sends {len(chosen)} of {len(told)} runs from their own files")
+        print_text(f"sends {len(chosen)} of {len(told)} runs from their own files")
         tasks = (send(each, mode, place, curvature) for each in chosen)
         follow(tasks, [each.name for each in chosen], [1] * len(chosen))
     return Series.of([trial.directory for trial in trials], curvature)

@@ -13,6 +13,7 @@ from stability.cli.subjects import Subject, Work, read_about, spec_of, take_step
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
+from stability.printable import print_text, visible
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
@@ -101,7 +102,7 @@ def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
     for which, sampler in sorted({(equal_samples(run, spec), resolved_sampler(run, spec)) for run in runs}):
         if which:
             how = f"sampler={sampler} with temperature={spec.temperature:g}"
-            print(f"warning: {how} leaves nothing to chance: {which} will be equal")
+            print_text(f"warning: {how} leaves nothing to chance: {which} will be equal")
 
 
 def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
@@ -128,15 +129,12 @@ def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
     if not meta_file(directory, phase).exists():
         return
     texts = first_texts(directory, phase, num)
-    print(f"{directory.run_id} {phase}: {len(texts)} of its samples")
+    print_text(f"{directory.run_id} {phase}: {len(texts)} of its samples")
     for text in texts:
-        print(
-            "  | " + textwrap.shorten(text.replace("\x00", "␀"), WIDTH, placeholder=" …")
-            if " " in text
-            else "  | " + text[:WIDTH]
-        )
+        short = textwrap.shorten(text, WIDTH, placeholder=" …") if " " in text else text[:WIDTH]
+        print_text(f"  | {visible(short)}")
     for line in lines_beside(directory, phase):
-        print(line)
+        print_text(line)
 
 
 def _print_scores(directory: RunDirectory, phase: str) -> None:
@@ -147,11 +145,11 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
     if path.exists() and len(table := pd.read_parquet(path)):
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
-        print(
+        print_text(
             f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(directory, table)} (mean and standard error "
             f"over {len(scored)} samples)"
         )
-    print(f"samples: {directory.path / 'samples'}")
+    print_text(f"samples: {directory.path / 'samples'}")
 
 
 def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ from stability.cli.publish import publish
 from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
+from stability.printable import print_text
 from stability.runs.directory import RunDirectory, read_json
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
 
         phase = spec.curvature.phase
         publish(subject.study, None, ("terminal", "last", "earliest") if phase == "all" else (phase,))
-        print(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
+        print_text(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
         return 0
     if subject.checkpoint is None:
         _tell_divergence(subject.directory)
@@ -98,7 +99,7 @@ def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) ->
             if single == 1
             else "runs have one checkpoint only, measured under one name"
         )
-        print(f"{single} {whose}: terminal where the run came to its end, else earliest")
+        print_text(f"{single} {whose}: terminal where the run came to its end, else earliest")
 
 
 def _tell_divergence(directory: RunDirectory) -> None:
@@ -107,7 +108,7 @@ def _tell_divergence(directory: RunDirectory) -> None:
 
     status, found = directory.status(), directory.checkpoints()
     if status["state"] == "diverged" and TERMINAL not in phases(directory, "all"):
-        print(
+        print_text(
             f"diverged at step {status['step']} of {planned_steps(directory)}: no "
             f"{'terminal ' if found else ''}checkpoint"
         )
@@ -118,11 +119,11 @@ def _measure_hugging_face(spec: HessianSpec) -> int:
     from stability.probes.pretrained.probe import HuggingFaceProbe
 
     probe = HuggingFaceProbe(spec)
-    print(probe.description)
+    print_text(probe.description)
     assert spec.lr is not None, "HessianSpec asks for lr beside hf"
     rates = spec.lr.rates()
     follow((probe.measure(lr) for lr in rates), [f"lr={lr:g}" for lr in rates], [_steps_of_a_phase(spec)] * len(rates))
-    print(answer(probe.table()))
+    print_text(answer(probe.table()))
     return 0
 
 
@@ -140,12 +141,12 @@ def _print_table(directory: RunDirectory) -> None:
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             _print_state(table.query("phase == @phase and state == @state"), phase, state)
     for phase, state in read_undefined(directory):
-        print(f"{phase:10} state={state:10} is not defined for this run's optimizer")
+        print_text(f"{phase:10} state={state:10} is not defined for this run's optimizer")
     if scales := _scales(directory):
-        print(f"lr and α_max are the base rate: {scales}")
+        print_text(f"lr and α_max are the base rate: {scales}")
     for sentence in explained(text for table in tables for text in table["protocol"].dropna()):
-        print(sentence)
-    print(f"rows: {directory.path / 'curvature'}")
+        print_text(sentence)
+    print_text(f"rows: {directory.path / 'curvature'}")
 
 
 def _scales(directory: RunDirectory) -> str:
@@ -163,21 +164,21 @@ def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
     median = f"{finite.median():.3g}" if len(finite) else "--"
     stable = f"{100 * (defined.alpha_max > defined.lr).mean():3.0f} %" if len(defined) else " --"
     error = rows.rel_error.dropna()
-    print(
+    print_text(
         f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable} of "
         f"{len(defined)} steps  {', '.join(rows.method.unique())}, checked against differences: "
         f"{error.iloc[0] if len(error) else float('nan'):.1e}"
     )
     if "rate_found" in rows and (found := rows.rate_found.dropna()).size:
-        print(f"{'':10} rate found, lr times what the optimizer makes of it: median {found.median():.3g}")
+        print_text(f"{'':10} rate found, lr times what the optimizer makes of it: median {found.median():.3g}")
     if len(defined) < len(rows):
-        print(
+        print_text(
             f"{'':10} α_max is not defined in {len(rows) - len(defined)} of {len(rows)} steps: "
             f"{rows[rows.method == 'not defined'].note.iloc[0]}"
         )
     lost = defined.dropna(subset=["note"]) if "note" in defined else defined.iloc[:0]
     if len(lost):
-        print(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")
+        print_text(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")
 
 
 if __name__ == "__main__":

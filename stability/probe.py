@@ -12,6 +12,7 @@ from stability.cli.subjects import Subject, Work, read_about, spec_of, take_step
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
+from stability.printable import print_text
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
@@ -153,9 +154,9 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
         ropes = ropes_of(layers_of(run, spec.what))
         tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes, words.held_out)
     if tables:  # a run of consensus has none of what=qk, which was said
-        print("\n\n".join(table.text(details=False) for table in tables))
+        print_text("\n\n".join(table.text(details=False) for table in tables))
     if len(rows):
-        print(f"rows: {directory.path / 'probes'}")
+        print_text(f"rows: {directory.path / 'probes'}")
 
 
 def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
@@ -186,9 +187,11 @@ def _graphs(spec: ProbeSpec) -> int:
         "connectivity": (probe_tables.connectivity_table, connectivity_figures.connectivity_figure),
         "pdmm": (pdmm.pdmm_table, pdmm.pdmm_figure),
     }[spec.what]
-    print(table(frame).text())
+    print_text(table(frame).text())
     if study is None:
-        print(f"figure: {connectivity_figures.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}")
+        print_text(
+            f"figure: {connectivity_figures.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}"
+        )
     else:
         write_graphs(spec.what, frame, study.results)
         tell_what_draws(study)

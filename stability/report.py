@@ -11,6 +11,7 @@ from stability.cli.entry import run_entry
 from stability.cli.publish import publish
 from stability.cli.words import Invocation
 from stability.config.entries import ReportSpec
+from stability.printable import print_text
 from stability.startup import seldom_collected
 
 if TYPE_CHECKING:
@@ -57,17 +58,17 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
     if "pdf" in spec.format and spec.together is not None:
         from analysis.report import build_together
 
-        print(f"report: {build_together(studies, name, spec.reports_dir)}")
+        print_text(f"report: {build_together(studies, name, spec.reports_dir)}")
     if "html" in spec.format:
         from analysis.page import build_page
 
-        print(f"report: {build_page(studies, name, spec.reports_dir)}")
+        print_text(f"report: {build_page(studies, name, spec.reports_dir)}")
     if "files" in spec.format:
         from analysis.export import export
 
         for own, study in named:
             folder = Path(spec.reports_dir) / own
-            print(f"files: {len(export(study, folder))} in {folder}")
+            print_text(f"files: {len(export(study, folder))} in {folder}")
 
 
 def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
@@ -78,16 +79,16 @@ def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
     if "pdf" in spec.format:
         from analysis.report import build_paper
 
-        print(f"report: {build_paper(studies, name, spec.reports_dir)}")
+        print_text(f"report: {build_paper(studies, name, spec.reports_dir)}")
     if "html" in spec.format:
         from analysis.page import build_paper_page
 
-        print(f"report: {build_paper_page(studies, name, spec.reports_dir)}")
+        print_text(f"report: {build_paper_page(studies, name, spec.reports_dir)}")
     if "files" in spec.format:
         from analysis.export import export_paper
 
         folder = Path(spec.reports_dir) / name
-        print(f"files: {len(export_paper(studies, folder))} in {folder}")
+        print_text(f"files: {len(export_paper(studies, folder))} in {folder}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
+from stability.printable import print_text
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 
@@ -140,7 +141,7 @@ def _sweep(spec: SweepSpec) -> int:
     spec = _with_weights(spec, corpus, cache)
     _require_roles(spec, corpus)
     if is_read and (short := _short_validation(spec, corpus, objective)):
-        print(short)
+        print_text(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials, is_read)
     if not spec.dry_run:
@@ -152,7 +153,7 @@ def _sweep(spec: SweepSpec) -> int:
 
     require_for_plan(spec, trials)
     known = trials if is_read else None  # data that was not read decides which runs they are
-    print(describe(spec, corpus, slots(spec), known, search_of(spec, corpus.fingerprint, {})))
+    print_text(describe(spec, corpus, slots(spec), known, search_of(spec, corpus.fingerprint, {})))
     return 0
 
 
@@ -202,7 +203,7 @@ def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> S
             fit.require(weights.spec, kind)
         if not spec.dry_run:
             weights.keep(cache_dir)
-    print(described(weights.spec, fits))
+    print_text(described(weights.spec, fits))
     return spec.model_copy(update={"init": weights.spec})
 
 
@@ -257,7 +258,7 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
         send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
-        print(share)
+        print_text(share)
     return 1 if outcome.num_failed else 0
 
 

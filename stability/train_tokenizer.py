@@ -13,6 +13,7 @@ from stability.cli.progress import follow
 from stability.cli.subjects import locked
 from stability.cli.words import Invocation
 from stability.config.tokenizer import TokenizerRunSpec, TokenizerSpec
+from stability.printable import print_text
 from stability.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     if spec.dry_run:
         from sweeps.tokenizer_plan import describe
 
-        print(describe(spec.run("not read for a plan"), spec.plan_gpu))
+        print_text(describe(spec.run("not read for a plan"), spec.plan_gpu))
         return 0
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
@@ -58,17 +59,17 @@ def main(argv: list[str]) -> int:
     corpus = prepare(spec.data, Path(spec.runs_dir) / "cache")
     if not isinstance(corpus, ProteinCorpus):
         raise ValueError(f"data={spec.data.name} holds no protein structures; give data=protein")
-    print(corpus.described(spec.positions))
+    print_text(corpus.described(spec.positions))
     run = spec.run(corpus.fingerprint)
     directory = directory_of(spec.runs_dir, tokenizer_id(run))
-    print(f"tokenizer {directory.run_id}: {directory.path}")
+    print_text(f"tokenizer {directory.run_id}: {directory.path}")
     train, held_out = corpus.chains("train"), corpus.chains("val")
     if directory.finished:
-        print("skips training: finished already")
+        print_text("skips training: finished already")
     else:
         _train(run, directory, train_tokenizer(run, directory, train, held_out, device=spec.device))
     status = directory.status()
-    print(f"verdict: {status['state']} {status['reason']}".rstrip())
+    print_text(f"verdict: {status['state']} {status['reason']}".rstrip())
     if directory.finished and status["state"] != "diverged":
         _report(spec, directory, train, held_out)
     return 0
@@ -97,10 +98,12 @@ def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_ou
             tokenizer, directory, train, held_out, rotations=spec.rotations, structures=spec.structures
         )
         follow([locked(directory, steps)], [f"{directory.run_id} on held-out chains"], [0])
-    print(table(directory.path / "results"))
-    print(f"figure: {write(directory.path / 'results', Path(spec.reports_dir) / f'tokenizer_{directory.run_id}.pdf')}")
+    print_text(table(directory.path / "results"))
+    print_text(
+        f"figure: {write(directory.path / 'results', Path(spec.reports_dir) / f'tokenizer_{directory.run_id}.pdf')}"
+    )
     if spec.structures:
-        print(f"structures: {directory.path / 'structures'}")
+        print_text(f"structures: {directory.path / 'structures'}")
 
 
 if __name__ == "__main__":

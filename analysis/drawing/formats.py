@@ -7,6 +7,7 @@ import re
 import pandas as pd
 
 from analysis.drawing.typeset import Cell, Table
+from stability.printable import visible
 
 # what LaTeX's own encodings lack; everything else passes
 SYMBOLS = {
@@ -24,12 +25,15 @@ SPECIAL = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciit
 }
 # a whole cell: 0.97, 1.4e-1, ≥ 1.50, 50 %, ×0.16
 NUMBER = r"^(?:[≥≤×] ?)?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?%)?$"
+FORMULA_SIGNS = frozenset("=+-@\t\r\n＝＋－＠")
+_SIGNED = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?%)?"
+HARMLESS = re.compile(rf"{_SIGNED}(?: ?(?:to|–|±) ?{_SIGNED})?(?:, n=\d+)?")  # -1.2e-3, +0.07 to +0.50, n=3
 
 
 def columns(table: Table) -> list[str]:
     """Return one name for each column: its group's and its own, and numbered where two would be alike."""
     over = [text for text, span in table.groups for _ in range(span)] or [""] * len(table.header)
-    names = [" / ".join(filter(None, pair)) for pair in zip(over, table.header, strict=True)]
+    names = [visible(" / ".join(filter(None, pair))) for pair in zip(over, table.header, strict=True)]
     return [name if names.index(name) == index else f"{name} ({index + 1})" for index, name in enumerate(names)]
 
 
@@ -40,9 +44,9 @@ def frame(table: Table) -> pd.DataFrame:
     data: dict[str, list[str] | list[bool]] = {}
     for index, name in enumerate(columns(table)):
         cells = [row[index].whole or row[index] for row in table.rows]
-        data[name] = [cell.text for cell in cells]
+        data[name] = [visible(cell.text, keep="\n") for cell in cells]
         if any(cell.detail for cell in cells):
-            data[f"{name}: detail"] = [cell.detail.replace("\n", "; ") for cell in cells]
+            data[f"{name}: detail"] = [visible(cell.detail.replace("\n", "; ")) for cell in cells]
         if any(cell.bold for cell in cells):
             data[f"{name}: bold"] = [cell.bold for cell in cells]
     return pd.DataFrame(data)
@@ -64,7 +68,19 @@ def with_numbers(table: Table) -> pd.DataFrame:
 
 
 def csv(table: Table) -> str:
-    return frame(table).to_csv(index=False, lineterminator="\n")
+    """Return a table as CSV in which a spreadsheet takes no cell for a formula (`inert`)."""
+    text = frame(table)
+    inert_cells = text.map(lambda cell: inert(cell) if isinstance(cell, str) else cell)
+    return inert_cells.set_axis(list(map(inert, text.columns)), axis=1).to_csv(index=False, lineterminator="\n")
+
+
+def inert(cell: str) -> str:
+    """Return a cell that a spreadsheet shows as text or as a number, never computes.
+
+    A leading apostrophe marks it as text where it begins like a formula (OWASP, CSV injection) and is no number,
+    interval of numbers or ``--``.
+    """
+    return f"'{cell}" if cell[:1] in FORMULA_SIGNS and cell != "--" and not HARMLESS.fullmatch(cell) else cell
 
 
 def markdown(table: Table) -> str:
@@ -85,7 +101,7 @@ def _row(cells) -> str:
 
 def _markdown(text: str) -> str:
     """Return text in which nothing is taken for markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text).replace("\n", " ")
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", visible(text.replace("\n", " ")))
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -121,8 +137,8 @@ def latex(table: Table) -> str:
 
 def tex(text: str) -> str:
     """Return text as LaTeX reads it back: its special characters escaped, symbols as mathematics."""
-    found = "|".join(map(re.escape, [*SYMBOLS, *SPECIAL]))
-    return re.sub(found, lambda match: SYMBOLS.get(match[0]) or SPECIAL.get(match[0], ""), text).replace("\n", " ")
+    found, flat = "|".join(map(re.escape, [*SYMBOLS, *SPECIAL])), visible(text, keep="\n\u200b").replace("\n", " ")
+    return re.sub(found, lambda match: SYMBOLS.get(match[0]) or SPECIAL.get(match[0], ""), flat)
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stability.printable import visible
+
 ROWS_KEPT_TOGETHER = 16
 LONG_NAME = 11  # characters of a heading's word beyond which it may break within
 BREAKS = re.compile("[=,_]")  # after which it may
@@ -54,16 +56,17 @@ class Table:
         """Return aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values
         out."""
         rows = [_lines(row, details) for row in self.rows]
-        columns = zip(self.header, *(line for row in rows for line in row), strict=True)
-        widths = _widened([max(map(len, column)) for column in columns], self.groups)
+        names, groups = tuple(map(visible, self.header)), tuple((visible(text), span) for text, span in self.groups)
+        columns = zip(names, *(line for row in rows for line in row), strict=True)
+        widths = _widened([max(map(len, column)) for column in columns], groups)
         aligned = self.align or ("left",) + ("right",) * (len(self.header) - 1)
         body = [_padded(line, widths, aligned) for row in rows for line in row]
         rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-        head = [_group_line(self.groups, widths)] if self.groups else []
-        lines = [self.title, rule, *head, _padded(self.header, widths, aligned), rule, *body, rule]
+        head = [_group_line(groups, widths)] if groups else []
+        lines = [visible(self.title), rule, *head, _padded(names, widths, aligned), rule, *body, rule]
         caption = self.caption if details or not self.brief else self.brief
         caption += " * stands for bold." if any(cell.bold for row in self.rows for cell in row) else ""
-        return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(caption, wrap)])
+        return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(visible(caption, keep="\n"), wrap)])
 
     def typst(self) -> str:
         """Return a `figure` of kind table with rules above, below and under the header; it may break over pages and
@@ -86,9 +89,9 @@ class Table:
 
 def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
     """Return a row as one line, and one more for each line of its longest detail."""
-    below = [cell.detail.split("\n") if details and cell.detail else [] for cell in row]
+    below = [list(map(visible, cell.detail.split("\n"))) if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
-    lines = [[f"{cell.text}*" if cell.bold else cell.text for cell in row]]
+    lines = [[visible(cell.text) + "*" * cell.bold for cell in row]]
     return lines + [[part[index] if index < len(part) else "" for part in below] for index in range(depth)]
 
 
@@ -143,10 +146,8 @@ def _cell(cell: Cell) -> str:
 
 
 def literal(text: object) -> str:
-    """Return a typst string literal of any text; control characters become spaces, and long words may break
-    anywhere."""
-    flat = "".join(character if character.isprintable() or character == "\n" else " " for character in str(text))
-    words = [_breakable(word) for word in flat.replace("\n", " ").split(" ")]
+    """Return a typst string literal of any text; lines become one, and long words may break anywhere."""
+    words = [_breakable(word) for word in visible(re.sub(r"\s", " ", str(text))).split(" ")]
     return '"' + " ".join(words).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

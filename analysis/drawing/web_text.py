@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stability.printable import visible
+
 # of the mathematics in labels; what is left of it are powers and indices
 WORDS = {
     r"\mathdefault": "",
@@ -16,7 +18,7 @@ WORDS = {
 
 def plain(text: str) -> str:
     """Return matplotlib's text as the simple HTML that plotly reads: α_max and powers of ten with their indices."""
-    out = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
+    out = visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
     for mark, sign in WORDS.items():
         out = out.replace(mark, sign)
     if "$" in out:

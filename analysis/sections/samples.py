@@ -10,10 +10,10 @@ from analysis.sections.section import Drawn, Section, is_of_rates
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import listed, lr_text
+from stability.printable import visible
 
 SAMPLE_COLUMNS = 4
-ENDS = {"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\u2029": "↵"}
-UNSHOWN = "\ufffd"
+ENDS = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\u2029": "↵"})
 
 
 def sample_tables(study: Study) -> list[Table]:
@@ -44,7 +44,7 @@ def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     caption = (
         "The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed "
         f"({_seeds(shown)}); … where it goes on. Nothing was picked. {scored}Sampler: {listed(how)}. ↵ a line's end, "
-        f"→ a tab, {UNSHOWN} what is no printable character; --: the run left no sample. {source(study)}"
+        f"→ a tab, escapes as \\x1b control characters; --: the run left no sample. {source(study)}"
     )
     align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
     return Table("Samples against learning rate", caption, ("LR", *series), body, (), align, widths)
@@ -62,13 +62,8 @@ def _cell(part: Frame) -> Cell:
     if row["num_characters"] != row["num_characters"]:  # NaN: there was nothing to sample from
         return Cell("--", row["reason"])
     score = f"nll {row['nll']:.3f}" if row["nll"] == row["nll"] else "not scored"
-    return Cell(score, visible(row["text"]) + ("…" if row["num_characters"] > len(row["text"]) else "") or "(empty)")
-
-
-def visible(text: str) -> str:
-    """Return a sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed
-    as one sign."""
-    return "".join(ENDS.get(character, character if character.isprintable() else UNSHOWN) for character in text)
+    goes_on = "…" if row["num_characters"] > len(row["text"]) else ""
+    return Cell(score, visible(row["text"].translate(ENDS)) + goes_on or "(empty)")
 
 
 def applies(study: Study) -> bool:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from stability.cli.mistakes import printable
 from stability.cli.words import Invocation
+from stability.printable import print_text
 from stability.startup import end_at_once
 
 USAGE = 2
@@ -23,23 +24,25 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     exit code 2."""
     argv = sys.argv[1:]
     if any(flag in argv for flag in ("-h", "--help", "help")):
-        print(help_text.strip())
+        print_text(help_text.strip())
         sys.exit(0)
     signal.signal(signal.SIGTERM, _stop)
     atexit.register(end_at_once)
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:
-        print(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)
+        print_text(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)
         sys.exit(USAGE)
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # an unwritable folder, a full disk
-        print(f"error: {printable(_of_the_machine(error, Invocation.of(argv)), Invocation.of(argv))}", file=sys.stderr)
+        print_text(
+            f"error: {printable(_of_the_machine(error, Invocation.of(argv)), Invocation.of(argv))}", file=sys.stderr
+        )
         sys.exit(USAGE)
     except KeyboardInterrupt as stop:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print_text("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
 
 

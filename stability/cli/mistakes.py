@@ -9,12 +9,12 @@ from functools import cache
 from stability.cli.conf import choices, conf_dir, defaults, unknown_key
 from stability.cli.words import Invocation, Word
 from stability.config.base import AXES
+from stability.printable import visible
 from stability.registry import near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown
 # of a message: of what it repeats from the command line, a path mostly; of a line
 LONGEST_PART, LONGEST_LINE = 300, 600
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 LONGEST_KEY = 200  # Hydra looks for a file of the key's name, and file systems take 255 characters
 MOST_ELEMENTS = 2000  # of a list: Hydra's parser takes seconds for that many, and four times as long for twice as many
 MORE = "(-h shows more)"
@@ -24,14 +24,14 @@ def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
     """Return the text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its
     beginning and its length."""
     short = text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
-    return CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), short)
+    return visible(short)
 
 
 def printable(message: str, invocation: Invocation) -> str:
     """Return a message as a terminal can show it: what of it comes from the command line as `shown` does it, and no
     line longer than a few rows."""
     parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
-    unprintable = [part for part in parts if len(part) > LONGEST_PART or CONTROL.search(part)]
+    unprintable = [part for part in parts if len(part) > LONGEST_PART or visible(part) != part]
     for part in sorted(unprintable, key=len, reverse=True):
         message = message.replace(part, shown(part, LONGEST_PART))
     return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))

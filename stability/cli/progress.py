@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from stability.printable import print_text
+
 
 def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
     """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is
@@ -40,4 +42,4 @@ def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
     for name, steps in named:
         for _ in steps:
             pass
-        print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)
+        print_text(f"{name}, {time.monotonic() - start:.0f} s", flush=True)

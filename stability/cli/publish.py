@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stability.printable import print_text
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 from stability.startup import seldom_collected, uncollected
@@ -27,18 +28,18 @@ def publish(
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
     published = Published(study, pdf, phases, _drawing_code())
     if unless_same and (text := published.summary()) is not None:
-        print(text)
+        print_text(text)
         if pdf is not None:
-            print(f"report: {pdf}, nothing has changed since it was made")
+            print_text(f"report: {pdf}, nothing has changed since it was made")
         return None
     with uncollected():
         from analysis.report import build_together, summary
 
     with seldom_collected():
         known = collected(study)
-        print(text := summary(known, phases))
+        print_text(text := summary(known, phases))
         if pdf is not None:
-            print(f"report: {build_together([known], pdf.stem, pdf.parent)}")
+            print_text(f"report: {build_together([known], pdf.stem, pdf.parent)}")
     published.record(text)
     return known
 
@@ -73,7 +74,7 @@ def _state_bytes(spec: dict[str, Any]) -> int | None:
 
 def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:
     """Print tables of a study, or ``nothing`` where there are none, and what draws them."""
-    print("\n\n".join(table.text() for table in tables) or nothing)
+    print_text("\n\n".join(table.text() for table in tables) or nothing)
     tell_what_draws(study)
 
 
@@ -81,7 +82,7 @@ def tell_what_draws(study: StudyFolder) -> None:
     """Print the command that comes next: it puts what was just measured into the study's PDF."""
     runs_dir = study.path.parents[1]
     elsewhere = "" if runs_dir.resolve() == Path("runs").resolve() else f" runs_dir={runs_dir}"
-    print(f"next, to draw this into the study's PDF: python -m stability.report name={study.path.name}{elsewhere}")
+    print_text(f"next, to draw this into the study's PDF: python -m stability.report name={study.path.name}{elsewhere}")
 
 
 def _drawing_code() -> list[Path]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stability.printable import print_text
 from stability.runs.study import StudyFolder
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def send_after_sweep(study: StudyFolder, pdf: Path | None, place: Mapping[str, A
     # W&B raises classes of its own private modules
     except Exception as error:  # noqa: BLE001
         first = (str(error).splitlines() or [""])[0][:200]
-        print(f"W&B: the run about the study was not sent ({type(error).__name__}: {first})")
+        print_text(f"W&B: the run about the study was not sent ({type(error).__name__}: {first})")
     else:
-        print(f"W&B: the run about the study: {where}")
+        print_text(f"W&B: the run about the study: {where}")
 
 
 def _content(study: StudyFolder, pdf: Path | None) -> Content:

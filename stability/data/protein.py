@@ -30,6 +30,7 @@ from stability.corpora.proteins.shards import TAR_SUFFIXES, shards
 from stability.corpora.proteins.split import corpus_of
 from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
 from stability.data._base import AbstractDataSource
+from stability.printable import print_text
 from stability.runs.lock import RunLock
 
 # Raised when the same files (or no file) would give other chains, or another split of them.
@@ -162,9 +163,11 @@ def _chains(
 def _tell(skipped: list[tuple[str, str]]) -> None:
     """Print what was left out, on stderr, in as many lines as a screen has room for."""
     for name, reason in skipped[:MOST_SHOWN]:
-        print(f"skipped {name}: {reason}", file=sys.stderr)
+        print_text(f"skipped {name}: {reason}", file=sys.stderr)
     if len(skipped) > MOST_SHOWN:
-        print(f"and {len(skipped) - MOST_SHOWN:,} more, all listed in the prepared data's skipped.tsv", file=sys.stderr)
+        print_text(
+            f"and {len(skipped) - MOST_SHOWN:,} more, all listed in the prepared data's skipped.tsv", file=sys.stderr
+        )
 
 
 EXPORT = Protein

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from stability.config.identity import without_places
 from stability.config.run import RunSpec
+from stability.printable import print_text
 from stability.runs.directory import RunDirectory, write_atomically
 from stability.runs.rows import logged
 
@@ -147,7 +148,7 @@ class Guarded:
         except Exception as error:  # noqa: BLE001
             message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             message = CREDENTIALS.sub("", message)
-            print(f"{self._run.run_id}: {sink.title} failed, the run goes on ({message})", flush=True)
+            print_text(f"{self._run.run_id}: {sink.title} failed, the run goes on ({message})", flush=True)
             write_atomically(failure_file(self._run.directory, self._name), f"{message}\n".encode())
             return False
 

@@ -18,6 +18,7 @@ from stability.config.training import ScheduleSpec
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
+from stability.printable import print_text
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
@@ -247,7 +248,9 @@ class TokenizerStore(Store):
     def latest(self) -> Held | None:
         found = super().latest()
         if found is None and self._directory.checkpoints():
-            print(f"{self._directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
+            print_text(
+                f"{self._directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True
+            )
         return found
 
 

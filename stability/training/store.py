@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stability.config.base import Settings
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
+from stability.printable import print_text
 from stability.runs.directory import RunDirectory, checkpoint_name, step_of
 from stability.training import checkpoint
 from stability.training.keeping import Keeper
@@ -59,7 +60,7 @@ class Store(ABC):
             try:
                 parameters, state = self.read(folder)
             except ValueError as error:
-                print(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
+                print_text(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
                 continue
             self._standing.add(state["step"])
             return parameters, state

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from stability.printable import visible
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
 from stability.runs.words import ShareWords
 from sweeps.progress import STALLED, Progress, Row
@@ -88,7 +89,7 @@ def verdicts_text(verdicts: Counter[str]) -> str:
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
     """Return ``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those
     that run, then those that ended last, and how many are not shown."""
-    shown = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
+    shown = [Text(visible(text), style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
     room = max(0, height - len(shown) - 2)  # the header, the line that may say how many more
     rows = in_order(progress.rows)
     chosen = rows if len(rows) <= room else _collapsed(rows, room)
@@ -119,7 +120,7 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
             no_wrap=True,
         )
     for row in rows:
-        table.add_row(*_cells(progress, row), style=STYLES[row.state])
+        table.add_row(*(Text(visible(cell)) for cell in _cells(progress, row)), style=STYLES[row.state])
     return table
 
 
@@ -221,8 +222,8 @@ def runs(count: int) -> str:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours of numbers, no folding."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line as it is, control characters `visible`: no markup, no colours of numbers, no folding."""
+    console.print(visible(text, keep="\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

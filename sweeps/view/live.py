@@ -14,7 +14,7 @@ from rich.live import Live
 from stability.runs.words import Words
 from sweeps.progress import OF_TEXT, Progress
 from sweeps.trial import Trial
-from sweeps.view.board import Lines, best_line, board, counts_line, duration, left_text, runs, verdicts_text
+from sweeps.view.board import Lines, best_line, board, counts_line, duration, left_text, print_line, runs, verdicts_text
 
 POLL_S = 1.0
 LOW = 12  # lines of a terminal that has none to spare
@@ -45,7 +45,7 @@ class LiveView:
         self.note = ""
         self._opening = opening
         self._num_skipped = num_skipped
-        self._lines = Lines(lambda line: self.console.print(line, markup=False, highlight=False, soft_wrap=True))
+        self._lines = Lines(lambda line: print_line(self.console, line))
         self._lock = threading.Lock()
         self._began = self._polled_at = time.monotonic()
         self._closing = threading.Event()

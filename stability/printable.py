@@ -1,0 +1,36 @@
+"""Text from a user, a model or a file as a terminal, a page or a table can show it. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from typing import TextIO
+
+JOINERS = "\u200c\u200d"  # Persian and Indic scripts and emoji need them; they move no other character
+
+
+def visible(text: object, keep: str = "") -> str:
+    """Return the text with each control character as its escape, e.g. ``\\x1b``.
+
+    Args:
+        text: Any text. C0 and C1 controls, DEL, marks of direction (U+202A–U+202E, U+2066–U+2069), separators of lines,
+            invisible and private characters and lone surrogates are escaped.
+        keep: Characters that stay as they are, e.g. the line feed.
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(each if _is_shown(each) or each in keep else _escaped(each) for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print text with its control characters `visible`; lines and tabs stay."""
+    print(visible(text, keep="\n\t"), file=file or sys.stdout, flush=flush)
