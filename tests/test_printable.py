@@ -130,7 +130,21 @@ def test_entries_and_sweeps_print_by_one_function():
 
 @pytest.mark.parametrize(
     "formula",
-    ["=cmd|' /C calc'!A0", "+1+cmd|'x'!A0", "@SUM(A1)", "-2+3", "\t=1", "-x", "+", "=", "＝1", "--1", "-1 to x"],
+    [
+        "=cmd|' /C calc'!A0",
+        "+1+cmd|'x'!A0",
+        "@SUM(A1)",
+        "-2+3",
+        "\t=1",
+        "-x",
+        "+",
+        "=",
+        "＝1",
+        "--1",
+        "-1*x",
+        "+1 (A1)",
+        "-1 !A1",
+    ],
 )
 def test_a_cell_that_begins_like_a_formula_is_text_in_a_csv(formula):
     table = Table("t", "", ("a", formula), ((Cell("1"), Cell(formula, formula)),))
@@ -139,7 +153,20 @@ def test_a_cell_that_begins_like_a_formula_is_text_in_a_csv(formula):
 
 
 @pytest.mark.parametrize(
-    "number", ["1e-3", "-1.2e-3", "+0.28", "−0.3", "-5 %", "--", "+0.07 to +0.50, n=3", "≥ 1.5", "", "x=1"]
+    "number",
+    [
+        "1e-3",
+        "-1.2e-3",
+        "+0.28",
+        "−0.3",
+        "-5 %",
+        "--",
+        "+0.07 to +0.50, n=3",
+        "+0 to +1 points, range, against sa",
+        "≥ 1.5",
+        "",
+        "x=1",
+    ],
 )
 def test_a_number_stays_a_number_in_a_csv(number):
     assert formats.inert(number) == number

@@ -26,8 +26,8 @@ SPECIAL = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciit
 # a whole cell: 0.97, 1.4e-1, ≥ 1.50, 50 %, ×0.16
 NUMBER = r"^(?:[≥≤×] ?)?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?%)?$"
 FORMULA_SIGNS = frozenset("=+-@\t\r\n＝＋－＠")
-_SIGNED = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?%)?"
-HARMLESS = re.compile(rf"{_SIGNED}(?: ?(?:to|–|±) ?{_SIGNED})?(?:, n=\d+)?")  # -1.2e-3, +0.07 to +0.50, n=3
+# a number alone, or before words without the signs of a call, a reference or a product: +0.07 to +0.50 decades, n=3
+HARMLESS = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?%)?(?:[ ,;][\w ,.;%=≥≤–±+-]*)?")
 
 
 def columns(table: Table) -> list[str]:
@@ -77,8 +77,8 @@ def csv(table: Table) -> str:
 def inert(cell: str) -> str:
     """Return a cell that a spreadsheet shows as text or as a number, never computes.
 
-    A leading apostrophe marks it as text where it begins like a formula (OWASP, CSV injection) and is no number,
-    interval of numbers or ``--``.
+    A leading apostrophe marks it as text where it begins like a formula (OWASP, CSV injection) and neither is nor
+    begins with a number, as an interval does, nor is ``--``.
     """
     return f"'{cell}" if cell[:1] in FORMULA_SIGNS and cell != "--" and not HARMLESS.fullmatch(cell) else cell
 

@@ -1,8 +1,11 @@
 """A table for other programs, a figure for the browser: the same cells and the same numbers."""
 
+import base64
+import hashlib
 import io
 import json
 import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -157,6 +160,47 @@ def test_the_page_has_every_table_and_figure_and_needs_nothing_beside_itself(stu
         assert found.count("<tr>") == len(table.rows) + 1 + bool(table.groups)
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", body)
     assert build_page([study_dir], "synthetic", tmp_path / "again").read_text("utf-8") == page
+
+
+class Scripts(HTMLParser):
+    """What a browser finds: each script's text, and the page's policy."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.texts, self.policy, self.in_script = [], "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.in_script = tag == "script"
+        if self.in_script:
+            assert not attrs, "a script from elsewhere"
+            self.texts.append("")
+        if tag == "meta" and ("http-equiv", "Content-Security-Policy") in attrs:
+            assert not self.texts, "a policy holds for what follows it"
+            self.policy = dict(attrs)["content"]
+
+    def handle_endtag(self, tag):
+        self.in_script = False
+
+    def handle_data(self, data):
+        if self.in_script:
+            self.texts[-1] += data
+
+
+def test_the_page_runs_its_own_scripts_alone_and_loads_nothing(study_dir, pieces, tmp_path):
+    found = Scripts(build_page([study_dir], "synthetic", tmp_path).read_text("utf-8"))
+    rules = dict(rule.split(" ", 1) for rule in found.policy.split("; "))
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found.texts}
+    assert len(found.texts) == 1 + sum(isinstance(piece, Picture) for piece in pieces)
+    assert set(rules.pop("script-src").split(" ")) == hashes
+    assert "\r" not in "".join(found.texts), "a browser hashes line ends as \\n"
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",  # plotly's own, and its attributes
+        "img-src": "data: blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
 
 
 def test_a_page_of_two_studies_names_each(study_dir, tmp_path):

@@ -13,8 +13,9 @@ import typst
 
 from analysis.drawing import typeset
 from analysis.report import build, summary
-from analysis.sections.samples import applies, sample_tables, visible
+from analysis.sections.samples import applies, sample_tables
 from analysis.study.load import load
+from stability.printable import visible
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import read_table, write_parquet
 from stability.runs.results import collect, write
@@ -90,9 +91,14 @@ def test_a_study_without_samples_has_no_section(study_dir):
 
 
 def test_every_character_is_seen_as_itself_or_as_a_sign(study_dir):
-    assert visible("a\nb\r\tc\u2028d") == "a↵b↵→c↵d"
-    assert visible(UNPRINTABLE) == "a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf\ufffdfg"
-    assert visible(NASTY) == NASTY
+    study = samples(study_dir, [of("a\nb\r\tc\u2028d"), of(UNPRINTABLE), of(NASTY), of(EMOJI)])
+    (table,) = sample_tables(study)
+    assert [cell.detail for row in table.rows for cell in row[1:]] == [
+        "a↵b↵→c↵d",
+        NASTY,
+        r"a\x00b\x1bc\x7fd\u202ee\u200bf\ufefffg",
+        EMOJI,
+    ]
 
 
 def test_nasty_samples_reach_the_page_as_they_are(study_dir, tmp_path, drawn):
