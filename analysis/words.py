@@ -116,3 +116,31 @@ def _pieces(word: str, width: int, separators: tuple[str, ...]) -> list[str]:
         return textwrap.wrap(word, width)
     parts = re.findall(f"[^{separators[0]}]*[{separators[0]}]|[^{separators[0]}]+", word)
     return [piece for part in parts for piece in _pieces(part, width, separators[1:])]
+
+
+def without_folders(command: str) -> str:
+    """Return a recorded command with the names of files and folders alone: ``data.path=/home/me/x.txt`` becomes
+    ``data.path=x.txt``. A path below the working folder and a name like ``openai/gpt2`` stay."""
+    program, *words = re.split(r" (?=[+~]*\w[\w.]*=)", command)
+    return " ".join([*(_last_name(word) for word in program.split(" ")), *map(_value_without_folders, words)])
+
+
+def _value_without_folders(word: str) -> str:
+    key, _, value = word.partition("=")
+    if value[:1] + value[-1:] != "[]":
+        return f"{key}={_last_name(value)}"
+    return f"{key}=[{','.join(map(_last_name, value[1:-1].split(',')))}]"
+
+
+def _last_name(value: str) -> str:
+    """Return the last name of a path from the root, the home or a parent folder, after ``ckpt:`` and quotes."""
+    found = re.fullmatch(r"(\s*['\"]?(?:\w+:)?)((?:~|\.\.?(?=/)|[A-Za-z]:\\|/).*?)([/\\]*['\"]?\s*)", value, re.DOTALL)
+    if found is None:
+        return value
+    before, path, after = found.groups()
+    return before + re.split(r"[/\\]", path)[-1] + after
+
+
+def without_places(text: str) -> str:
+    """Return a sentence, e.g. the reason of a failure, with the last names of the absolute paths in it."""
+    return re.sub(r"(?<![\w/.:<])~?/(?:[^\s/'\":]+/)+", "", text)

@@ -9,7 +9,7 @@ from analysis.drawing.pieces import Pieces
 from analysis.sections.section import Drawn, Section
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.words import duration
+from analysis.words import duration, without_folders
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -18,7 +18,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))
     pairs = [
-        ("Command", _known(known.get("command") or study.study.get("command"))),
+        ("Command", without_folders(_known(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
         ("Hardware", _hardware(known.get("hardware"))),
         (

@@ -10,7 +10,7 @@ from analysis.drawing.tables import guarded, guarded_note, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.sections.section import Drawn, Section
 from analysis.study.load import FINISHED, Study
-from analysis.words import lr_text, plural
+from analysis.words import lr_text, plural, without_places
 
 TROUBLES_SHOWN = 60
 
@@ -30,7 +30,7 @@ def trouble_table(study: Study) -> Table | None:
             Cell(f"{run.seed:g}"),
             Cell(run.status),
             Cell(f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"),
-            Cell(", ".join(filter(None, (run.reason, guards_did(run)))) or "--"),
+            Cell(", ".join(filter(None, (without_places(run.reason), guards_did(run)))) or "--"),
         )
         for run in runs.head(TROUBLES_SHOWN).itertuples()
     )
