@@ -13,7 +13,7 @@ from stability.cli.subjects import Subject, Work, read_about, spec_of, take_step
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
-from stability.printable import print_text, visible
+from stability.printable import print_note, print_text, visible
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
@@ -102,7 +102,7 @@ def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
     for which, sampler in sorted({(equal_samples(run, spec), resolved_sampler(run, spec)) for run in runs}):
         if which:
             how = f"sampler={sampler} with temperature={spec.temperature:g}"
-            print_text(f"warning: {how} leaves nothing to chance: {which} will be equal")
+            print_note(f"warning: {how} leaves nothing to chance: {which} will be equal")
 
 
 def _publish(study: StudyFolder, spec: GenerateSpec) -> int:

@@ -12,7 +12,7 @@ from stability.cli.publish import publish
 from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
-from stability.printable import print_text
+from stability.printable import print_note, print_text
 from stability.runs.directory import RunDirectory, read_json
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) ->
             if single == 1
             else "runs have one checkpoint only, measured under one name"
         )
-        print_text(f"{single} {whose}: terminal where the run came to its end, else earliest")
+        print_note(f"{single} {whose}: terminal where the run came to its end, else earliest")
 
 
 def _tell_divergence(directory: RunDirectory) -> None:

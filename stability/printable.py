@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
+import textwrap
 import unicodedata
 from typing import TextIO
 
@@ -32,5 +35,23 @@ def _escaped(character: str) -> str:
 
 
 def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print text with its control characters `visible`; lines and tabs stay."""
-    print(visible(text, keep="\n\t"), file=file or sys.stdout, flush=flush)
+    """Print text with its control characters `visible`, and ``?`` for what the stream's encoding lacks; lines and tabs
+    stay."""
+    stream = file or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = visible(text, keep="\n\t").encode(encoding, "replace").decode(encoding)
+    print(shown, file=stream, flush=flush)
+
+
+def print_note(text: str) -> None:
+    """Print a sentence as `print_text` does; on a terminal its lines end between words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print_text(text)
+
+
+def replace_unencodable() -> None:
+    """Let standard output print ``?`` for what its encoding lacks, whoever writes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")

@@ -50,10 +50,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+class _Console(Console):
+    """A console whose reader may leave, as `| head` does: the entry ends as it does for its own lines."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _console() -> Console:
     """Return the console, a wide one where there is no terminal: a file has room for whole lines."""
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
+    console = _Console()
+    return console if console.is_terminal else _Console(width=FILE_WIDTH)
 
 
 def _print_all(pool: Path, console: Console) -> int:

@@ -17,7 +17,7 @@ from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
-from stability.printable import print_text
+from stability.printable import print_note, print_text
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 
@@ -141,7 +141,7 @@ def _sweep(spec: SweepSpec) -> int:
     spec = _with_weights(spec, corpus, cache)
     _require_roles(spec, corpus)
     if is_read and (short := _short_validation(spec, corpus, objective)):
-        print_text(short)
+        print_note(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials, is_read)
     if not spec.dry_run:
@@ -258,7 +258,7 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
         send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
-        print_text(share)
+        print_note(share)
     return 1 if outcome.num_failed else 0
 
 

@@ -27,7 +27,7 @@ from sweeps.requirements import require
 from sweeps.slots import cpus_per_trial
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.unbegun import put_back_unless_begun
-from sweeps.view.board import print_line
+from sweeps.view.board import SweepConsole, print_line
 from sweeps.view.live import LiveView
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run(
     None: they are on record. Errors: ``RuntimeError`` or ``ValueError`` where they cannot be (`require`), with nothing
     written, or where the launcher refuses them, which takes back what was.
     """
-    console = console or Console()
+    console = console or SweepConsole()
     done = partial(is_done, is_measured=is_measured)
     unique = _handed_out(spec, trials)
     missing = [trial for trial in unique if not done(trial)]

@@ -13,37 +13,51 @@ from types import FrameType
 
 from stability.cli.mistakes import printable
 from stability.cli.words import Invocation
-from stability.printable import print_text
+from stability.printable import print_text, replace_unencodable
 from stability.startup import end_at_once
 
 USAGE = 2
+READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
 
 
 def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with
     exit code 2."""
     argv = sys.argv[1:]
-    if any(flag in argv for flag in ("-h", "--help", "help")):
-        print_text(help_text.strip())
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, _stop)
-    atexit.register(end_at_once)
+    replace_unencodable()
     try:
-        sys.exit(main(argv))
+        if any(flag in argv for flag in ("-h", "--help", "help")):
+            print_text(help_text.strip())
+            code = 0
+        else:
+            signal.signal(signal.SIGTERM, _stop)
+            atexit.register(end_at_once)
+            code = _run(main, argv)
+        sys.stdout.flush()  # here, since a reader that has left is a traceback where Python does it at the end
+    except BrokenPipeError:  # whoever read our output has left, as `| head` does
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        code = READER_LEFT
+    sys.exit(code)
+
+
+def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Run an entry's ``main`` and return the exit code; errors of the user and the machine are printed."""
+    try:
+        return main(argv)
     except (ValueError, RuntimeError) as error:
         print_text(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)
-        sys.exit(USAGE)
-    except BrokenPipeError:  # whoever read our output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return USAGE
+    except BrokenPipeError:
+        raise
     except OSError as error:  # an unwritable folder, a full disk
-        print_text(
-            f"error: {printable(_of_the_machine(error, Invocation.of(argv)), Invocation.of(argv))}", file=sys.stderr
-        )
-        sys.exit(USAGE)
+        reason = _of_the_machine(error, Invocation.of(argv))
+        print_text(f"error: {printable(reason, Invocation.of(argv))}", file=sys.stderr)
+        return USAGE
     except KeyboardInterrupt as stop:
         print_text("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
 
 
 def _of_the_machine(error: OSError, invocation: Invocation) -> str:

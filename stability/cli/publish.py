@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def publish(
     study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False
 ) -> Study | None:
-    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF, and
+    """Collect the runs into parquet, write the PDF, print the tables (α_max of the phases' checkpoints among them), and
     return the study as it was read for them. With ``unless_same`` all that is only printed, and nothing returned, where
     no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200
     runs."""
@@ -37,10 +37,12 @@ def publish(
 
     with seldom_collected():
         known = collected(study)
-        print_text(text := summary(known, phases))
-        if pdf is not None:
-            print_text(f"report: {build_together([known], pdf.stem, pdf.parent)}")
+        written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
+        text = summary(known, phases)
     published.record(text)
+    print_text(text)  # last, since a terminal that is gone or cannot show it takes nothing else along
+    if written is not None:
+        print_text(f"report: {written}")
     return known
 
 

@@ -13,7 +13,7 @@ from stability.cli.words import Invocation
 from stability.config.base import AnySettings
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.printable import print_text
+from stability.printable import print_note
 from stability.registry import near_misses, require_plugins
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
@@ -88,7 +88,7 @@ class Subject:
                 f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first"
             )
         if unfinished:
-            print_text(
+            print_note(
                 f"leaves out {len(unfinished)} of {len(self.directories)} runs, which have not reached their verdict"
             )
         if without_checkpoint is not None and len(self.directories) == 1 and not self.directory.checkpoints():
@@ -164,7 +164,7 @@ def take_steps(works: Sequence[Work]) -> None:
 def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:
     """Print how many runs are left out since nothing is to be done to them; nothing where there are none."""
     if num_pending < num_asked:
-        print_text(f"skips {num_asked - num_pending} of {num_asked}: {reason}")
+        print_note(f"skips {num_asked - num_pending} of {num_asked}: {reason}")
 
 
 def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
@@ -172,7 +172,7 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
     none of them, and a line says so."""
     lock = RunLock(directory.path)
     if not lock.acquire():
-        print_text(
+        print_note(
             f"leaves out {directory.run_id}: {lock.owner() or 'another process'} works on it; the same command does "
             "the rest later"
         )

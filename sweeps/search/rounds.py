@@ -21,6 +21,7 @@ from sweeps.requirements import require
 from sweeps.slots import slots
 from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 from sweeps.unbegun import put_back_unless_begun
+from sweeps.view.board import SweepConsole
 
 
 class Search(Protocol):
@@ -100,7 +101,7 @@ def run_rounds(
     ``record`` is written before each round that has something to run: whenever the machine stops, the same command
     goes on from there. One Ray cluster serves all rounds, and the sinks are looked for once.
     """
-    console = console or Console()
+    console = console or SweepConsole()
     known: dict[str, Trial] = {}
     outcomes: list[Outcome] = []
     cluster = sinks = None

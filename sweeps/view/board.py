@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -219,6 +221,14 @@ def _number(value: float | None, form: str) -> str:
 
 def runs(count: int) -> str:
     return f"{count} run" if count == 1 else f"{count} runs"
+
+
+class SweepConsole(Console):
+    """The console of a sweep, which trains on where whoever read its output has left."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_line(console: Console, text: str) -> None:

@@ -14,7 +14,18 @@ from rich.live import Live
 from stability.runs.words import Words
 from sweeps.progress import OF_TEXT, Progress
 from sweeps.trial import Trial
-from sweeps.view.board import Lines, best_line, board, counts_line, duration, left_text, print_line, runs, verdicts_text
+from sweeps.view.board import (
+    Lines,
+    SweepConsole,
+    best_line,
+    board,
+    counts_line,
+    duration,
+    left_text,
+    print_line,
+    runs,
+    verdicts_text,
+)
 
 POLL_S = 1.0
 LOW = 12  # lines of a terminal that has none to spare
@@ -40,7 +51,7 @@ class LiveView:
         console: Console | None = None,
         words: Words = OF_TEXT,
     ):
-        self.console = console or Console()
+        self.console = console or SweepConsole()
         self.progress = Progress(trials, is_done, earlier=earlier, words=words)
         self.note = ""
         self._opening = opening

@@ -13,7 +13,7 @@ from stability.config.run import RunSpec
 from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractMechanism, AbstractSoftmaxAttention
 from stability.mechanisms.two_way import TwoWay
 from stability.models.backbone import Backbone
-from stability.printable import print_text
+from stability.printable import print_note
 from stability.probes.layers.streams import residuals
 from stability.registry import Registry
 from stability.residuals import AbstractSingleStream, AbstractStreams
@@ -121,9 +121,9 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
         reason = f"residual={without} has a single stream; " if without else reason
         raise ValueError(named + reason + _looks_at(what))
     if without:
-        print_text(f"leaves out {without}: {LACKING[what]}")
+        print_note(f"leaves out {without}: {LACKING[what]}")
     if unknown:
-        print_text(named + _looks_at(what))
+        print_note(named + _looks_at(what))
 
 
 def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
@@ -132,7 +132,7 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
     unknown = _listed(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
     if unknown:
         lacking = "so their runs get no attention_logit_max and no attention_entropy"
-        print_text(f"not observed: {unknown}, {lacking}; {_looks_at('sharpness', 'measure')}")
+        print_note(f"not observed: {unknown}, {lacking}; {_looks_at('sharpness', 'measure')}")
 
 
 def _looks_at(what: str, key: str = "what") -> str:
