@@ -56,7 +56,12 @@ def test_one_command_finds_the_edges_and_again_trains_nothing(lab, words, tmp_pa
 
 
 def test_one_command_searches_and_more_points_go_on_from_there(lab, words, tmp_path, capsys):
-    words = [*words, "search=optuna", "search.startup=2", "search.space.model.ffn_multiple={low:1,high:4}"]
+    words = [
+        *(word for word in words if not word.startswith("lr")),
+        "search=optuna",
+        "search.startup=2",
+        "search.space.model.ffn_multiple={low:1,high:4}",
+    ]
     assert sweep.main([*words, "search.num=2", "report=false"]) == 0
     assert "Search over lr_peak, model.ffn_multiple: sa" in capsys.readouterr().out
     assert sweep.main([*words, "search.num=3"]) == 0

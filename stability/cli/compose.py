@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from stability.cli.conf import conf_dir, defaults, keys_said
-from stability.cli.mistakes import check_words, explained
+from stability.cli.mistakes import check_words, explained, shown
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
 from stability.config.base import AXES, AnySettings, Settings, check_numbers
@@ -32,8 +32,9 @@ def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
     with uncollected():
         store_plugins(invocation)
         values = compose(ROOTS[kind], invocation)
-        if kind is SweepSpec and values.get("name") is None:
-            values["name"] = study_name(invocation)
+        if kind is SweepSpec:
+            _refuse_what_is_searched(invocation, values)
+            values["name"] = study_name(invocation) if values.get("name") is None else values["name"]
         check_numbers(kind, values)
         return values
 
@@ -81,6 +82,27 @@ def _refuse_repetitions(invocation: Invocation) -> None:
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
             raise ValueError(f"{axis}={value}: {repeated[0]} is named {names.count(repeated[0])} times; give each once")
+
+
+def _refuse_what_is_searched(invocation: Invocation, values: dict[str, Any]) -> None:
+    """Refuse a typed setting that every point of `search=optuna` would replace, e.g. ``search=optuna lr=1e-3``.
+    ``SweepSpec`` itself refuses lr=edge and lr=scaled beside a search."""
+    search, lr = values.get("search"), values.get("lr")
+    if not isinstance(search, dict) or not isinstance(lr, dict) or lr.get("edge") or lr.get("scaled"):
+        return
+    for word in invocation.words:
+        path = "lr_peak" if word.group == "lr" else word.key
+        varied = search.get("space")
+        for step in path.split("."):
+            varied = varied.get(step) if isinstance(varied, dict) else None
+        if word.value is not None and isinstance(varied, dict) and {"low", "high"} <= varied.keys():
+            ranges = f"search.space.{path}"
+            is_typed = any(f"{word.key}.".startswith(f"{ranges}.") for word in invocation.words)
+            other = "that range" if is_typed else f"vary another setting instead and add {ranges}=null"
+            raise ValueError(
+                f"{shown(str(word))}: search={search.get('name')} varies {path} from {varied['low']} to "
+                f"{varied['high']} and would not use it; leave it out, or {other}"
+            )
 
 
 def _chosen_anew(root: str, invocation: Invocation) -> list[str]:

@@ -10,7 +10,7 @@ from stability.cli.conf import choices, conf_dir, defaults, unknown_key
 from stability.cli.words import Invocation, Word
 from stability.config.base import AXES
 from stability.printable import visible
-from stability.registry import near_misses
+from stability.registry import FAMILIES, Registry, near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown
 # of a message: of what it repeats from the command line, a path mostly; of a line
@@ -18,6 +18,7 @@ LONGEST_PART, LONGEST_LINE = 300, 600
 LONGEST_KEY = 200  # Hydra looks for a file of the key's name, and file systems take 255 characters
 MOST_ELEMENTS = 2000  # of a list: Hydra's parser takes seconds for that many, and four times as long for twice as many
 MORE = "(-h shows more)"
+NO_PART = ("auto", "none")  # choices of cross and position that need no code of their own
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
@@ -90,11 +91,25 @@ def _check_choice(sign: str, group: str, value: str) -> None:
         )
     if group in AXES and "," in value and not value.strip().startswith("["):
         raise ValueError(f"{group}={shown(value)}: a list is written in brackets: {group}=[{shown(value)}]")
+    for name in names:
+        _check_halves(group, name, is_yaml=name in choices(group), is_plugin=f"{name}.yaml" in plugins)
     if wrong is not None or not names:
         raise ValueError(
             f"{group}={shown(value if wrong is None else wrong)}: no such choice; "
             f"{near_misses(shown(wrong or value), known)}"
         )
+
+
+def _check_halves(group: str, name: str, *, is_yaml: bool, is_plugin: bool) -> None:
+    """Refuse a part of which only the code or only the yaml is there. Errors: ``ValueError`` that names both files."""
+    family = {"cross": "mechanisms", "data": "data"}.get(group, f"{group}s")
+    if family not in FAMILIES or is_plugin or name in NO_PART:
+        return
+    code, yaml, is_code = f"stability/{family}/{name}.py", f"conf/{group}/{name}.yaml", name in Registry(family).names()
+    if is_code and not is_yaml and not (group == "cross" and name in choices("mechanism")):
+        raise ValueError(f"{group}={name}: {code} is there, {yaml} is not; write it, with each setting and its default")
+    if is_yaml and not is_code:
+        raise ValueError(f"{group}={name}: {yaml} is there, {code} is not; write it, with EXPORT = YourClass")
 
 
 def _names(value: str) -> list[str]:

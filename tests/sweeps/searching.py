@@ -23,7 +23,9 @@ class Sweep:
 
     def __init__(self, folder, *words):
         (folder / "text.txt").touch()
-        self.words = [*WORDS, f"data.path={folder / 'text.txt'}", f"runs_dir={folder / 'runs'}", "name=study", *words]
+        searched = [word.removeprefix("search.space.").partition("=")[0] for word in words]
+        own = [word for word in WORDS if word.partition("=")[0] not in searched]
+        self.words = [*own, f"data.path={folder / 'text.txt'}", f"runs_dir={folder / 'runs'}", "name=study", *words]
         self.spec = read_spec("sweep", self.words)
         self.study, self.trained = StudyFolder.of(folder / "runs", "study"), []
 

@@ -247,6 +247,47 @@ def test_what_cannot_be_searched_is_said_before_anything_runs(tmp_path, words, m
     assert len(str(caught.value).splitlines()) <= 2
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["lr=1e-3"],
+            "lr=1e-3: search=optuna varies lr_peak from 0.0001 to 0.1 and would not use it; leave it out, or vary "
+            "another setting instead and add search.space.lr_peak=null",
+        ),
+        (["lr=[1e-3,1e-2]"], "lr=[1e-3,1e-2]: search=optuna varies lr_peak"),
+        (["lr=range"], "lr=range: search=optuna varies lr_peak"),
+        (["lr.num=3"], "lr.num=3: search=optuna varies lr_peak"),
+        (
+            ["batch=3", "search.space.batch={low:2,high:9}"],
+            "batch=3: search=optuna varies batch from 2 to 9 and would not use it; leave it out, or that range",
+        ),
+        (
+            ["mechanism=sc", "mechanism.sc.step_size=0.3", "search.space.mechanism.sc.step_size={low:0.1,high:2}"],
+            "mechanism.sc.step_size=0.3: search=optuna varies mechanism.sc.step_size from 0.1 to 2",
+        ),
+    ],
+)
+def test_a_typed_setting_that_the_search_would_replace_is_refused(words, message):
+    with pytest.raises(ValueError) as caught:
+        read_spec("sweep", ["search=optuna", *words])
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["search=optuna"],
+        ["search=optuna", "lr=1e-3", "search.space.lr_peak=null", "search.space.batch={low:2,high:9}"],
+        ["search=pbt", "lr=range"],
+        ["search=none", "lr=1e-3", "batch=3"],
+    ],
+)
+def test_a_typed_setting_that_the_search_leaves_alone_is_used(words):
+    spec = read_spec("sweep", words)
+    assert spec.lr.rates() == ((1e-3,) if "lr=1e-3" in words else spec.lr.rates())
+
+
 def test_without_optuna_one_line_says_what_to_do(tmp_path, monkeypatch):
     real = importlib.import_module
 
