@@ -110,6 +110,7 @@ def over_window(
     """Return what each query i takes from the valid keys i − window ≤ j ≤ i of its group, in blocks of queries, each of
     which sees its band."""
     num_positions, group = k_BGNK.shape[2], q_BGRNK.shape[2]
+    window = min(window, num_positions)  # wider, a band holds only zeros
     block = window_block(window, num_positions)
     num_blocks = -(-num_positions // block)
     fill = num_blocks * block - num_positions

@@ -43,12 +43,14 @@ class ShortConvolution(nn.Module):
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
         """Return the convolution; a position where ``mask_BN`` is False counts as zeros for the others."""
-        kernel, num = self.weight.shape[2], x_BND.shape[1]
+        num = x_BND.shape[1]
+        weight_DW = self.weight[:, 0, -num:]  # a longer kernel reads zeros from before the beginning
+        kernel = weight_DW.shape[1]
         padded_BMD = F.pad(without_padding(x_BND, mask_BN), (0, 0, kernel - 1, 0))
         # written as a sum of shifts: a convolution of the library has no rule of higher derivatives in every engine
-        y_BND = padded_BMD[:, :num] * self.weight[:, 0, 0]
+        y_BND = padded_BMD[:, :num] * weight_DW[:, 0]
         for shift in range(1, kernel):
-            y_BND = y_BND + padded_BMD[:, shift : shift + num] * self.weight[:, 0, shift]
+            y_BND = y_BND + padded_BMD[:, shift : shift + num] * weight_DW[:, shift]
         return y_BND if self.bias is None else y_BND + self.bias
 
 

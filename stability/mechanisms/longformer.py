@@ -99,7 +99,7 @@ class LongformerAttention(AbstractAttention):
             block = _block(config, num_positions - few)
             in_class = -(-(num_positions - few) // config.dilation)
             rows = config.dilation * block * -(-in_class // block)
-            pairs += rows * (few + block + config.window * (1 if causal else 2))
+            pairs += rows * (few + block + min(config.window, in_class) * (1 if causal else 2))
         if has_global_rows(config, shape):
             linear += 2 * num_positions * width**2
         return float(linear + 2 * pairs * width)
@@ -172,7 +172,7 @@ class LongformerAttention(AbstractAttention):
         """Return what the M positions after the global tokens make of these and of their windows, from which the global
         tokens are left out: windows are those of a sequence that begins after them."""
         num_near, few, dilation = q_BHMK.shape[2], self.config.global_tokens, self.config.dilation
-        before = self.config.window
+        before = min(self.config.window, -(-num_near // dilation))  # wider, it holds only zeros
         after = 0 if self.causal else before
         if self.config.impl == "triton":
             from kernels.band_attention import band_attention

@@ -135,7 +135,7 @@ class NativeSparseAttention(AbstractAttention):
         in_blocks = -(-num_positions // length) * length
         selected = max(FIXED, min(config.selected, in_blocks // length)) * length
         block = window_block(config.window, num_positions)
-        band = -(-num_positions // block) * block * (block + config.window)
+        band = -(-num_positions // block) * block * (block + min(config.window, num_positions))
         pairs = num_positions * num_blocks + in_blocks * selected + band
         return float(num_positions * width * of_maps + 2 * kv_heads * num_blocks * of_block + 2 * pairs * width)
 
@@ -196,6 +196,7 @@ class NativeSparseAttention(AbstractAttention):
         num_positions, num_compressed = p_BGRNC.shape[-2:]
         strides, span = self.config.selected_block // self.config.stride, self.config.block // self.config.stride
         num_blocks = -(-num_positions // self.config.selected_block)
+        strides = min(strides, num_compressed) if num_blocks == 1 else strides  # of one block, always selected
         # what falls to each stride: the sum of the compressed blocks that hold it
         padded = F.pad(p_BGRNC.sum(2), (span - 1, num_blocks * strides - num_compressed))
         score_BGNS = padded.unfold(-1, span, 1).sum(-1).unflatten(-1, (num_blocks, strides)).sum(-1)

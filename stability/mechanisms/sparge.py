@@ -167,24 +167,26 @@ class SpargeAttention(AbstractTrainingFree):
             return behind
         behind = behind.masked_fill(~self._valid(num_positions, mask_BN, q_BHNK.device)[:, None, :, None], -math.inf)
         of_blocks = _cut(behind, self.query_block, -math.inf).amax(-2)
-        return of_blocks.repeat_interleave(self.query_block, 2)[:, :, :num_positions]
+        return of_blocks.repeat_interleave(min(self.query_block, num_positions), 2)[:, :, :num_positions]
 
     def _means_of_queries(self, x_BHNK: Tensor, valid_BN: Tensor) -> Tensor:
         """Return of each query the mean over its block's valid queries, of a causal one over those up to itself."""
         if not self.causal:
             means = _block_means(x_BHNK, valid_BN, self.query_block)
-            return means.repeat_interleave(self.query_block, 2)[:, :, : x_BHNK.shape[2]]
+            num_positions = x_BHNK.shape[2]
+            return means.repeat_interleave(min(self.query_block, num_positions), 2)[:, :, :num_positions]
         cells, counts = _cells(x_BHNK, valid_BN, self.query_block)
         means = cells.cumsum(-2) / counts.cumsum(-2).clamp(min=1)
         return means.flatten(2, 3)[:, :, : x_BHNK.shape[2]]
 
     def _of_pairs(self, of_blocks_BHNJ: Tensor, num_positions: int) -> Tensor:
         """Return for each pair what is said of the key's block."""
-        return of_blocks_BHNJ.repeat_interleave(self.key_block, -1)[..., :num_positions]
+        return of_blocks_BHNJ.repeat_interleave(min(self.key_block, num_positions), -1)[..., :num_positions]
 
 
 def _cut(x: Tensor, block: int, filled: Any) -> Tensor:
     """Cut the axis before the last one into blocks, (…, N, K) → (…, blocks, block, K), the last one filled up."""
+    block = min(block, x.shape[-2])
     padded = F.pad(x, (0, 0, 0, -x.shape[-2] % block), value=filled)
     return padded.unflatten(-2, (-1, block))
 

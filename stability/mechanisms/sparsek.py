@@ -76,7 +76,8 @@ class SparseKAttention(AbstractAttention):
         block, num_blocks = _blocks(num_positions)
         is_causal = shape.direction == CAUSAL
         selected = _num_before(config.k, block, num_blocks) + block if is_causal else min(config.k, num_blocks * block)
-        band = 0 if config.window is None else block + config.window * (1 if is_causal else 2)
+        reach = min(config.window or 0, num_blocks * block)
+        band = 0 if config.window is None else block + reach * (1 if is_causal else 2)
         pairs = num_blocks * block * (selected + band)
         return float(num_positions * shape.width * (4 * shape.width + shape.heads) + 2 * pairs * shape.width)
 
@@ -178,14 +179,19 @@ class SparseKAttention(AbstractAttention):
         after = 0 if self.causal else self.window
         return (key >= query - self.window) & (key <= query + after)
 
+    def _reach(self, num_positions: int) -> tuple[int, int]:
+        """Return how far the window reaches before and after a query, no further than the sequence."""
+        reach = min(self.window or 0, num_positions)
+        return reach, 0 if self.causal else reach
+
     def _band(self, k_BHNK: Tensor, block: int) -> Tensor:
         """Return the keys within the window of any query of each block, (B, H, blocks, w + c + w, K)."""
-        before, after = self.window or 0, 0 if self.causal else self.window or 0
+        before, after = self._reach(k_BHNK.shape[2])
         return F.pad(k_BHNK, (0, 0, before, after)).unfold(2, before + block + after, block).transpose(-1, -2)
 
     def _in_band(self, valid_BN: Tensor, block: int) -> Bool[Tensor, "B 1 blocks c W"]:
         """Return which of `_band` each query sees."""
-        before, after = self.window or 0, 0 if self.causal else self.window or 0
+        before, after = self._reach(valid_BN.shape[1])
         exists = F.pad(valid_BN, (before, after)).unfold(1, before + block + after, block)
         query = torch.arange(block, device=valid_BN.device)[:, None]
         key = torch.arange(-before, block + after, device=valid_BN.device)

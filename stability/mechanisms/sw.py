@@ -66,12 +66,14 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
 
             y_BHNK = band_attention(q_BHNK, k_BHNK, v_BHNK, mask_BN, before=self.before, after=self.after)
             return self.joined(y_BHNK, x_BND)
-        num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
+        num_positions = x_BND.shape[1]
+        before, after = (min(side, num_positions) for side in (self.before, self.after))  # wider, it holds only zeros
+        block = max(before, MIN_BLOCK)
         y = F.scaled_dot_product_attention(
             in_blocks(q_BHNK, block),
-            bands(k_BHNK, block, self.before, self.after),
-            bands(v_BHNK, block, self.before, self.after),
-            attn_mask=self._visible(num_positions, block, mask_BN, x_BND.device),
+            bands(k_BHNK, block, before, after),
+            bands(v_BHNK, block, before, after),
+            attn_mask=self._visible(num_positions, block, (before, after), mask_BN, x_BND.device),
             dropout_p=self.dropped,
         )
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
@@ -81,11 +83,14 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         offset_NN = position_N - position_N[:, None]
         return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
-    def _visible(self, num_positions: int, block: int, mask_BN: Tensor | None, device: torch.device) -> Tensor:
+    def _visible(
+        self, num_positions: int, block: int, sides: tuple[int, int], mask_BN: Tensor | None, device: torch.device
+    ) -> Tensor:
         """Return the pairs, True where a query sees a key, (blocks, block, before + block + after); with a leading (B,
         1) where there is padding."""
-        query, key = band_positions(num_positions, block, self.before, self.after, device)
-        in_band = (key >= query - self.before) & (key <= query + self.after)
+        before, after = sides
+        query, key = band_positions(num_positions, block, before, after, device)
+        in_band = (key >= query - before) & (key <= query + after)
         return in_band & (present(key, num_positions, mask_BN) | (key == query))
 
 

@@ -166,7 +166,7 @@ class Titans(AbstractRecurrent):
         width, count = shape.width, num_positions * shape.width**2
         if config.form == "gated_attention":
             block = window_block(config.window, num_positions)
-            pairs = -(-num_positions // block) * block * (block + config.window)
+            pairs = -(-num_positions // block) * block * (block + min(config.window, num_positions))
             count += 3 * num_positions * width**2 + 2 * pairs * width
         if config.memory != "none":
             num_gates = config.states + config.forgetting
@@ -189,7 +189,7 @@ class Titans(AbstractRecurrent):
         """Return M_t(q_t) of each head, in float32 or wider."""
         read_BNE = F.silu(at_least_float32(self.conv(self.qkv(x_BND), mask_BN=mask_BN)))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in read_BNE.chunk(3, -1))
-        gates, chunk = self.gates(x_BND, mask_BN), self.config.chunk_length
+        gates, chunk = self.gates(x_BND, mask_BN), min(self.config.chunk_length, x_BND.shape[1])
         with in_float32(x_BND.device):
             q, k = of_length_one(q), of_length_one(k)
             if self.config.memory == "linear":
@@ -231,7 +231,7 @@ def hidden_width(config: Any, shape: MixerShape) -> int:
 def memory_cost(config: Any, shape: MixerShape, num_positions: int) -> int:
     """Return the multiply-adds of one head's memory: of each block the unrolled gates, what keys and queries ask of the
     state and of each other, and what is written."""
-    chunk, states, width = config.chunk_length, config.states, shape.head_width
+    chunk, states, width = min(config.chunk_length, num_positions), config.states, shape.head_width
     length = linear_block(num_positions, chunk) if config.memory == "linear" else chunk
     unrolling = length**3 + length**2 if config.momentum else 0
     if config.memory == "linear":
