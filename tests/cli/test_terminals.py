@@ -151,3 +151,22 @@ def test_status_on_a_narrow_terminal_is_no_traceback(width, tmp_path):
     out = run("-m", "stability.status", "mine", f"runs_dir={tmp_path}", stdout=theirs, env={**env, "TERM": "xterm"})
     os.close(theirs)
     assert (out.returncode, out.stderr) == (0, b"") and b"mine: 2 runs" in os.read(ours, 1 << 16)
+
+
+@pytest.mark.parametrize(
+    "entry", ["sweep", "hessian", "report", "probe", "generate", "status", "train_tokenizer", "dashboard"]
+)
+def test_without_the_environment_one_line_says_how_to_enter_it(entry):
+    """``-S``: a Python that has none of the packages."""
+    out = run("-S", "-m", f"stability.{entry}", "-h", stdout=subprocess.PIPE)
+    said = (
+        f"error: {sys.executable} has no module hydra: run `source .venv/bin/activate` first, or install the packages"
+    )
+    assert (out.returncode, out.stdout) == (2, b"") and out.stderr.decode().splitlines() == [
+        f"{said}: pip install -e ."
+    ]
+
+
+def test_who_imports_the_package_gets_pythons_own_error():
+    out = run("-S", "-c", "import stability; import stability.cli.compose", stdout=subprocess.PIPE)
+    assert out.returncode == 1 and b"ModuleNotFoundError" in out.stderr and b"activate" not in out.stderr
