@@ -88,6 +88,8 @@ Where it runs
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
 
+SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # of models whose sources train them on GPT-2's tokens
+
 
 def main(argv: list[str]) -> int:
     values = composed(SweepSpec, Invocation.of(argv))
@@ -140,6 +142,8 @@ def _sweep(spec: SweepSpec) -> int:
     _require_fit(spec, corpus, objective)
     spec = _with_weights(spec, corpus, cache)
     _require_roles(spec, corpus)
+    if note := _note_of_bytes(spec):
+        print_note(note)
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print_note(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
@@ -205,6 +209,16 @@ def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> S
             weights.keep(cache_dir)
     print_text(described(weights.spec, fits))
     return spec.model_copy(update={"init": weights.spec})
+
+
+def _note_of_bytes(spec: SweepSpec) -> str:
+    """Return a line where a model's size is known for GPT-2's tokens and the data are read as bytes, else nothing."""
+    if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
+        return ""
+    return (
+        f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for GPT-2's "
+        "tokens: add data.tokenizer=gpt2 for these"
+    )
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:

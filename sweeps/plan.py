@@ -132,7 +132,9 @@ def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
     if is_read:
         from stability.build import described
 
-        return f"data: {described(spec, corpus)}; fingerprint {corpus.fingerprint[:12]}"
+        tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
+        named = f"; tokens: {tokens}" if tokens else ""
+        return f"data: {described(spec, corpus)}{named}; fingerprint {corpus.fingerprint[:12]}"
     return f"data: {corpus.description}; not downloaded for a plan, which takes random {corpus.kind} instead"
 
 
