@@ -67,13 +67,13 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
             y_BHNK = band_attention(q_BHNK, k_BHNK, v_BHNK, mask_BN, before=self.before, after=self.after)
             return self.joined(y_BHNK, x_BND)
         num_positions = x_BND.shape[1]
-        before, after = (min(side, num_positions) for side in (self.before, self.after))  # wider, it holds only zeros
+        before, after = self._reach(num_positions)
         block = max(before, MIN_BLOCK)
         y = F.scaled_dot_product_attention(
             in_blocks(q_BHNK, block),
             bands(k_BHNK, block, before, after),
             bands(v_BHNK, block, before, after),
-            attn_mask=self._visible(num_positions, block, (before, after), mask_BN, x_BND.device),
+            attn_mask=self._visible(num_positions, block, mask_BN, x_BND.device),
             dropout_p=self.dropped,
         )
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
@@ -83,12 +83,14 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         offset_NN = position_N - position_N[:, None]
         return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
-    def _visible(
-        self, num_positions: int, block: int, sides: tuple[int, int], mask_BN: Tensor | None, device: torch.device
-    ) -> Tensor:
+    def _reach(self, num_positions: int) -> tuple[int, int]:
+        """Return how far the band reaches before and after a query, no further than the sequence."""
+        return min(self.before, num_positions), min(self.after, num_positions)
+
+    def _visible(self, num_positions: int, block: int, mask_BN: Tensor | None, device: torch.device) -> Tensor:
         """Return the pairs, True where a query sees a key, (blocks, block, before + block + after); with a leading (B,
         1) where there is padding."""
-        before, after = sides
+        before, after = self._reach(num_positions)
         query, key = band_positions(num_positions, block, before, after, device)
         in_band = (key >= query - before) & (key <= query + after)
         return in_band & (present(key, num_positions, mask_BN) | (key == query))
