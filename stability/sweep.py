@@ -114,7 +114,10 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     is_plan = values.get("launcher") != "ray" or values.get("dry_run")
     if is_plan or not isinstance(num_threads, int) or not isinstance(settings, dict):
         return nullcontext()
-    if settings.get("address") is not None:
+    data = values.get("data")
+    path = data.get("path") if isinstance(data, dict) else None
+    is_lacking = isinstance(path, str) and not Path(path).expanduser().exists()  # which ends the sweep at once
+    if settings.get("address") is not None or is_lacking:
         return nullcontext()
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
     if study.file.exists() and all(run.finished for run in study.runs()):
@@ -216,8 +219,8 @@ def _note_of_bytes(spec: SweepSpec) -> str:
     if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
         return ""
     return (
-        f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for GPT-2's "
-        "tokens: add data.tokenizer=gpt2 for these"
+        f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for "
+        "GPT-2's tokens: add data.tokenizer=gpt2 for these"
     )
 
 
@@ -267,6 +270,8 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
     if outcome.interrupted:
         return 130
     ended = time.time()
+    if outcome.num_failed and not any(trial.directory.has_rows for trial in trials):
+        return 1  # no step was logged, so that nothing can be tabulated: the failures stay the last that is printed
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
     if "wandb" in spec.logger and has_worked:
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None

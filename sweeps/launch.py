@@ -40,15 +40,19 @@ HINT = "interrupted: run the same command again, it goes on where this one stopp
 
 @dataclass(frozen=True)
 class Failure:
+    """A run that failed. ``place``: the line of our or the user's code that raised, "" where it is not known."""
+
     run_id: str
     label: str
     reason: str
     traceback_file: str
+    place: str = ""
 
     @classmethod
     def of(cls, trial: Trial) -> Failure:
         reason = trial.directory.status().get("reason", "")
-        return cls(trial.run_id, trial.label, reason, str(trial.directory.traceback_file))
+        file, place = trial.directory.traceback_file, trial.directory.raised_at()
+        return cls(trial.run_id, trial.label, reason, str(file), place)
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,8 @@ def _report(console: Console, outcome: Outcome, retry: str) -> None:
     for failure in outcome.failures:
         print_line(
             console,
-            f"failed {failure.label} ({failure.run_id}): {failure.reason}\n  traceback: {failure.traceback_file}",
+            f"failed {failure.label} ({failure.run_id}): {failure.reason}\n"
+            f"{f'  at {failure.place}' + chr(10) if failure.place else ''}  traceback: {failure.traceback_file}",
         )
     if outcome.failures:
         print_line(

@@ -77,6 +77,15 @@ def said(pool, capsys):
     return say
 
 
+def test_one_study_is_not_cleaned_by_its_name_and_the_message_says_how_to_remove_it(entered, pool):
+    out = entered("stability.status", "clean=b", f"runs_dir={pool}")
+    assert out.returncode == 2
+    assert out.stderr == (
+        "error: clean=b: must be unlisted; to remove the study b, delete its folder studies/b under runs_dir, then "
+        "clean=unlisted removes the runs that no other study lists\n"
+    )
+
+
 def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said):
     trials = make_study(pool)
     measured(trials[0])

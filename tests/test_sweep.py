@@ -146,6 +146,23 @@ def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, wor
     assert sweep.main(words) == 0, "the same command tries failed runs again"
 
 
+def test_where_no_run_took_a_step_the_failures_and_the_users_line_are_the_last_that_is_printed(
+    lab, words, tmp_path, monkeypatch, capsys
+):
+    from stability.mechanisms.sc import SelfConsensus
+
+    def broken(self, x_BND, *, mask_BN=None):
+        return self.headz
+
+    monkeypatch.setattr(SelfConsensus, "forward", broken)
+    assert sweep.main([*words, "mechanism=sc", "lr=1e-3"]) == 1
+    *_, failed, place, traceback, again = capsys.readouterr().out.splitlines()
+    assert "AttributeError" in failed and "headz" in failed and failed.startswith("failed sc lr=0.001")
+    assert place.startswith("  at ") and place.endswith(", in broken: return self.headz") and __file__ in place
+    assert traceback.startswith("  traceback: ") and again == "the same command tries the failed runs again"
+    assert not (tmp_path / "reports").exists() or not list((tmp_path / "reports").iterdir())
+
+
 def test_a_crash_in_alpha_max_keeps_what_training_gave(lab, words, monkeypatch):
     from stability.probes.curvature import descent
 

@@ -10,6 +10,8 @@ from typing import Any
 from stability.config.base import AXES
 from stability.registry import near_misses
 
+PREFERRED = "text"  # of several choices that have a setting the one that is meant most often
+
 
 def conf_dir() -> Path:
     """Return the Hydra folder: beside the package in a checkout, inside it in an installed wheel."""
@@ -63,9 +65,11 @@ def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
             return f"{key}: unknown key; did you mean '{namesake}'?"
         if owners := _owners(group, setting):
             other = f"{group}={chosen[group]}" if group in chosen else "the one that is chosen"
+            likely = PREFERRED if PREFERRED in owners else owners[0]
+            add = "" if group in chosen else f"; add {group}={likely}"
             return (
                 f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, "
-                f"{other} has not"
+                f"{other} has not{add}"
             )
     return f"{key}: unknown key; {near_misses(key, known)}"
 

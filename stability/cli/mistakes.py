@@ -81,7 +81,8 @@ def _check_choice(sign: str, group: str, value: str) -> None:
         return
     names = _names(value)
     if group not in AXES and names != [value.strip()]:
-        raise ValueError(f"{group}={shown(value)}: takes one name; {near_misses(value, choices(group))}")
+        wanted = "a rate like 1e-3, a list like [1e-4,1e-3], or one name" if group == "lr" else "one name"
+        raise ValueError(f"{group}={shown(value)}: takes {wanted}; {near_misses(value, choices(group))}")
     plugins = ConfigStore.instance().repo.get(group, {})  # where `stability.cli.compose.store_plugins` has put them
     known = (*choices(group), *(name.removesuffix(".yaml") for name in plugins))
     wrong = next((name for name in names if name not in known), None)
@@ -95,7 +96,8 @@ def _check_choice(sign: str, group: str, value: str) -> None:
         _check_halves(group, name, is_yaml=name in choices(group), is_plugin=f"{name}.yaml" in plugins)
     if wrong is not None or not names:
         raise ValueError(
-            f"{group}={shown(value if wrong is None else wrong)}: no such choice; "
+            f"{group}={shown(value if wrong is None else wrong)}: no such choice"
+            f"{' and no rate like 1e-3' if group == 'lr' else ''}; "
             f"{near_misses(shown(wrong or value), known)}"
         )
 

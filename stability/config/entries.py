@@ -131,6 +131,16 @@ def _interval(value: Any) -> Any:
     return (2.0 if value else None) if isinstance(value, bool) else value
 
 
+def _unlisted(value: Any) -> Any:
+    """Refuse ``clean=NAME``: one study is removed by removing its folder."""
+    if isinstance(value, str) and value != "unlisted":
+        raise ValueError(
+            f"clean={value}: must be unlisted; to remove the study {value}, delete its folder studies/{value} under "
+            "runs_dir, then clean=unlisted removes the runs that no other study lists"
+        )
+    return value
+
+
 class StatusSpec(Settings):
     """The settings of `stability.status`: how far a study is, or all studies of a pool; what of the pool no study
     needs."""
@@ -144,7 +154,7 @@ class StatusSpec(Settings):
     watch: Annotated[float | None, BeforeValidator(_interval)] = Field(
         default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
     )
-    clean: Literal["unlisted"] | None = Field(
+    clean: Annotated[Literal["unlisted"] | None, BeforeValidator(_unlisted)] = Field(
         default=None,
         description="unlisted: remove the runs that no study lists, and what dead processes left half-written",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ STOPPED = "stopped"  # at a rung of a search: resumable, and no result
 # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
 INTERRUPTED = "interrupted"
 RUNNING = "running"  # with nobody at it: its process was killed, and the same command goes on
+# where code lies that is not the user's: packages, the standard library, frozen and compiled code
+INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
 STATES = ("queued", RUNNING, *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
@@ -145,6 +148,22 @@ class RunDirectory:
         self.set_status(
             "failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=num_steps, **kept
         )
+
+    def raised_at(self) -> str:
+        """Return the line that raised in the last failure, of the last frame outside of installed packages:
+        ``FILE:LINE, in FUNCTION: CODE``; "" where there is none."""
+        try:
+            traceback = self.traceback_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        frames = re.findall(r'^ +File "(.+)", line (\d+), in (.+)\n(?: {4}(.*)\n)?', traceback, re.MULTILINE)
+        own = [frame for frame in frames if not INSTALLED.search(frame[0])]
+        return "{}:{}, in {}: {}".format(*own[-1]) if own else ""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a step of the run was logged."""
+        return self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
 
     @property
     def finished(self) -> bool:

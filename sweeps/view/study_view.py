@@ -178,5 +178,7 @@ def _half_way_line(row: Row) -> str:
 
 def _failed_lines(row: Row) -> Iterable[str]:
     yield f"  {row.trial.label} ({row.trial.run_id}): {row.reason}"
+    if place := row.trial.directory.raised_at():
+        yield f"    at {place}"
     if row.trial.directory.traceback_file.exists():
         yield f"    traceback: {row.trial.directory.traceback_file}"

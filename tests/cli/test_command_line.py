@@ -142,7 +142,9 @@ def test_the_shim_touches_nothing_else():
     ("argv", "message"),
     [
         (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
-        (["lr=abc"], "lr=abc: no such choice"),
+        (["lr=abc"], "lr=abc: no such choice and no rate like 1e-3; choices: edge"),
+        (["lr="], "lr=: takes a rate like 1e-3, a list like [1e-4,1e-3], or one name; choices: edge"),
+        (["data.path=x.txt"], "the one that is chosen has not; add data=text"),
         (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
         (
             ["curvature.state=paper"],

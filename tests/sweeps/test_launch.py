@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from stability.runs import wandb_sink
+from stability.runs.directory import RunDirectory
 from stability.runs.sink import failure_file
 from sweeps import launch
 from sweeps import slots as side_by_side
@@ -61,6 +62,22 @@ def test_a_failed_run_is_reported_with_its_reason_and_its_tracebacks_file(tmp_pa
         f"failed sa lr=0.01 seed=1 ({failure.run_id}): ValueError: planted\n  traceback: {traceback_file}\nthe same "
         "command tries the failed runs again\n"
     )
+
+
+def test_the_line_that_raised_is_the_users_last_one(tmp_path):
+    directory = RunDirectory(tmp_path, "a" * 12)
+    assert directory.raised_at() == ""
+    directory.path.mkdir(parents=True)
+    directory.traceback_file.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "/lab/stability/training/replica.py", line 7, in update\n    loss = self.model(x)\n           ^^^^^^^^^\n'
+        '  File "/lab/.venv/lib/python3.11/site-packages/torch/nn/module.py", line 9, in _call\n    return f(x)\n'
+        '  File "/home/me/my_package/echo.py", line 31, in forward\n    return self.headz(x)\n'
+        '  File "/usr/lib/python3.11/contextlib.py", line 3, in inner\n    return g()\n'
+        '  File "<frozen importlib._bootstrap>", line 4, in _load\n'
+        "AttributeError: 'Echo' object has no attribute 'headz'\n"
+    )
+    assert directory.raised_at() == "/home/me/my_package/echo.py:31, in forward: return self.headz(x)"
 
 
 def test_an_interrupted_sweep_says_how_to_go_on_and_goes_on(tmp_path):
