@@ -141,7 +141,7 @@ def test_a_sweep_whose_ray_is_killed_ends_with_a_word_and_goes_on_later(tmp_path
     assert [trial.directory.status()["state"] for trial in trials] == ["stable"] * 2
 
 
-WORDS = ["data=text", "data.path=nowhere.txt", "mechanism=sa", "lr=[1e-3]", "name=begun"]
+WORDS = ["data=text", f"data.path={__file__}", "mechanism=sa", "lr=[1e-3]", "name=begun"]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,7 @@ WORDS = ["data=text", "data.path=nowhere.txt", "mechanism=sa", "lr=[1e-3]", "nam
         (["launcher=ray", "dry_run=true"], None, False),
         (["launcher=ray", "ray.address=127.0.0.1:6379"], None, False),
         (["launcher=serial"], None, False),
+        (["launcher=ray", "data.path=nowhere.txt"], None, False),  # which ends the sweep at once
     ],
 )
 def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here(
