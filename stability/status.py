@@ -54,6 +54,7 @@ class _Console(Console):
     """A console whose reader may leave, as `| head` does: the entry ends as it does for its own lines."""
 
     def on_broken_pipe(self) -> None:
+        """Raise ``BrokenPipeError``, where Rich would end the process with exit code 1."""
         raise BrokenPipeError
 
 
