@@ -15,7 +15,7 @@ from stability.cli.entry import run_entry
 from stability.cli.words import Invocation
 from stability.config.entries import StatusSpec
 from stability.runs.study import StudyFolder
-from sweeps.view.board import print_line
+from sweeps.view.board import StatusConsole, print_line
 
 HELP = """
 python -m stability.status [NAME | key=value …]
@@ -50,18 +50,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class _Console(Console):
-    """A console whose reader may leave, as `| head` does: the entry ends as it does for its own lines."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise ``BrokenPipeError``, where Rich would end the process with exit code 1."""
-        raise BrokenPipeError
-
-
 def _console() -> Console:
     """Return the console, a wide one where there is no terminal: a file has room for whole lines."""
-    console = _Console()
-    return console if console.is_terminal else _Console(width=FILE_WIDTH)
+    console = StatusConsole()
+    return console if console.is_terminal else StatusConsole(width=FILE_WIDTH)
 
 
 def _print_all(pool: Path, console: Console) -> int:

@@ -231,6 +231,13 @@ class SweepConsole(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class StatusConsole(Console):
+    """The console of an entry that only shows something: it ends where whoever read its output has left."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # Rich would end the process with exit code 1
+
+
 def print_line(console: Console, text: str) -> None:
     """Print a line as it is, control characters `visible`: no markup, no colours of numbers, no folding."""
     console.print(visible(text, keep="\n"), markup=False, highlight=False, soft_wrap=True)
