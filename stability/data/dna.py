@@ -31,8 +31,8 @@ class DnaConfig(Settings):
     path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
-        description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz or .zst, too), or a folder of them; null: a "
-        "synthetic genome",
+        description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz, .zst or .xz, too), or a folder of them; "
+        "null: a synthetic genome",
     )
     hold_out: HoldOut = Field(
         default="auto",

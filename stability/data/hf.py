@@ -162,8 +162,8 @@ def _vocab_size(config: HuggingFaceConfig) -> int:
     return len(config.build_tokenizer().vocabulary.pieces)
 
 
-def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:
-    """Yield (number of the row, its text); empty ones are no documents."""
+def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str | None]]:
+    """Yield (number of the row, its text), None for null; empty ones are no documents."""
     for number, row in enumerate(_rows(config), start=1):
         place = f"data.dataset={config.dataset}, row {number}"
         if config.field not in row:
@@ -171,14 +171,15 @@ def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:
                 f"{place} has no column '{config.field}'; it has: {', '.join(map(str, row)) or 'none'}; name one "
                 "with data.field=COLUMN"
             )
-        if text := checked_text(row[config.field], place, config.field):
+        if (text := checked_text(row[config.field], place, config.field)) != "":
             yield number, text
 
 
 def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
     for number, text in _texts(config):
-        tokens = encode(text.encode("utf-8"))
+        tokens = encode((text or "").encode("utf-8"))
         if (at := tokens.find(INVALID)) >= 0:
+            assert text is not None, "what has a character"
             character = text[len(text.encode("utf-8")[:at].decode("utf-8", "ignore"))]
             raise ValueError(
                 f"data.dataset={config.dataset}, row {number}, character {at + 1} is {character!r}, which is no "

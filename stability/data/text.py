@@ -28,8 +28,8 @@ class TextConfig(AbstractTokenized):
 
     path: Annotated[str, Place()] = Field(
         min_length=1,
-        description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its "
-        "subfolders",
+        description="a .txt, .jsonl or .ndjson file (each with .gz, .zst or .xz, too), a .parquet file, or a folder of "
+        "them with its subfolders",
     )
     field: str = Field(
         default="text",

@@ -3,6 +3,7 @@ nothing is written then."""
 
 import gzip
 import json
+import lzma
 import zlib
 
 import pyarrow
@@ -43,14 +44,49 @@ def test_every_kind_gives_the_same_documents(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(JSONL)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(JSONL))
     (tmp_path / "c.jsonl.zst").write_bytes(zstd(JSONL))
+    (tmp_path / "e.ndjson").write_bytes(JSONL)
+    (tmp_path / "f.NDJSON.XZ").write_bytes(lzma.compress(JSONL))
     table(tmp_path / "d.PARQUET", {"id": list(range(600)), "text": TEXTS})
     for file in tmp_path.iterdir():
         assert list(documents(file, "text")) == TEXTS, file
     whole = Text.prepare(TextConfig(path=str(tmp_path)))
     assert (
         whole.fingerprint == split_documents(TEXTS, "").fingerprint
-        and "1,800 exact repetitions left out" in whole.description
+        and "3,000 exact repetitions left out" in whole.description
     )
+
+
+@pytest.mark.parametrize("texts", [["a", None, "b", "", None], ["a", "b", None, None, ""]])
+def test_null_texts_are_skipped_and_counted(tmp_path, texts):
+    table(tmp_path / "a.parquet", {"text": texts})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for file in tmp_path.iterdir():
+        corpus = Text.prepare(TextConfig(path=str(file)))
+        assert corpus.description == f"text of {file.name}: 2 documents, 2 characters, 2 null texts left out"
+        assert corpus.fingerprint == split_documents(["a", "b"], "").fingerprint
+
+
+def test_too_few_documents_beside_null_texts_say_so(tmp_path):
+    table(tmp_path / "a.parquet", {"text": ["a", None]})
+    with pytest.raises(ValueError, match=r"a\.parquet holds 1 distinct document, 1 null text left out; at least 2"):
+        Text.prepare(TextConfig(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_folders_other_files_are_named_and_many_of_them_counted(tmp_path):
+    for name in ("a.jsonl", "sub/d.json", "README.md", "z.csv", "sub/e.doc", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(JSONL)
+    described = Text.prepare(TextConfig(path=str(tmp_path))).description
+    assert "(1 file; left out: README.md, sub/d.json, sub/e.doc and 1 more): " in described
+    assert "left out:" not in Text.prepare(TextConfig(path=str(tmp_path / "a.jsonl"))).description
+
+
+@pytest.mark.parametrize("name", ["a.txt.xz", "a.jsonl.xz"])
+def test_broken_xz_is_refused(tmp_path, name):
+    packed = lzma.compress(JSONL)
+    for broken in (packed[:-20], packed[: len(packed) // 2], b"no xz at all"):
+        (tmp_path / name).write_bytes(broken)
+        assert f"{name} is cut short or no xz file" in refusal(tmp_path / name)
 
 
 def test_text_in_zstd_is_text(tmp_path):
@@ -124,7 +160,6 @@ def test_a_file_of_the_other_kind_is_told_where_it_is_read(tmp_path):
     ("columns", "complaint"),
     [
         ({"id": [1, 2], "body": ["a", "b"]}, "has no column 'text'; it has: id, body; name one with data.field=COLUMN"),
-        ({"text": ["a", None]}, "row 2: 'text' holds NoneType, not text"),
         ({"text": [1, 2]}, "row 1: 'text' holds int, not text"),
         ({"text": ["a", "b\0"]}, "row 2: 'text' holds U+0000"),
         ({"text": pyarrow.array([], pyarrow.string())}, "is empty (no document in it)"),

@@ -362,13 +362,13 @@ def test_augmented_corpora_keep_the_fingerprints_that_caches_and_run_ids_know_th
         ("", "a.fa is empty (no record in it)"),
         ("\n \n", "a.fa is empty (no record in it)"),
         ("ACGT\n>a\nACGT\n", "a.fa, line 1 is 'ACGT…' before any header"),
-        (">a\nACGT\n>b\n\n>c\nACGT\n", "a.fa, line 3: record 'b' has a header and no sequence"),
-        (">a\nACGT\n>b\n", "a.fa, line 3: record 'b' has a header and no sequence"),
         (">a\nACGT\n\nACXGT\n", "a.fa, record 'a', line 4, character 3 is 'X', which is no nucleotide"),
         (">a\nACGT\n>b x\nAC GT\n", "a.fa, record 'b', line 4, character 3 is ' ', which is no nucleotide"),
         (b">a\nAC\xe9GT\n", "a.fa, record 'a', line 2, character 3 is byte 0xe9, which is no nucleotide"),
         (b">\xe9a\nACGT\n", "a.fa, line 1: the header is not UTF-8 (0xe9)"),
-        (">a\nACGT*\n", "a.fa, record 'a', line 2, character 5 is '*'"),
+        (">a\nAC*GT\n", "a.fa, record 'a', line 2, character 3 is '*'"),
+        (">a\nACGT*\nACGT\n", "a.fa, record 'a', line 2, character 5 is '*'"),
+        (";c\n>a\nACGT\n;c\nAC!\n", "a.fa, record 'a', line 5, character 3 is '!'"),
     ],
 )
 def test_bad_files_are_named_with_the_place_and_nothing_is_written(tmp_path, content, complaint):
@@ -401,6 +401,39 @@ def test_windows_marks_and_other_endings_of_names_are_read(tmp_path):
         content = b"\xef\xbb\xbf" + fasta([letters(90)]).encode()
         write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
         assert Dna.cache_key(DnaConfig(path=str(tmp_path / name))) and list(records(tmp_path / name)) == plain
+
+
+@pytest.mark.parametrize("step", [1, 10**6])
+@pytest.mark.parametrize(
+    "content",
+    [
+        ">a\nAC\nGT\n>empty\n>b\nAA\n>last\n",
+        ">a\nAC\nGT\n>empty\n\n\n>b\nAA",
+        "; of a database\n>a\n; a comment\nAC\n;\nGT\n>b\n;\nAA\n>empty\n; x\n",
+        ">a\nAC\nGT*\n>b\nAA\n*\n\n>empty\n",
+        ">a\nAC\nGT**\n>b\nAA*\n\x1a",
+        ">a\r\nAC\r\nGT*\r\n>b\r\nAA\r\n\x1a",
+    ],
+)
+def test_empty_records_comments_and_the_marks_of_an_end_are_skipped(tmp_path, monkeypatch, content, step):
+    monkeypatch.setattr(_fasta, "BYTES_PER_READ", step)
+    found = {name: VOCABULARY.decode(tokens) for name, tokens in records(write(tmp_path, content))}
+    assert {name: text for name, text in found.items() if text} == {"a": "ACGT", "b": "AA"}
+    assert set(found) - {"a", "b"} <= {"empty", "last"}
+
+
+def test_empty_records_are_counted_in_the_description(tmp_path):
+    sequences = [letters(90, seed) for seed in range(3)]
+    with_empty = fasta(sequences) + ">x\n>y\n\n"
+    corpus = Dna.prepare(DnaConfig(path=str(write(tmp_path, with_empty))))
+    assert corpus.fingerprint == of(sequences).fingerprint
+    assert "DNA of a.fa: 3 records, 2 empty left out, 270 nucleotides" in corpus.description
+
+
+@pytest.mark.parametrize("hold_out", ["auto", "records", "region"])
+def test_records_that_are_all_empty_are_no_data(tmp_path, hold_out):
+    with pytest.raises(ValueError, match=r"DNA of a\.fa holds no sequence: 2 empty records; give others"):
+        Dna.prepare(DnaConfig(path=str(write(tmp_path, ">a\n\n>b\n")), hold_out=hold_out))
 
 
 def test_line_ends_of_old_macintoshes_are_named(tmp_path):

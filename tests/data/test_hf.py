@@ -51,6 +51,12 @@ def test_rows_are_documents_up_to_the_number_asked_for(tmp_path):
     assert few.fingerprint == split_documents(TEXTS[:7], "").fingerprint
 
 
+def test_null_rows_are_skipped_and_counted(tmp_path):
+    corpus = HuggingFaceDataset.prepare(HuggingFaceConfig(dataset=folder_of(tmp_path, [None, *TEXTS, "", None])))
+    assert corpus.fingerprint == split_documents(TEXTS, "").fingerprint
+    assert corpus.description.endswith(", 2 null texts left out")
+
+
 def test_parquet_and_splits_of_its_own_are_read(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()

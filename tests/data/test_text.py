@@ -100,7 +100,10 @@ def test_a_folder_mixes_kinds_and_ignores_the_rest(tmp_path):
         corpus.fingerprint
         == split_documents(["from txt", "from txt.gz", "from jsonl", "from jsonl.gz"], "").fingerprint
     )
-    assert corpus.description == f"text of {tmp_path.name} (4 files): 4 documents, 42 characters"
+    assert (
+        corpus.description
+        == f"text of {tmp_path.name} (4 files; left out: e.csv, f.txt.zip): 4 documents, 42 characters"
+    )
 
 
 def test_links_are_followed_once(tmp_path):
@@ -144,13 +147,15 @@ def test_missing_path_names_a_near_miss(tmp_path):
 
 def test_other_names_and_kinds_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x")
-    assert "ends in none of .txt, .txt.gz, .jsonl, .jsonl.gz" in refusal(tmp_path / "a.csv")
+    assert "ends in none of .txt, .txt.gz, .txt.zst, .txt.xz, .jsonl, .jsonl.gz" in refusal(tmp_path / "a.csv")
     assert "neither a file nor a folder" in refusal("/dev/null")
 
 
 def test_a_folder_without_text_lists_what_is_accepted(tmp_path):
     (tmp_path / "a.csv").write_text("x")
-    assert "the folder holds no text file; accepted are .txt, .txt.gz, .jsonl, .jsonl.gz" in refusal(tmp_path)
+    assert "the folder holds no text file; accepted are .txt, .txt.gz, .txt.zst, .txt.xz, .jsonl, .jsonl.gz" in refusal(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])

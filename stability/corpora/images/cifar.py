@@ -16,6 +16,7 @@ import numpy as np
 
 SIDE, CHANNELS = 32, 3
 GZIP = b"\x1f\x8b"  # its first bytes, whatever the file is called
+MOST_UNPACKED = 1 << 30  # bytes of all batches in an archive; the authors' are 186 MB
 
 
 class Layout(NamedTuple):
@@ -52,6 +53,12 @@ def archive_files(path: Path) -> dict[str, bytes]:
             packing = "r:gz" if stream.read(len(GZIP)) == GZIP else "r:"
         with tarfile.open(path, packing) as archive:
             members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
+            num_bytes = sum(member.size for member in members)
+            if num_bytes > MOST_UNPACKED:
+                raise ValueError(
+                    f"data.path: {path}: its batches unpack to {num_bytes:,} bytes, more than any of CIFAR "
+                    f"({MOST_UNPACKED:,} at most); fetch it again from its publisher"
+                )
             return {
                 Path(member.name).name: archive.extractfile(member).read()  # type: ignore[union-attr]
                 for member in members

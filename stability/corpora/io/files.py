@@ -6,7 +6,10 @@ import difflib
 import gzip
 import hashlib
 import io
+import lzma
 import os
+import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +18,9 @@ from pathlib import Path
 
 from stability.corpora.io.progress import step
 
-PACKED = {".gz": "gzip", ".zst": "zstd"}
+PACKED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
+LONGEST_LINE = 64 << 20  # bytes, unpacked: a line is held in memory whole
+MOST_NAMED = 3  # of the files that a folder holds beside those that are read
 
 
 def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str, tuple[str, ...]]) -> list[Path]:
@@ -87,9 +92,21 @@ def suffix_of(file: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def origin_of(path: str, files: list[Path], what: str) -> str:
-    """Return ``text of books.jsonl``, ``text of my_folder (3 files)``: names only, never where they lie."""
-    root = Path(path).expanduser().resolve()
-    return f"{what} of {root.name}" + (f" ({len(files):,} files)" if root.is_dir() else "")
+    """Return ``text of books.jsonl``, ``text of my_folder (3 files; left out: README.md)``: names only, never where
+    they lie."""
+    root = Path(path).expanduser()
+    noun = "file" if len(files) == 1 else "files"
+    counted = f" ({len(files):,} {noun}{left_out(root, files)})" if root.is_dir() else ""
+    return f"{what} of {root.resolve().name}{counted}"
+
+
+def left_out(root: Path, files: Iterable[Path]) -> str:
+    """Return ``; left out: README.md, notes.doc``, a folder's files that are not among ``files``: the first three, and
+    how many more; empty where there are none. Hidden ones are not counted."""
+    read = set(files)
+    others = sorted(file.relative_to(root).as_posix() for file in _walk(root) if file not in read)
+    more = f" and {len(others) - MOST_NAMED:,} more" if len(others) > MOST_NAMED else ""
+    return f"; left out: {', '.join(others[:MOST_NAMED])}{more}" if others else ""
 
 
 def total_bytes(files: list[Path]) -> int:
@@ -107,7 +124,7 @@ class _Counted(io.FileIO):
 
 
 # what a file raises that is cut short, damaged or not of its kind; gzip's own is an OSError
-UNREADABLE = (EOFError, zlib.error, OSError)
+UNREADABLE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 @contextmanager
@@ -132,7 +149,7 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
     try:
         with _Counted(file) as raw, _unpacked(io.BufferedReader(raw, 1 << 20), kind) as stream:
             yield stream
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _broken(key, file, kind, error) from None
     except OSError as error:
         if kind == "zstd" and error.errno is None:  # pyarrow's own
@@ -140,14 +157,49 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
         raise ValueError(f"{key}: cannot read {file}: {error.strerror or error}") from None
 
 
+def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iterator[bytes]:
+    """Yield the lines of an `opened` file with their ends. Errors: ``ValueError`` naming file and line, for one longer
+    than 64 MB, of which no more is held in memory."""
+    number = 0
+    while line := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"{key}: {file}, line {number:,} is longer than {LONGEST_LINE >> 20} MB"
+                f"{' unpacked' if packing(file) else ''}, the most that is read at once; cut it into several lines"
+            )
+        yield line
+
+
+def refuse_larger_than_memory(file: Path) -> None:
+    """Raise a ``ValueError`` where what an ``.npz`` file unpacks to is larger than this machine's memory."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            num_bytes = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):  # no archive: whoever reads it says so
+        return
+    if num_bytes > machine_memory():
+        raise ValueError(
+            f"data.path: {file} unpacks to {num_bytes / 2**30:,.1f} GiB, more than the {machine_memory() / 2**30:,.1f} "
+            "GiB of memory of this machine; cut it into several files"
+        )
+
+
+def machine_memory() -> int:
+    """Return the machine's memory in bytes; no bound where the system does not say."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
+
+
 def packing(file: Path) -> str:
-    """Return how a file is packed, "gzip", "zstd" or "" for not at all, by its name."""
+    """Return how a file is packed, "gzip", "zstd", "xz" or "" for not at all, by its name."""
     return next((kind for suffix, kind in PACKED.items() if file.name.lower().endswith(suffix)), "")
 
 
 def _unpacked(raw: io.BufferedReader, kind: str) -> BufferedIOBase:
     if kind == "gzip":
         return gzip.GzipFile(fileobj=raw, mode="rb")
+    if kind == "xz":
+        return lzma.LZMAFile(raw)
     if kind == "zstd":
         import pyarrow
 

@@ -14,7 +14,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple
 
-from stability.corpora.io.files import opened, suffix_of
+from stability.corpora.io.files import lines_of, opened, suffix_of
 
 KEY = "data.annotations"
 SUFFIXES = (".txt", ".dat", ".tsv", ".txt.gz", ".dat.gz", ".tsv.gz")
@@ -59,7 +59,7 @@ def check_annotations(file: Path) -> None:
 
 
 def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(lines_of(stream, file, KEY), start=1):
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from stability.corpora.io.files import refuse_larger_than_memory
 from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, SS_CLASSES, VOCAB_SIZE, encode, encode_ss
 from stability.corpora.proteins.chain import ProteinChain
@@ -77,10 +78,12 @@ def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], lis
     """Return (chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues``
     residues with coordinates, or with impossible ones, is left out. Errors: ``ValueError`` naming the file and what is
     wrong."""
+    refuse_larger_than_memory(file)
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+    # TypeError: a single array, as np.save writes it; MemoryError: one whose header says that it is huge
+    except (OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         size = (
             f"{file.stat().st_size:,} bytes"
             if file.is_file()

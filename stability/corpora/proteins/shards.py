@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import multiprocessing
 import os
 import re
@@ -27,6 +28,7 @@ from stability.corpora.proteins.parsing import SUFFIXES, parse
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 FILES_PER_SHARD = 32
+MOST_UNPACKED = 1 << 30  # bytes of one structure file
 FEWEST_FILES = 2 * FILES_PER_SHARD  # below it the start of the worker processes takes longer than they save
 
 
@@ -146,7 +148,13 @@ def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: 
 def _unpacked(member: Member) -> bytes:
     try:
         content = member.source.read_bytes() if isinstance(member.source, Path) else member.source
-        return gzip.decompress(content) if member.name.lower().endswith(".gz") else content
+        if not member.name.lower().endswith(".gz"):
+            return content
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            content = stream.read(MOST_UNPACKED + 1)
+        if len(content) > MOST_UNPACKED:
+            raise ValueError(f"unpacks to more than {MOST_UNPACKED:,} bytes, which no structure file has")
+        return content
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ValueError("cut short or no gzip file") from None
     except OSError as error:
@@ -196,6 +204,11 @@ def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
 
 
 def _extracted(file: Path, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    if entry.size > MOST_UNPACKED:
+        raise ValueError(
+            f"data.path: {file}: {entry.name} unpacks to {entry.size:,} bytes, more than a structure file has "
+            f"({MOST_UNPACKED:,} at most); take it out"
+        )
     with _refused(file):
         stream = archive.extractfile(entry)
         assert stream is not None, "only files are extracted"

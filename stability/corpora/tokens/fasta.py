@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
-from stability.corpora.io.files import UNREADABLE, opened
+from stability.corpora.io.files import PACKED, UNREADABLE, lines_of, machine_memory, opened
 from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
 
-SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", ".gz", ".zst"))
+SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", *PACKED))
 BYTES_PER_READ = 1 << 20
 BLANK = b" \t\r\n"
+COMMENT = b";"
+END = b"*\x1a"  # what ends a record in some programs' files: a stop, and the end of file of DOS
+COPIES = 4  # of the longest record that stand in memory at a time, at most
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file,
-    record, line and character."""
+    """Yield (name, tokens) of each record; the name is the header's first word, and one without sequence has no tokens.
+    Lines that begin with a semicolon are comments. Errors: ``ValueError`` naming file, record, line and character."""
     with opened(file) as stream:
         yield from _Reader(file).records(stream)
 
@@ -27,14 +30,17 @@ class _Reader:
         self.file, self.name = file, ""
         self.line = self.header_line = 0
         self.tokens: list[bytes] = []
+        self.is_ended = False  # by `END`
 
     def records(self, stream: BufferedIOBase) -> Iterator[tuple[str, bytes]]:
         """Yield (name, tokens) of each record of a stream; ``ValueError`` where it holds none."""
-        for lines in batches(stream, self._reached):
+        for lines in batches(lines_of(stream, self.file), self._reached):
             if not self.line:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             first = 0
             for index, line in enumerate(lines):
+                if line[:1] == COMMENT:
+                    lines[index] = b""
                 if line[:1] != b">":
                     continue
                 self._add(lines[first:index])
@@ -69,23 +75,25 @@ class _Reader:
                 f"data.path: {self.file}, line {self.line}: its lines end in a carriage return alone; convert them: "
                 "tr '\\r' '\\n' <OLD >NEW"
             )
-        self.name, self.tokens = (words or ["without a name"])[0], []
+        self.name, self.tokens, self.is_ended = (words or ["without a name"])[0], [], False
 
     def _add(self, lines: list[bytes]) -> None:
-        tokens = encode_lines(lines)
-        if tokens and not self.header_line or bytes([INVALID]) in tokens:
+        letters = b"".join([line.rstrip(BLANK) for line in lines])
+        sequence = letters.rstrip(END)
+        tokens = encode(sequence)
+        if tokens and (self.is_ended or not self.header_line) or bytes([INVALID]) in tokens:
             self._refuse(lines)
+        self.is_ended = self.is_ended or len(sequence) < len(letters)
         self.line += len(lines)
         self.tokens.append(tokens)
+        if (length := sum(map(len, self.tokens))) * COPIES > machine_memory():
+            raise ValueError(
+                f"data.path: {self.file}, record '{self.name}' is longer than {length:,} nucleotides, more than this "
+                f"machine's memory holds {COPIES} times; cut it into several records"
+            )
 
     def _finished(self) -> tuple[str, bytes]:
-        tokens = b"".join(self.tokens)
-        if not tokens:
-            raise ValueError(
-                f"data.path: {self.file}, line {self.header_line}: record '{self.name}' has a header and no "
-                "sequence; remove it or fill it"
-            )
-        return self.name, tokens
+        return self.name, b"".join(self.tokens)
 
     def _refuse(self, lines: list[bytes]) -> None:
         """Raise for the first line that is at fault."""
@@ -103,29 +111,28 @@ class _Reader:
                     f"{character}, which is no nucleotide.\nAccepted are the codes of the IUPAC, {CODES[:-1]}, in "
                     "either case, and the gap, - or ."
                 )
+        raise ValueError(
+            f"data.path: {self.file}, record '{self.name}', line {self.line + 1}: its sequence goes on after '*' or "
+            "the end of file of DOS; take that out"
+        )
 
 
-def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list[bytes]]:
-    """Yield an `opened` file's lines, about a megabyte at a time; those before an error are given first, so that
-    ``reached`` knows of them."""
-    lines: list[bytes] = []
+def batches(lines: Iterator[bytes], reached: Callable[[], str]) -> Iterator[list[bytes]]:
+    """Yield lines about a megabyte at a time; those before an error are given first, so that ``reached`` knows of
+    them."""
+    found: list[bytes] = []
     num_bytes = 0
     try:
-        for line in stream:
-            lines.append(line)
+        for line in lines:
+            found.append(line)
             num_bytes += len(line)
             if num_bytes >= BYTES_PER_READ:
-                yield lines
-                lines, num_bytes = [], 0
+                yield found
+                found, num_bytes = [], 0
     except UNREADABLE as error:
-        if lines:
-            yield lines
+        if found:
+            yield found
         error.add_note(reached())
         raise
-    if lines:
-        yield lines
-
-
-def encode_lines(lines: list[bytes]) -> bytes:
-    """Return the tokens of sequence lines; blanks at their ends are left out."""
-    return encode(b"".join([line.rstrip(BLANK) for line in lines]))
+    if found:
+        yield found

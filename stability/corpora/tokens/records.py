@@ -34,7 +34,7 @@ def split_records(
     scratch: Path | None = None,
 ) -> Corpus:
     """Make a `Corpus` of nucleotides from (name, tokens) of each record; a record, its reverse complement and the
-    transcript of either (U for T) are one, which counts once.
+    transcript of either (U for T) are one, which counts once. A record without tokens is counted and left out.
 
     ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement,
     whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those above
@@ -44,6 +44,8 @@ def split_records(
     ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
     """
     found = _pile_of(records, scratch).sorted()
+    if not len(found.starts):
+        raise ValueError(f"data: {origin} holds no sequence: {found.num_empty:,} empty records; give others")
     by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
     train, val = _by_records(found) if by_records else _by_regions(found)
     if not len(train.starts) or not len(val.starts):
@@ -68,6 +70,9 @@ def split_records(
 def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> CollectedDocuments:
     pile = CollectedDocuments(len(CODES), scratch)
     for _, tokens in records:
+        if not tokens:
+            pile.num_empty += 1
+            continue
         digest = hashlib.sha256(either_strand_of(tokens)).digest()
         pile.add(digest, np.frombuffer(tokens, dtype=np.uint8), len(tokens))
         step()
@@ -125,10 +130,11 @@ def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records
         else "the middle of every record"
     )
     repeated = f", {found.num_repeated:,} exact repetitions left out" if found.num_repeated else ""
+    empty = f", {found.num_empty:,} empty left out" if found.num_empty else ""
     strands = "; training windows of both strands" if either_strand else ""
     noun = "record" if len(found.starts) == 1 else "records"
     share = f"held out {what}, {num_held_out / num:.2%}"
     return (
-        f"{origin}: {len(found.starts):,} {noun}{repeated}, {num:,} nucleotides, GC {gc_share(counts):.3f}; "
+        f"{origin}: {len(found.starts):,} {noun}{repeated}{empty}, {num:,} nucleotides, GC {gc_share(counts):.3f}; "
         f"{share}{strands}"
     )

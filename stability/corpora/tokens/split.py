@@ -27,6 +27,7 @@ class CollectedDocuments:
     def __init__(self, vocab_size: int, scratch: Path | None):
         self._tokens = TokenFile(token_dtype(vocab_size), scratch)
         self._digests, self._stops, self._sizes = bytearray(), array("Q", [0]), array("Q")
+        self.num_empty = 0  # items without content, which the caller counts
 
     def add(self, digest: bytes, tokens: np.ndarray, size: int) -> None:
         """Add one item's tokens. ``digest``: sha256 of the item; ``size``: what a description counts (characters)."""
@@ -43,24 +44,28 @@ class CollectedDocuments:
         distinct[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
         order, stops = order[distinct], np.asarray(self._stops, dtype=np.int64)
         sizes = np.asarray(self._sizes, dtype=np.int64)[order]
-        return Sorted(self._tokens.array(), stops[order], stops[order + 1], sizes, len(distinct) - len(order))
+        return Sorted(
+            self._tokens.array(), stops[order], stops[order + 1], sizes, len(distinct) - len(order), self.num_empty
+        )
 
 
 class Sorted(NamedTuple):
-    """Item i is ``tokens[starts[i]:stops[i]]``; ``num_repeated``: how many were left out as repetitions."""
+    """Item i is ``tokens[starts[i]:stops[i]]``; ``num_repeated``: how many were left out as repetitions; ``num_empty``:
+    how many had no content."""
 
     tokens: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
     sizes: np.ndarray
     num_repeated: int
+    num_empty: int
 
     def only(self, chosen: slice | np.ndarray) -> Sorted:
         return self._replace(starts=self.starts[chosen], stops=self.stops[chosen], sizes=self.sizes[chosen])
 
 
 def split_documents(
-    documents: Iterable[str],
+    documents: Iterable[str | None],
     origin: str,
     hint: str = "",
     *,
@@ -68,7 +73,8 @@ def split_documents(
     keep: int | None = None,
     scratch: Path | None = None,
 ) -> Corpus:
-    """Make a `Corpus` of documents, in bytes or another tokenizer's tokens.
+    """Make a `Corpus` of documents, in bytes or another tokenizer's tokens. None is a document without text, counted
+    and left out.
 
     Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained
     on; within each side they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``:
@@ -79,10 +85,13 @@ def split_documents(
     vocabulary = tokenizer.vocabulary
     found = _pile_of(documents, tokenizer, scratch).sorted()
     num = len(found.sizes)
+    noun = "text" if found.num_empty == 1 else "texts"
+    empty = f", {found.num_empty:,} null {noun} left out" if found.num_empty else ""
     if num < 2:
         noun = "document" if num == 1 else "documents"
         raise ValueError(
-            f"data: {origin} holds {num} distinct {noun}; at least 2 are needed, so that one can be held out{hint}"
+            f"data: {origin} holds {num} distinct {noun}{empty}; at least 2 are needed, so that one can be held "
+            f"out{hint}"
         )
     num_held_out = -(-num * HELD_OUT_PERCENT // 100)
     sides = found.only(slice(num_held_out, None)), found.only(slice(num_held_out))
@@ -96,7 +105,7 @@ def split_documents(
         train,
         val,
         vocab_size=len(vocabulary.pieces),
-        description=f"{origin}: {num:,} documents, {int(found.sizes.sum()):,} characters{repeated}{how}",
+        description=f"{origin}: {num:,} documents, {int(found.sizes.sum()):,} characters{repeated}{empty}{how}",
         num_train_documents=num - num_held_out,
         num_val_documents=num_held_out,
         vocabulary=vocabulary,
@@ -131,9 +140,12 @@ def kept_tokens(
     return smaller, table, (float(shares[0]), float(shares[1]))
 
 
-def _pile_of(documents: Iterable[str], tokenizer: AbstractTokenizer, scratch: Path | None) -> CollectedDocuments:
+def _pile_of(documents: Iterable[str | None], tokenizer: AbstractTokenizer, scratch: Path | None) -> CollectedDocuments:
     pile = CollectedDocuments(len(tokenizer.vocabulary.pieces), scratch)
     for text in documents:
+        if text is None:
+            pile.num_empty += 1
+            continue
         pile.add(hashlib.sha256(text.encode("utf-8")).digest(), tokenizer.encode(text), len(text))
         step()
     return pile

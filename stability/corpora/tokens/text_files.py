@@ -10,10 +10,11 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from stability.corpora.io.files import find_files, located, opened, packing, suffix_of
+from stability.corpora.io.files import PACKED, find_files, lines_of, located, opened, packing, suffix_of
 from stability.corpora.tokens.fasta import SUFFIXES as FASTA_SUFFIXES
 
-SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".txt.zst", ".jsonl.zst", ".parquet")
+JSON_LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*(kind + packed for kind in (".txt", *JSON_LINES) for packed in ("", *PACKED)), ".parquet")
 BLOCK_CHARACTERS = 4096
 BYTES_PER_READ = 1 << 20
 ROWS_PER_READ = 256
@@ -26,27 +27,28 @@ def text_files(path: str) -> list[Path]:
     return find_files(path, SUFFIXES, "text file", other=("data=dna", FASTA_SUFFIXES))
 
 
-def documents(file: Path, field: str) -> Iterator[str]:
-    """Yield the documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file
-    and place."""
+def documents(file: Path, field: str) -> Iterator[str | None]:
+    """Yield the documents of one file, never more of it in memory than one of them; None for one whose text is null.
+    Errors: ``ValueError`` naming file and place."""
     num_documents = 0
     with opened(file) as stream:
         kind = suffix_of(file, SUFFIXES)
         if kind == ".parquet":
             texts = rows(stream, file, field)
         else:
-            texts = records(stream, file, field) if kind.startswith(".jsonl") else blocks(characters(stream, file))
+            texts = records(stream, file, field) if kind.startswith(JSON_LINES) else blocks(characters(stream, file))
         for text in texts:
-            num_documents += 1
+            num_documents += text is not None
             yield text
     if not num_documents:
         raise ValueError(f"data.path: {file} is empty (no document in it); remove it or fill it")
 
 
-def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
-    """Yield the field's text of each line of JSON; lines that are blank and texts that are empty are no documents."""
+def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
+    """Yield the field's text of each line of JSON, None for null; lines that are blank and texts that are empty are no
+    documents."""
     offset = 0
-    for number, line in lines(stream):
+    for number, line in lines(stream, file):
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -56,21 +58,21 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
         offset += len(line)
         if text.strip():
             document = _record(text.rstrip(), f"data.path: {file}, line {number}", field)
-            if document:
+            if document != "":
                 yield document
 
 
-def lines(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) of an `opened` file."""
+def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line) of an `opened` file. Errors: as `lines_of`."""
     number = 0
     with located(lambda: f"{number:,} whole lines were read"):
-        for line in stream:
+        for line in lines_of(stream, file):
             number += 1
             yield number, line
 
 
-def _record(line: str, place: str, field: str) -> str:
-    """Return the text of one JSON line; ``ValueError`` where the line is no object or lacks the field."""
+def _record(line: str, place: str, field: str) -> str | None:
+    """Return the text of one JSON line, None for null; ``ValueError`` where it is no object or lacks the field."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -92,8 +94,11 @@ def _record(line: str, place: str, field: str) -> str:
     return checked_text(record[field], place, field)
 
 
-def checked_text(text: Any, place: str, field: str) -> str:
-    """Return ``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
+def checked_text(text: Any, place: str, field: str) -> str | None:
+    """Return ``text``, if it is one, or None, which tables hold where there is none. Errors: ``ValueError`` naming the
+    place and the key."""
+    if text is None:
+        return None
     if not isinstance(text, str):
         raise ValueError(
             f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY"
@@ -105,8 +110,8 @@ def checked_text(text: Any, place: str, field: str) -> str:
     return text
 
 
-def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
-    """Yield the field's text of each row of a Parquet file; empty ones are no documents."""
+def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
+    """Yield the field's text of each row of a Parquet file, None for null; empty ones are no documents."""
     import pyarrow
     from pyarrow import parquet
 
@@ -122,7 +127,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
         for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
             for value in batch.column(0).to_pylist():
                 number += 1
-                if text := checked_text(value, f"data.path: {file}, row {number}", field):
+                if (text := checked_text(value, f"data.path: {file}, row {number}", field)) != "":
                     yield text
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
         message = str(error).splitlines()[0]
