@@ -321,7 +321,7 @@ def test_a_synthetic_class_is_its_direction_and_period():
             "is cut short or no tar archive",
         ),
         (lambda tmp: write_npz(tmp / "a.npz", y=np.arange(3)), "one for each of 3 labels"),
-        (lambda tmp: write_npz(tmp / "a.npz", y=np.array([[1]])), "must hold uint8 images under 'x'"),
+        (lambda tmp: write_npz(tmp / "a.npz", y=np.array([[1]])), "one for each of 1 labels; they are 20×8×6×3 uint8"),
         (lambda tmp: write_npz(tmp / "a.npz", x=pixels(20).astype(np.float32)), "images must be uint8"),
         (lambda tmp: write_npz(tmp / "a.npz", y=np.full(20, 9)), "label 9, where there are 3 classes"),
         (

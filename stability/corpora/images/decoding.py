@@ -9,22 +9,57 @@ from typing import Any
 import numpy as np
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
+ORIENTATION, BITS_PER_SAMPLE = 0x0112, 258  # tags of EXIF and of TIFF
+ALWAYS_16_BITS = ("PNG", "PPM")  # formats whose grey pictures of more than 8 bits fill 16
+UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # the EXIF orientation and the turn that undoes it
 
 
 def decoded(source: bytes | Path, place: str) -> np.ndarray:
-    """Decode a picture to RGB pixels (H, W, 3), uint8; grey ones three times, transparency left out. ``place``: what to
-    call the picture.
+    """Decode a picture to RGB pixels (H, W, 3), uint8, upright as its EXIF says; grey ones three times, transparency
+    left out, the upper 8 of more bits. ``place``: what to call the picture.
 
-    Errors: ``ValueError`` where it cannot be decoded; ``RuntimeError`` without Pillow.
+    Errors: ``ValueError`` where it cannot be decoded, or its pixels' range is unknown; ``RuntimeError`` without Pillow.
     """
     image = _pillow()
     try:
         with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
-            return np.asarray(picture.convert("RGB"))
+            picture.load()
+            # not ImageOps.exif_transpose, which also rewrites the other tags and fails on damaged ones
+            turn = UPRIGHT.get(picture.getexif().get(ORIENTATION))
+            upright = picture if turn is None else picture.transpose(image.Transpose[turn])
+            if not picture.mode.startswith(("I", "F")):
+                return np.asarray(upright.convert("RGB"))
+            bits = getattr(picture, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))[0]
+            pixels_HW, format_, mode = np.asarray(upright), picture.format, picture.mode
     # Pillow raises SyntaxError for broken PNGs
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{place} is cut short or no picture ({said}); fetch it again or take it out") from None
+    if mode == "F":
+        raise ValueError(f"{place} has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
+    if mode == "I" and format_ not in ALWAYS_16_BITS:
+        bits = _bits_of_integers(pixels_HW, place)
+    return np.repeat((pixels_HW >> (bits - 8)).astype(np.uint8)[..., None], 3, axis=-1)
+
+
+def _bits_of_integers(pixels_HW: np.ndarray, place: str) -> int:
+    """Return 16 for 32-bit integers that are 16-bit ones by their range. Errors: ``ValueError`` for any other range,
+    8-bit ones among them: the pictures beside them may have 16."""
+    least, most = int(pixels_HW.min()), int(pixels_HW.max())
+    if least < 0 or not 1 << 8 <= most < 1 << 16:
+        raise ValueError(
+            f"{place} has 32-bit pixels from {least:,} to {most:,}, of which the range is not known; save it with 8 or "
+            "16 bits"
+        )
+    return 16
 
 
 def _pillow() -> Any:

@@ -6,6 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ import numpy as np
 
 from stability.corpora.images import cifar, folders
 from stability.corpora.images.decoding import decoded
-from stability.corpora.io.files import sha256_of_file
+from stability.corpora.io.files import left_out, refuse_larger_than_memory, sha256_of_file
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
 MOST_CLASSES = 1 << 16  # labels are kept in two bytes
+MOST_CHANNELS = 4  # of an image whose second axis may be its channels
 NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and classes under 'y' or 'labels'")
 
 
@@ -50,7 +52,7 @@ def find(path: str) -> Found:
         names = {file.name for file in folder.iterdir() if file.is_file()} if folder.is_dir() else set()
         if cifar.layout_of(names):
             return _batches(folder, names, path)
-    arrays = sorted(root.glob("*train*.npz"))
+    arrays = sorted(file for file in root.iterdir() if fnmatch(file.name.lower(), "*train*.npz"))
     if len(arrays) > 1:
         raise ValueError(
             f"data.path={path}: holds several training files ({', '.join(file.name for file in arrays)}); name one "
@@ -80,6 +82,7 @@ def _npz(file: Path) -> Found:
 
 def _opened(file: Path) -> Any:
     """Open an ``.npz`` file; ``ValueError`` where it is cut short, none, or a single array without labels."""
+    refuse_larger_than_memory(file)
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -118,16 +121,26 @@ def _class_names(file: Path) -> tuple[str, ...]:
         raise ValueError(
             f"data.path: {file}: 'classes' must be a list of names, one for each class; it has {names.ndim} axes"
         )
-    return tuple(map(str, names)) if names is not None else tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+    if names is not None:
+        return tuple(map(str, names))
+    return tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
 
 
 def _labels(archive: Any, file: Path) -> np.ndarray:
-    """Return the labels of an archive; ``ValueError`` where they are missing or do not number classes."""
+    """Return the labels of an archive, one a row; ``ValueError`` where they are missing or do not number classes."""
     labels = _array(archive, file, "y", "labels")
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+    if labels is None:
         raise ValueError(
             f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: "
             f"{', '.join(archive.files) or 'nothing'}"
+        )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        raise ValueError(
+            f"data.path: {file}: the labels are {_shape(labels)} {labels.dtype}"
+            f"{f' from {labels.min()}' if labels.ndim == 1 and labels.dtype.kind == 'i' else ''}; give the number of "
+            f"its class, a whole one from 0, for each image{_remedy(labels)}"
         )
     if len(labels) and labels.max() >= MOST_CLASSES:
         raise ValueError(
@@ -135,6 +148,27 @@ def _labels(archive: Any, file: Path) -> np.ndarray:
             f"{MOST_CLASSES:,} at most"
         )
     return labels
+
+
+def _remedy(labels: np.ndarray) -> str:
+    """Return the words that make labels of such an array; empty where there are none."""
+    if labels.ndim == 2:
+        return ": y.argmax(axis=1), if each row marks its class"
+    return ": y.astype(int), if they are whole" if labels.ndim == 1 and labels.dtype.kind in "fb" else ""
+
+
+def _shape(array: np.ndarray) -> str:
+    return "×".join(map(str, array.shape)) or "a single"
+
+
+def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
+    """Raise a ``ValueError`` for N×C×H×W, which would be taken for images of 1 or 3 rows and many channels."""
+    _, second, third, last = images.shape
+    if last > MOST_CHANNELS and (second == 3 or (second == 1 and third == last)):
+        raise ValueError(
+            f"data.path: {file}: images are {_shape(images)}, channels first; give (number, height, width, channels): "
+            "x.transpose(0, 2, 3, 1)"
+        )
 
 
 def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
@@ -147,8 +181,9 @@ def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
             raise ValueError(
                 f"data.path: {file}: images must be uint8 (number, height, width, channels), one for each of "
-                f"{len(labels):,} labels"
+                f"{len(labels):,} labels; they are {_shape(images)} {images.dtype}"
             )
+        _refuse_channels_first(images, file)
         yield from (
             (side, image, label, f"image {number} of {file}")
             for number, (image, label) in enumerate(zip(images, labels, strict=True))
@@ -208,7 +243,8 @@ def _folders(root: Path, path: str) -> Found:
         (each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}")
         for each in pictures
     )
-    return Found(f"images of {root.resolve().name}", files, names, items)
+    others = left_out(root, files.values())
+    return Found(f"images of {root.resolve().name}" + (f" ({others[2:]})" if others else ""), files, names, items)
 
 
 def key_of(found: Found) -> list[tuple[str, str]]:
