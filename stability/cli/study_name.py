@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from functools import cache
 from pathlib import Path
 
+from stability.cli.conf import conf_dir
 from stability.cli.places import places_in
 from stability.cli.words import CHOICES, SHORT, Invocation
 
@@ -26,19 +30,62 @@ LABELS = (
 )
 LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
+LONGEST, DIGITS = 100, 6  # characters of a name, and of the sum at its end
+EDGES = "-._+="
+EXPONENT = re.compile(r"(?<=\d)[eE][-+](?=\d)")
 
 
 def study_name(invocation: Invocation) -> str:
     """Return the preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc
-    lr=range`` → ``sc-range``."""
+    lr=range`` → ``sc-range``.
+
+    Where a word does not stand in it whole, the name ends in 6 digits of the sha256 of all words: other words, another
+    name.
+    """
     given = {word.key: word.value or "" for word in invocation.words}
-    asked = [_word(key, value) for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)]
-    named = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
-    return "-".join(named)[:100].strip("-._+=") or "sweep"
+    asked = {key: value for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)}
+    preset = [given.get("study", "quickstart")] if "study" in given or not asked else []
+    words = "-".join([*preset, *(_word(key, value) for key, value in asked.items())])
+    name = words[:LONGEST].strip(EDGES)
+    if name and name == words and all(_is_whole(key, value) for key, value in asked.items()):
+        return name
+    parts = [*preset, *([key, _place(value) if _is_place(key) else value] for key, value in asked.items())]
+    digits = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
+    return f"{words[: LONGEST - DIGITS - 1].strip(EDGES) or 'sweep'}-{digits}"
 
 
 def _word(key: str, value: str) -> str:
-    is_place = places_in(SHORT.get(key, key)) is not None
-    value = Path(value).name.split(".")[0] if is_place else value
+    value = Path(value).name.split(".")[0] if _is_place(key) else value
     value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
-    return value if key in CHOICES or is_place else f"{key}{value}"
+    return value if key in CHOICES or _is_place(key) else f"{key}{value}"
+
+
+def _is_whole(key: str, value: str) -> bool:
+    """Return whether a word can be read back from its part of a name: a value of letters and digits or a flat list of
+    such, in which no sign but of an exponent could be the name's own; of a choice, one that no other group has."""
+    listed = re.fullmatch(r"\[([^\[\]]*)\]", value)
+    plain = EXPONENT.sub("e", re.sub(r"\s*,\s*", "", listed[1] if listed else value))
+    is_choice = key in CHOICES and value in _names_of_several_groups()
+    return bool(re.fullmatch(r"[A-Za-z0-9._]+", plain)) and not is_choice and not _is_place(key)
+
+
+def _is_place(key: str) -> bool:
+    return places_in(SHORT.get(key, key)) is not None
+
+
+def _place(value: str) -> str:
+    """Return the whole path of a file or folder, also behind ``ckpt:`` or ``hf:``; what is none, as it was typed."""
+    kind = next((kind for kind in ("ckpt:", "hf:") if value.startswith(kind)), "")
+    try:
+        path = Path(value.removeprefix(kind)).expanduser()
+        return f"{kind}{path.resolve()}" if path.exists() else value
+    except (OSError, RuntimeError):  # longer than a path may be, or of a user who is not known
+        return value
+
+
+@cache
+def _names_of_several_groups() -> frozenset[str]:
+    """Return the names that more than one group of choices has, presets among them: as ``none`` of position and
+    search."""
+    names = [file.stem for group in (*CHOICES, "study") for file in (conf_dir() / group).glob("*.yaml")]
+    return frozenset(name for name in names if names.count(name) > 1)

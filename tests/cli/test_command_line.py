@@ -63,13 +63,69 @@ def test_nothing_is_the_quickstart():
         (["mechanism=sc", "lr=range"], "sc-range"),
         (["mechanism=[sa,sc]", "lr=[1e-4,1e-3]", "seeds=3"], "sa+sc-1e-4+1e-3-seeds3"),
         (["study=quickstart", "steps=20"], "quickstart-steps20"),
-        (["data=text", "data.path=/home/me/my book (2).txt"], "text-mybook2"),
         (["mechanism.sc.window=4"], "mechanism.sc.window4"),
         (["hessian=false"], "hessianfalse"),
+        (["lr=[1e-4, 1e+3]", "search=halving"], "1e-4+1e+3-halving"),
     ],
 )
 def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(argv, name):
     assert study_name(Invocation.of(argv)) == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "begins"),
+    [
+        (["data=text", "data.path=/home/me/my book (2).txt"], "text-mybook2"),
+        (["data=text", "data.path=战争与和平.jsonl"], "text"),
+        (["data.path=*"], "sweep"),
+        (["mechanism=[[sa,sc],sw]"], "sa+sc+sw"),
+        ([f"optimizer.adamw.weight_decay={'1' * 200}"], "optimizer.adamw.weight_decay" + "1" * 65),
+        (["position=none"], "none"),
+    ],
+)
+def test_a_name_that_does_not_hold_every_word_ends_in_their_sum(argv, begins):
+    name = study_name(Invocation.of(argv))
+    assert re.fullmatch(re.escape(begins) + "-[0-9a-f]{6}", name) and len(name) <= 100
+
+
+LONG = [f"model.{name}={value}" for name, value in dict.fromkeys(("positions", "layers", "width"), 10**20).items()]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["data.path=a/train.jsonl"], ["data.path=b/train.jsonl"]),
+        (["data.path=战争与和平.jsonl"], ["data.path=红楼梦.jsonl"]),
+        (["data.path=wiki.2019.txt"], ["data.path=wiki.2024.txt"]),
+        (["data.path=GCF_000.1.fa.gz"], ["data.path=GCF_000.2.fa.gz"]),
+        (["data.path=book"], ["data.annotations=book"]),
+        (["data.dataset=me/set"], ["data.dataset=you/set"]),
+        (["init=ckpt:r/aaaa/checkpoints/step_000200"], ["init=ckpt:r/bbbb/checkpoints/step_000200"]),
+        ([*LONG, "optimizer.adamw.weight_decay=0.1"], [*LONG, "optimizer.adamw.weight_decay=0.0"]),
+        (["mechanism=[[sa,sc],sw]"], ["mechanism=[sa,[sc,sw]]"]),
+        (["search.space.lr_peak={low:1,high:2}"], ["search.space.lr_peak={low:12,high:}"]),
+        (["position=none"], ["search=none"]),
+        (["study=recall"], ["objective=recall"]),
+        (["data.field=x", "steps=3"], ["data.field=x-steps3"]),
+        (["data.field=a b"], ["data.field=ab"]),
+        (["~lr"], ["~seeds"]),
+    ],
+)
+def test_two_commands_never_share_a_name(one, other):
+    assert study_name(Invocation.of(one)) != study_name(Invocation.of(other))
+
+
+def test_a_file_named_from_two_folders_is_two_files_and_a_file_named_twice_is_one(tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text(folder)
+    monkeypatch.chdir(tmp_path / "a")
+    near, whole = (study_name(Invocation.of([f"data.path={path}"])) for path in ("x.txt", tmp_path / "a" / "x.txt"))
+    monkeypatch.chdir(tmp_path / "b")
+    assert near == whole != study_name(Invocation.of(["data.path=x.txt"]))
+    assert study_name(Invocation.of(["init=ckpt:./x.txt"])) == study_name(
+        Invocation.of([f"init=ckpt:{tmp_path}/b/x.txt"])
+    )
 
 
 def test_a_presets_settings_of_a_group_hold_only_while_its_choice_is_kept():
