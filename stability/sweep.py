@@ -4,7 +4,7 @@ tables, write the PDF."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -254,6 +254,7 @@ def _check_generation(spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[
 
 def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> int:
     """Run a grid's ``trials`` all at once, or a search's round by round; record and publish the study."""
+    from sweeps import earlier
     from sweeps.alpha_share import alpha_share
     from sweeps.launch import run
     from sweeps.record import StudyRecord
@@ -263,7 +264,9 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
     record = StudyRecord.begun(spec, corpus)
     if search := search_of(spec, corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
+        _print(earlier.lines(record.study, record.before, trials))
     else:
+        _print(earlier.lines(record.study, record.before, trials))
         outcome = run(spec, trials, record=record)
     has_worked = bool(outcome.num_trained or outcome.num_failed or outcome.interrupted)
     record.close(trials, search.record() if search else None, has_worked=has_worked)
@@ -279,6 +282,11 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print_note(share)
     return 1 if outcome.num_failed else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,23 @@ data."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stability.config.sweep import SweepSpec
 from stability.registry import Registry
+from stability.runs.directory import RunDirectory, read_json
 from stability.runs.provenance import provenance
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words
-from sweeps.trial import Trial
+from sweeps.earlier import Earlier, earlier_of, of_last_command
+from sweeps.trial import Trial, choice_name
 
 if TYPE_CHECKING:
     from stability.corpora.base import AbstractCorpus
+
+OF_RUNS = ("variants", "stopped")  # what a record says of single runs, by their ids
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,14 @@ class StudyRecord:
         return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
 
     def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
-        """Put the runs that were asked for so far on record."""
+        """Put the runs that were asked for so far on record, and keep those of earlier commands there, also of another
+        launch that wrote since this one began."""
+        record = self.study.read() if self.study.file.exists() else {}
+        kept = earlier_of(self.study, record, trials)
         values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
-        self.study.write([trial.run_id for trial in trials], **values)
+        self.study.write(
+            [trial.run_id for trial in trials] + _reported(kept), **_with_earlier(values, self.study, record, kept)
+        )
 
     def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
         """Put the end of the launch on record, with the seconds that it and earlier ones of the same runs took
@@ -53,15 +62,41 @@ class StudyRecord:
         ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work
         stays.
         """
-        run_ids, begun = [trial.run_id for trial in trials], self.before.get("run_ids") or [None]
+        run_ids, begun = [trial.run_id for trial in trials], of_last_command(self.before) or [None]
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
         earlier_s = self.before.get("provenance", {}).get("wall_s", 0.0) if is_same else 0.0
         if not has_worked and earlier_s:
-            origin = {key: value for key, value in self.before.items() if key not in ("name", "run_ids")}
+            origin = {key: value for key, value in self.before.items() if key not in ("name", "run_ids", "earlier")}
         else:
             wall_s = earlier_s + time.time() - self.started
             origin = {**self.origin, "provenance": {**self.origin["provenance"], "wall_s": wall_s}}
         replace(self, origin=origin).write(trials, found)
+
+
+def _reported(kept: Sequence[Earlier]) -> list[str]:
+    return [run_id for each in kept if each.is_reported for run_id in each.run_ids]
+
+
+def _with_earlier(
+    values: dict[str, Any], study: StudyFolder, record: Mapping[str, Any], kept: Sequence[Earlier]
+) -> dict[str, Any]:
+    """Return what a record says with the runs of earlier commands, and what it said of those that are reported."""
+    if not kept:
+        return values
+    reported = set(_reported(kept))
+    found = {**values, "earlier": [each.as_json() for each in kept]}
+    for key in OF_RUNS:
+        of_earlier = {run_id: said for run_id, said in record.get(key, {}).items() if run_id in reported}
+        if of_earlier:
+            found[key] = {**of_earlier, **found.get(key, {})}
+    if "lr_references" in found:
+        names = {
+            choice_name(read_json(RunDirectory(study.pool, run_id).spec_file)["optimizer"]) for run_id in reported
+        } & set(Registry("optimizers").names())
+        found["lr_references"] = {**_lr_references(names), **found["lr_references"]}
+    if "lr_multiples" in found:
+        found["lr_multiples"] = sorted({*record.get("lr_multiples", []), *found["lr_multiples"]})
+    return found
 
 
 def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
@@ -86,8 +121,12 @@ def _references(spec: SweepSpec) -> dict[str, Any]:
     that are swept (``lr_multiples``), for a report that compares optimizers; {} where there is one optimizer."""
     if len(spec.optimizer) == 1:
         return {}
-    found = {item.name: Registry("optimizers").load(item.name).lr_reference for item in spec.optimizer}
+    found = _lr_references(item.name for item in spec.optimizer)
     return {"lr_references": found} | ({"lr_multiples": list(spec.lr.rates())} if spec.lr.scaled else {})
+
+
+def _lr_references(optimizers: Iterable[str]) -> dict[str, float]:
+    return {name: Registry("optimizers").load(name).lr_reference for name in optimizers}
 
 
 def words_of(spec: SweepSpec) -> Words:

@@ -9,7 +9,7 @@ from analysis.drawing.pieces import Pieces
 from analysis.sections.section import Drawn, Section
 from analysis.study import wording
 from analysis.study.load import Study
-from analysis.words import duration, without_folders
+from analysis.words import duration, plural, without_folders
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -38,8 +38,17 @@ def body(study: Study, drawn: Drawn) -> Pieces:
             f"{duration(float(study.runs['wall_s'].sum()))})",
         ),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
+        *_earlier(study),
     ]
     return pieces.heading("What was run") + pieces.facts(pairs)
+
+
+def _earlier(study: Study) -> list[tuple[str, str]]:
+    """Return a row with the number of runs that earlier commands asked for, not the last one; none where all are the
+    last one's."""
+    earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
+    num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
+    return [("Of earlier commands", plural(num, "run"))] if num else []
 
 
 def _known(value: Any) -> str:

@@ -52,7 +52,7 @@ def listed(pool: Path) -> set[str]:
                 "repaired or moved away"
             )
         try:
-            ids.update(study.read()["run_ids"])
+            ids |= study.run_ids_on_record()
         except ValueError as error:
             raise ValueError(f"{error}.\nNothing is removed until it is repaired or moved away") from None
     return ids

@@ -69,7 +69,27 @@ class StudyFolder:
         for key in ("spec", "provenance", "variants", "stopped"):
             if not isinstance(record.get(key, {}), dict):
                 raise damaged(self.file, f"its '{key}' is no object")
+        if not _are_earlier(record.get("earlier", [])):
+            raise damaged(self.file, "its 'earlier' is no list of commands with their runs")
         return record
+
+    def run_ids_on_record(self) -> set[str]:
+        """Return the ids of all runs of the study, those of earlier commands that its report leaves out among them.
+        Errors: as `read`."""
+        record = self.read()
+        return {*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])}
 
     def runs(self) -> list[RunDirectory]:
         return [RunDirectory(self.pool, run_id) for run_id in self.read()["run_ids"]]
+
+
+def _are_earlier(value: Any) -> bool:
+    """Return whether a record's ``earlier`` lists what `sweeps.earlier.Earlier` writes."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and isinstance(each.get("command"), str)
+        and isinstance(each.get("reported"), bool)
+        and isinstance(each.get("run_ids"), list)
+        and all(isinstance(run_id, str) for run_id in each["run_ids"])
+        for each in value
+    )

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,14 @@ class StudyView:
             "sinks": None,
             "several": several_of(asked),
         }
+        without = common | {"curvature": None, "generate": None}  # the last command asks nothing of earlier ones' runs
+        earlier = _commands_of_earlier(record)
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):
             try:
                 spec = read_json(RunDirectory(study.pool, run_id).spec_file)
-                trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **common))
+                asks = without if run_id in earlier else common
+                trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **asks))
             except ValueError as error:
                 unreadable.append((run_id, str(error)))
         words = recorded(record, {trial.spec.get("objective", {}).get("name") for trial in trials})
@@ -89,6 +92,7 @@ class StudyView:
                 self._stands(),
                 best_line(self.progress),
                 self._coverage(),
+                self._outside(),
             )
             if line
         ]
@@ -113,9 +117,21 @@ class StudyView:
             ]
         if failed := self._rows("failed"):
             parts += ["", "failed:", *(line for row in failed for line in _failed_lines(row))]
-        if not self.is_worked_on and not self.is_over and (command := self.record.get("command")):
-            parts += ["", f"goes on with: {command}"]
+        if not self.is_worked_on and (commands := self._commands()):
+            parts += ["", *(f"goes on with: {command}" for command in commands)]
         return parts
+
+    def _commands(self) -> list[str]:
+        """Return the commands that asked for the runs that have not ended."""
+        earlier, last = _commands_of_earlier(self.record), self.record.get("command", "")
+        asked = (earlier.get(row.trial.run_id, last) for row in self.progress.rows if not row.ended)
+        return [command for command in dict.fromkeys(asked) if command]
+
+    def _outside(self) -> str:
+        """Say how many runs of earlier commands the report leaves out; "" where it leaves out none."""
+        apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
+        num = sum(len(each["run_ids"]) for each in apart)
+        return f"on record outside of its report: {runs(num)} of other settings, of earlier commands" if num else ""
 
     def _rows(self, state: str) -> list[Row]:
         return [row for row in self.progress.rows if row.state == state]
@@ -128,7 +144,7 @@ class StudyView:
     def _coverage(self) -> str:
         """Say how far the measurements are, ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to
         measure)"``; "" where it was not asked for or nothing has a verdict."""
-        with_verdict = [row for row in self.progress.rows if row.trained_at]
+        with_verdict = [row for row in self.progress.rows if row.trained_at and row.trial.curvature is not None]
         if not self.has_curvature or not with_verdict:
             return ""
         left_nothing = [row for row in with_verdict if row.state == "diverged" and not _has_checkpoint(row.trial)]
@@ -143,6 +159,11 @@ class StudyView:
             ", …" if len(self.unreadable) > MOST_NAMED else ""
         )
         return f"{runs(len(self.unreadable))} without a readable spec.json ({named})"
+
+
+def _commands_of_earlier(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return by id the commands of the runs that the last command did not ask for."""
+    return {run_id: each["command"] for each in record.get("earlier", []) for run_id in each["run_ids"]}
 
 
 def is_complete(trial: Trial) -> bool:

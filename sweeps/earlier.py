@@ -1,0 +1,137 @@
+"""Runs that a study lists from earlier commands under its name: they stay on record when another command asks for
+others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stability.config.base import AXES
+from stability.config.identity import reduced
+from stability.config.run import RunSpec
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.study import StudyFolder
+from sweeps.trial import Trial
+
+PARTS = (*AXES, "cross")  # what a report tells series apart by
+APART = (*PARTS, "lr_peak", "seed", "plugins")  # what runs of one study may differ in
+MOST_NAMED = 2  # of the runs of a line
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Runs of one earlier command. ``is_reported``: whether they are runs of the study still, beside those that are
+    asked for now; else they are kept on record alone, so that nothing removes them."""
+
+    command: str
+    run_ids: tuple[str, ...]
+    is_reported: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {"command": self.command, "run_ids": list(self.run_ids), "reported": self.is_reported}
+
+
+def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
+    """Return the runs of a study's record that ``trials`` are not. Of these a run is reported that differs from the
+    trials in nothing but the axes of a study (`APART`): any other would pass for another seed of theirs. A run that is
+    no longer in the pool is forgotten."""
+    asked = {trial.run_id for trial in trials}
+    before = [
+        *((each["command"], each["run_ids"], each["reported"]) for each in record.get("earlier", [])),
+        (str(record.get("command", "")), of_last_command(record), True),
+    ]
+    found: dict[tuple[str, bool], list[str]] = {}
+    for command, run_ids, was_reported in before:
+        for run_id in run_ids:
+            directory = RunDirectory(study.pool, run_id)
+            if run_id not in asked and directory.spec_file.is_file():
+                is_reported = was_reported and not differing(directory, trials)
+                found.setdefault((command, is_reported), []).append(run_id)
+    return tuple(Earlier(command, tuple(run_ids), reported) for (command, reported), run_ids in found.items())
+
+
+def of_last_command(record: Mapping[str, Any]) -> list[str]:
+    """Return the runs that the last command asked for."""
+    others = {run_id for each in record.get("earlier", []) for run_id in each["run_ids"]}
+    return [run_id for run_id in record.get("run_ids", []) if run_id not in others]
+
+
+def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
+    """Name a setting in which a run differs from all trials, beside the axes of a study; "" where it is one of theirs
+    by all others."""
+    try:
+        spec = reduced(read_json(directory.spec_file), RunSpec)
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or of a part that is not to be had here
+        return "its damaged spec.json"
+    others = [reduced(json.loads(json.dumps(trial.spec)), RunSpec) for trial in _kinds(trials)]
+    if not any(_recipe(spec) == _recipe(other) for other in others):
+        first, other = _flat(_recipe(spec)), _flat(_recipe(others[0]))
+        return next((name for name in {**first, **other} if first.get(name) != other.get(name)), "")
+    for axis in PARTS:
+        same = [other[axis] for other in others if axis in other and _name(other[axis]) == _name(spec.get(axis))]
+        if same and spec[axis] not in same:
+            return f"{axis}.{_name(spec[axis])}"
+    return ""
+
+
+def _kinds(trials: Sequence[Trial]) -> list[Trial]:
+    """Return one trial of each recipe: those that differ in rate and seed alone are one."""
+    kinds = {
+        json.dumps({**trial.spec, "lr_peak": 0, "seed": 0}, sort_keys=True, default=str): trial for trial in trials
+    }
+    return list(kinds.values())
+
+
+def _recipe(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key not in APART}
+
+
+def _name(part: Any) -> str:
+    return str(part["name"] if isinstance(part, dict) else part)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a line for the runs that a command would have dropped, and one for those that go from its report; nothing
+    of runs that were kept before."""
+    known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
+    found = earlier_of(study, record, trials)
+    for is_reported in (True, False):
+        run_ids = [
+            run_id
+            for each in found
+            if each.is_reported is is_reported
+            for run_id in each.run_ids
+            if (run_id, is_reported) not in known
+        ]
+        if not run_ids:
+            continue
+        what = f"{study.path.name}: keeps {len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
+        which = _which([RunDirectory(study.pool, run_id) for run_id in run_ids])
+        other = "name=OTHER makes a study of its own"
+        if is_reported:
+            yield f"{what} that this command does not ask for ({which}), in its report, too; {other}"
+        else:
+            why = differing(RunDirectory(study.pool, run_ids[0]), trials) or "settings"
+            yield f"{what} of other settings ({which}: another {why}) on record, outside of its report; {other}"
+
+
+def _which(directories: Sequence[RunDirectory]) -> str:
+    named = ", ".join(_label(directory) for directory in directories[:MOST_NAMED])
+    return named + (", …" if len(directories) > MOST_NAMED else "")
+
+
+def _label(directory: RunDirectory) -> str:
+    try:
+        spec = read_json(directory.spec_file)
+        return f"{_name(spec['mechanism'])} lr={spec['lr_peak']:g} seed={spec['seed']}"
+    except (ValueError, KeyError, TypeError):
+        return directory.run_id

@@ -1,0 +1,173 @@
+"""Runs of earlier commands under a study's name: kept and told, reported where they are runs of the study still."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stability import status, sweep
+from stability.runs.cleaning import listed, unlisted_runs
+from stability.runs.results import collect
+from stability.runs.study import StudyFolder
+from sweeps.earlier import lines
+from sweeps.record import StudyRecord
+from sweeps.view.study_view import StudyView
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
+
+PARTS = {"mechanism": {"name": "sa"}, "lr_peak": 1e-3}
+
+
+def trials_of(pool, *given):
+    """Trials with their specs on disk, one of each dict of changes."""
+    found = []
+    for changes in given:
+        trial = fakes.make_trial(pool, int(changes.pop("id")), **changes)
+        trial.directory.path.mkdir(parents=True, exist_ok=True)
+        trial.directory.spec_file.write_text(json.dumps(trial.spec))
+        found.append(trial)
+    return found
+
+
+@pytest.fixture
+def pool(tmp_path):
+    return make_sweep(tmp_path)[0]
+
+
+def launched(sweep_spec, trials, command, found=None, **origin):
+    """What a launch of a command prints of earlier runs, and the record that it leaves."""
+    study = StudyFolder.of(sweep_spec.runs_dir, sweep_spec.name)
+    before = study.read() if study.file.exists() else {}
+    said = list(lines(study, before, trials))
+    StudyRecord(study, sweep_spec, before, {"command": command, "provenance": {}, **origin}, 0.0).write(trials, found)
+    return said, study.read()
+
+
+def test_another_mechanism_under_the_name_joins_the_study_and_a_line_says_so(pool):
+    first = trials_of(pool.runs_dir, *({"id": index, "lr_peak": 10.0**-index} for index in (1, 2, 3)))
+    second = trials_of(pool.runs_dir, {"id": 4, "mechanism": {"name": "sw"}})
+    assert launched(pool, first, "sweep one") == ([], StudyFolder.of(pool.runs_dir, pool.name).read())
+    said, record = launched(pool, second, "sweep two")
+    assert record["run_ids"] == [trial.run_id for trial in (*second, *first)]
+    assert record["earlier"] == [
+        {"command": "sweep one", "run_ids": [trial.run_id for trial in first], "reported": True}
+    ]
+    assert said == [
+        f"{pool.name}: keeps 3 earlier runs that this command does not ask for (sa lr=0.1 seed=1, sa lr=0.01 seed=2, "
+        "…), in its report, too; name=OTHER makes a study of its own"
+    ]
+    assert launched(pool, second, "sweep two") == ([], record), "again the same: nothing new to say"
+
+
+def test_a_study_that_is_extended_has_no_earlier_runs(pool):
+    trials = trials_of(pool.runs_dir, *({"id": index} for index in range(3)))
+    launched(pool, trials[:2], "one")
+    said, record = launched(pool, trials, "two")
+    assert not said and "earlier" not in record and len(record["run_ids"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"steps": 8}, "steps"),
+        ({"mechanism": {"name": "sa", "window": 3}}, "mechanism.sa"),
+        ({"model": {"name": "nano", "width": 8}}, "model.width"),
+        ({"data_fingerprint": "other"}, "data_fingerprint"),
+    ],
+)
+def test_runs_that_would_pass_for_other_seeds_are_kept_outside_of_the_report(pool, changes, why):
+    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, **changes})
+    launched(pool, [first], "one")
+    said, record = launched(pool, [second], "two")
+    assert record["run_ids"] == [second.run_id]
+    assert record["earlier"] == [{"command": "one", "run_ids": [first.run_id], "reported": False}]
+    assert said == [
+        f"{pool.name}: keeps 1 earlier run of other settings (sa lr=0.01 seed=1: another {why}) on record, outside of "
+        "its report; name=OTHER makes a study of its own"
+    ]
+    assert listed(StudyFolder.of(pool.runs_dir, pool.name).pool) == {first.run_id, second.run_id}
+    _, record = launched(pool, [first], "one")
+    assert record["run_ids"] == [first.run_id] and record["earlier"][0]["run_ids"] == [second.run_id]
+
+
+def test_what_is_said_of_an_earlier_run_stays_with_it(pool):
+    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}})
+    launched(pool, [first], "one", {"stopped": {first.run_id: "at rung 1"}}, variants={first.run_id: "window=4"})
+    _, record = launched(pool, [second], "two", {"stopped": {second.run_id: "at rung 2"}})
+    assert record["stopped"] == {first.run_id: "at rung 1", second.run_id: "at rung 2"}
+    assert record["variants"] == {first.run_id: "window=4"}
+
+
+def test_a_run_that_is_gone_is_forgotten(pool):
+    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}})
+    launched(pool, [first], "one")
+    first.directory.spec_file.unlink()
+    said, record = launched(pool, [second], "two")
+    assert not said and record["run_ids"] == [second.run_id] and "earlier" not in record
+
+
+def test_another_launch_that_wrote_meanwhile_loses_nothing(pool):
+    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}})
+    study = StudyFolder.of(pool.runs_dir, pool.name)
+    one, two = (StudyRecord(study, pool, {}, {"command": name, "provenance": {}}, 0.0) for name in ("one", "two"))
+    one.write([first])
+    two.write([second])
+    one.close([first], None, has_worked=True)
+    assert study.read()["run_ids"] == [first.run_id, second.run_id]
+
+
+def test_the_time_of_a_command_adds_up_beside_earlier_runs(pool):
+    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}})
+    launched(pool, [first], "one")
+    launched(pool, [second], "two")
+    study = StudyFolder.of(pool.runs_dir, pool.name)
+    for _ in range(2):
+        StudyRecord(study, pool, study.read(), {"command": "two", "provenance": {}}, 0.0).close(
+            [second], None, has_worked=True
+        )
+    assert study.read()["provenance"]["wall_s"] > 2e9, "two launches since 1970"
+
+
+@pytest.mark.parametrize("value", [{}, [3], [{"command": "x", "run_ids": [1], "reported": True}], [{"run_ids": []}]])
+def test_a_damaged_list_of_earlier_runs_is_named(pool, value):
+    study = StudyFolder.of(pool.runs_dir, pool.name)
+    study.write([], earlier=value)
+    with pytest.raises(ValueError, match=r"study\.json .*'earlier' is no list of commands with their runs"):
+        study.read()
+
+
+def test_status_asks_nothing_of_earlier_runs_and_names_the_command_of_each(pool):
+    first, second, third = trials_of(
+        pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}}, {"id": 3, "steps": 9}
+    )
+    asks = {"hessian": True, "curvature": {"measure": ["alpha_max"], "phase": "terminal"}}
+    launched(pool, [third], "zero")
+    launched(pool, [first], "one")
+    launched(pool, [second], "two", spec=asks)
+    view = StudyView.of(StudyFolder.of(pool.runs_dir, pool.name))
+    asked = {row.trial.run_id: row.trial.curvature for row in view.progress.rows}
+    assert asked[first.run_id] is None and asked[second.run_id] is not None and third.run_id not in asked
+    assert view.details()[-2:] == ["goes on with: two", "goes on with: one"]
+    assert view.heading()[-1] == "on record outside of its report: 1 run of other settings, of earlier commands"
+
+
+def test_two_questions_under_one_name_are_one_study(lab, capsys):
+    """The newcomer's case: the second command replaced the first's runs, which clean=unlisted then offered."""
+    words = f"""
+        data=text data.path={lab.text} runs_dir={lab.pool} report=false launcher=serial device=cpu
+        model.layers=1 model.width=16 model.heads=2 model.positions=16 steps=2 batch=2 evaluation.every_steps=2
+        evaluation.sequences=4 seeds=1 hessian=false name=a
+    """.split()
+    assert sweep.main([*words, "mechanism=sa", "lr=[1e-3,1e-2]"]) == 0
+    assert "earlier" not in capsys.readouterr().out
+    assert sweep.main([*words, "mechanism=sw", "lr=1e-3"]) == 0
+    assert "a: keeps 2 earlier runs that this command does not ask for (sa lr=0.001 seed=0, " in capsys.readouterr().out
+    runs = collect(lab.pool / "studies" / "a").runs
+    assert sorted(runs["mechanism"]) == ["sa", "sa", "sw"]
+    assert unlisted_runs(lab.pool) == []
+    assert status.main(["a", f"runs_dir={lab.pool}"]) == 0
+    assert "a: 3 runs" in capsys.readouterr().out
+    assert sweep.main([*words, "mechanism=sw", "lr=1e-3"]) == 0
+    out = capsys.readouterr().out
+    assert "skips 1 finished run" in out and "earlier run" not in out
