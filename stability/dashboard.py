@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     from stability.cli.publish import publish
     from stability.cli.study_on_wandb import sent
     from stability.dashboards.workspace import Shown, require_workspaces
+    from stability.runs.mark import wandb_id
     from stability.runs.study import StudyFolder
     from stability.runs.wandb_sink import probe_wandb
 
@@ -46,7 +47,8 @@ def main(argv: list[str]) -> int:
     series = _send_runs(study, spec.send, mode, place)
     content, where = sent(study, Path(spec.reports_dir) / f"{study.path.name}.pdf", mode, place)
     print_text(f"the run about the study: {where}")
-    shown = Shown(study.path.name, tuple(study.read()["run_ids"]), series, content.table_keys, content.figure_keys)
+    run_ids = tuple(wandb_id(run.path, run.run_id, study.pool) for run in study.runs())
+    shown = Shown(study.path.name, run_ids, series, content.table_keys, content.figure_keys)
     print_text(_save(shown, spec, study.path, mode))
     return 0
 

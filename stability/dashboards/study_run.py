@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stability.runs.mark import wandb_id
 from stability.runs.wandb_sink import init_run
 
 CHART, RUNS = "nll_against_lr", "runs"
@@ -44,21 +45,22 @@ def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) ->
     """Send a study's run, and return where it is: its address, or offline its folder. ``folder``: the study's;
     ``mode``: online or offline; ``place``: project and entity. The same study has the same run whenever it is sent."""
     wandb = importlib.import_module("wandb")
-    about = {"id": run_id_of(content.name), "name": content.name, "group": content.name, "job_type": "study"}
+    run_id = wandb_id(folder, run_id_of(content.name), folder.parent.parent)
+    about = {"id": run_id, "name": content.name, "group": content.name, "job_type": "study"}
     run = init_run(mode, config={"study": content.name}, dir=str(folder), **place, **about)
     try:
         tables = {f"tables/{name}": wandb.Table(dataframe=table) for name, table in content.tables.items()}
         figures = {f"figures/{name}": wandb.Image(str(path)) for name, path in content.figures.items()}
         run.log({RUNS: _table_of(wandb, content.runs), CHART: _chart(wandb, content.runs), **tables, **figures})
         run.summary.update(_verdicts(content.runs))
-        run.log_artifact(_artifact(wandb, content))
+        run.log_artifact(_artifact(wandb, content, run_id))
     finally:
         run.finish()
     return run.url or str(Path(run.dir).parent)
 
 
 def run_id_of(study: str) -> str:
-    """Return the id of a study's own run: a name may hold what W&B takes in no id."""
+    """Return the id of a study's own run, without the pool's mark: a name may hold what W&B takes in no id."""
     return f"study-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
 
 
@@ -102,8 +104,8 @@ def _verdicts(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return found
 
 
-def _artifact(wandb: Any, content: Content) -> Any:
-    artifact = wandb.Artifact(f"report-{run_id_of(content.name)}", type="report", metadata={"study": content.name})
+def _artifact(wandb: Any, content: Content, run_id: str) -> Any:
+    artifact = wandb.Artifact(f"report-{run_id}", type="report", metadata={"study": content.name})
     for path in content.files:
         artifact.add_dir(str(path), name=path.name) if path.is_dir() else artifact.add_file(str(path))
     return artifact

@@ -21,8 +21,8 @@ WIDE = {"w": 12, "h": 8}  # of a workspace's 24 columns
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of a study's workspace: its runs (``run_ids``, some of which may have been sent as another study's),
-    their ``series``, and the ``tables`` and ``figures`` of the study's own run by their keys there."""
+    """The content of a study's workspace: its runs (``run_ids`` on W&B, some of which may have been sent as another
+    study's), their ``series``, and the ``tables`` and ``figures`` of the study's own run by their keys there."""
 
     name: str
     run_ids: tuple[str, ...]

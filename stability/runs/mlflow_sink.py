@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stability.runs.mark import pool_mark
 from stability.runs.sink import CREDENTIALS, AbstractSink, Told
 
-RUN_ID = "stability.run_id"  # the tag by which a run is found again: MLflow gives its runs ids of its own
+# the tags by which a run is found again, among those of all pools on a server: MLflow gives its runs ids of its own
+RUN_ID, POOL = "stability.run_id", "stability.pool"
 LONGEST_PARAMETER, LARGEST_BATCH = 6000, 100  # characters, parameters at a time: MLflow's own bounds
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 refuses it without, though it still writes and reads it
@@ -49,6 +51,7 @@ class MlflowSink(AbstractSink):
         done is left out."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (Path(runs_dir).resolve() / "mlflow").as_uri()
         shown = CREDENTIALS.sub("", uri)
+        pool_mark(Path(runs_dir).resolve())  # now, before workers meet there
         try:
             _experiment(_client(uri), study)
         # MLflow raises its own errors, those of requests and of its databases
@@ -58,20 +61,31 @@ class MlflowSink(AbstractSink):
         return {"uri": shown}, f"MLflow: {shown}"
 
     def open(self, run: Told) -> bool:
-        """Begin a run with its id as name and tag and its spec as parameters, or go on with the one that has the
-        tag."""
-        self._client = _client(os.environ.get("MLFLOW_TRACKING_URI") or self._uri)
+        """Begin a run with its id as name and tag and its spec as parameters, or go on with the one that has the tag
+        and the pool's. One without a pool is of the time before it was a tag: it is this run's in the pool's own store,
+        and where this run was begun before."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or self._uri
+        self._client = _client(uri)
         experiment = _experiment(self._client, run.group)
-        found = self._client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'")
+        pool = run.directory.path.parent
+        mark = pool_mark(pool)
+        mine = (mark, None) if run.resume_after != -1 or uri == (pool / "mlflow").as_uri() else (mark,)
+        found = [
+            each
+            for each in self._client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'")
+            if each.data.tags.get(POOL) in mine
+        ]
+        found.sort(key=lambda each: POOL not in each.data.tags)
         self._sent: dict[str, set[tuple[int, float]]] = {}
         if found:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
+            self._client.set_tag(self._id, POOL, mark)
             for name in found[0].data.metrics:
                 history = self._client.get_metric_history(self._id, name)
                 self._sent[name] = {(each.step, each.value) for each in history}
         else:
-            tags = {RUN_ID: run.run_id, "label": run.name}
+            tags = {RUN_ID: run.run_id, POOL: mark, "label": run.name}
             self._id = self._client.create_run(experiment, run_name=run.run_id, tags=tags).info.run_id
             self._log("params", _parameters(run.config))
         return not found

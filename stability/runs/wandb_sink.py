@@ -7,11 +7,13 @@ import importlib
 import os
 import socket
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from stability.config.wandb import PROJECT
+from stability.runs.mark import earlier_wandb_id, pool_mark, wandb_id
 from stability.runs.sink import AbstractSink, Told
 
 CHECKPOINT_STEP = "checkpoint_step"
@@ -43,11 +45,14 @@ class WandbSink(AbstractSink):
     @classmethod
     def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
         mode, message = probe_wandb()
+        pool_mark(Path(runs_dir).resolve())  # now, before workers meet there
         return {"mode": mode}, message.replace("RUNS_DIR", runs_dir)
 
     def open(self, run: Told) -> bool:
-        is_known = any((run.directory.path / "wandb").glob(f"*run-*-{run.run_id}"))
-        about = {"group": run.group, "name": run.name, "id": run.run_id, "dir": str(run.directory.path)}
+        folder = run.directory.path
+        is_known = earlier_wandb_id(folder, run.run_id) is not None
+        self._id = wandb_id(folder, run.run_id, folder.parent)
+        about = {"group": run.group, "name": run.name, "id": self._id, "dir": str(folder)}
         self._directory = run.directory
         self._run = init_run(self._mode, config=run.config, **self._place, **about)
         return not (is_known or self._run.resumed)
@@ -82,8 +87,8 @@ class WandbSink(AbstractSink):
         return WandbSink("offline", **self._place, checkpoints=self._checkpoints, begun_anew=begun_anew)
 
     def _send_checkpoint(self) -> None:
-        """Send the last checkpoint as an artifact of the run's id."""
-        artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._directory.run_id}", type="model")
+        """Send the last checkpoint as an artifact of the W&B run's id."""
+        artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._id}", type="model")
         artifact.add_dir(str(self._directory.checkpoints()[-1]))
         self._run.log_artifact(artifact)
 

@@ -16,6 +16,7 @@ from stability.dashboards import workspace as workspaces
 from stability.dashboards.series import Series
 from stability.dashboards.study_run import RUNS, medians_by_rate, run_id_of
 from stability.runs.directory import RunDirectory
+from stability.runs.mark import pool_mark
 from stability.runs.sink import BEGUN_ANEW, Told, failure_file
 from stability.runs.study import StudyFolder
 from tests.runs.reading_sinks import records_of
@@ -68,7 +69,9 @@ def test_every_series_of_every_panel_is_there_and_every_one_that_is_there_has_a_
     assert {"loss", "grad_norm", "lr", "val_nll", "alpha_max/terminal/checkpoint"} <= logged
     assert {RUNS, "figures/curves", "tables/validation-nll-against-learning-rate"} <= of_study
     assert shown == logged | of_study | {"lr_peak"}
-    assert f"report-{run_id_of('my-study')}" in artifacts
+    mark = pool_mark(trained.pool)
+    assert f"report-{run_id_of('my-study')}-{mark}" in artifacts
+    assert f"{run.run_id}-{mark}" in (trained.path / workspaces.FILE).read_text()
 
 
 def names_of(kind, config):

@@ -14,6 +14,7 @@ import pytest
 from stability.runs import wandb_sink
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.log import RunLog
+from stability.runs.mark import pool_mark
 from stability.runs.sink import failure_file
 from stability.runs.sinks import Sinks
 from stability.runs.wandb_sink import WandbSink, probe_wandb
@@ -121,7 +122,7 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
         (run,) = [record["run"] for record in records if record["type"] == "run"]
         assert (run["run_group"], run["run_id"], run["project"], run["display_name"]) == (
             "my-study",
-            "0123456789ab",
+            f"0123456789ab-{pool_mark(tmp_path / 'pool')}",
             "stability",
             "sa lr=0.01",
         )
@@ -133,7 +134,7 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
     assert not failure_file(directory, "wandb").exists()
 
 
-@pytest.mark.parametrize(("verdict", "artifacts"), [("stable", ["checkpoint-0123456789ab"]), (None, [])])
+@pytest.mark.parametrize(("verdict", "artifacts"), [("stable", ["checkpoint-0123456789ab-MARK"]), (None, [])])
 def test_the_last_checkpoint_of_a_finished_run_is_an_artifact_on_request(tmp_path, verdict, artifacts):
     directory = RunDirectory(tmp_path / "pool", "0123456789ab")
     for step in (2, 4):
@@ -148,7 +149,8 @@ def test_the_last_checkpoint_of_a_finished_run_is_an_artifact_on_request(tmp_pat
     sinks.close()
     (file,) = (directory.path / "wandb").glob("offline-run-*/*.wandb")
     sent = [record["artifact"] for record in records_of(file) if record["type"] == "artifact"]
-    assert [each["name"] for each in sent] == artifacts
+    mark = pool_mark(tmp_path / "pool")
+    assert [each["name"] for each in sent] == [name.replace("MARK", mark) for name in artifacts]
     for each in sent:
         (content,) = each["manifest"]["contents"]
         assert Path(content["local_path"]).read_bytes() == b"parameters 4"
