@@ -62,6 +62,46 @@ def test_every_text_survives_the_round_trip(ranks):
     assert 259 not in tokenizer.encode("<|endoftext|>")  # in a text it is text
 
 
+def renumbered(ranks, first, last=()):
+    """The same encoding as the library tokenizers writes it, its special tokens first."""
+    names = [*first, *symbols(), *map("".join, MERGES), *last]
+    (ranks / "encoder.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "separator"),
+    [
+        (["<|endoftext|>"], [], 0),
+        (["<s>", "<pad>", "</s>"], [], 2),
+        (["[PAD]", "[UNK]"], ["</s>"], 261),
+        (["<s>", "</s>"], ["<|endoftext|>"], 261),
+        (["<unk>"], [], 260),
+        ([], [], 259),
+    ],
+)
+def test_special_tokens_may_come_before_the_bytes(ranks, first, last, separator):
+    text = "naïve abc <s> <|endoftext|> ab\n"
+    plain = Gpt2Tokenizer(str(ranks)).encode(text)
+    tokenizer = Gpt2Tokenizer(str(renumbered(ranks, first, last)))
+    assert tokenizer.encode(text).tolist() == (plain + len(first)).tolist()
+    assert tokenizer.vocabulary.decode(tokenizer.encode(text)) == text
+    added = 0 if {"<|endoftext|>", "</s>"} & {*first, *last} else 1
+    assert len(tokenizer.vocabulary.pieces) == len(first) + 259 + len(last) + added
+    assert tokenizer.vocabulary.separator == separator and separator not in tokenizer.encode(text)
+
+
+def test_an_own_encoding_of_another_library_gives_its_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.ByteLevelBPETokenizer()
+    theirs.train_from_iterator(TEXTS * 5, vocab_size=290, special_tokens=["<s>", "<pad>", "</s>"])
+    theirs.save_model(str(tmp_path))
+    (tmp_path / "vocab.json").rename(tmp_path / "encoder.json")
+    (tmp_path / "merges.txt").rename(tmp_path / "vocab.bpe")
+    text = "abc ab s stuv é"
+    assert Gpt2Tokenizer(str(tmp_path)).encode(text).tolist() == theirs.encode(text).ids
+
+
 def test_long_documents_of_one_character_are_encoded(ranks):
     assert len(Gpt2Tokenizer(str(ranks)).encode("x" * 300_000)) == 300_000
 
@@ -156,7 +196,18 @@ def test_any_bytes_survive_json():
             "vocab.bpe, line 3 is no merge of two tokens: 'ab c d'",
         ),
         ("vocab.bpe", lambda text: text.replace("ab c", "ab 日"), "vocab.bpe, line 3 is no merge of two tokens"),
-        ("vocab.bpe", lambda text: text.replace("ab c\n", ""), "does not number the 258 tokens of vocab.bpe beside it"),
+        (
+            "vocab.bpe",
+            lambda text: text.replace("ab c\n", ""),
+            "numbers 'abc', which vocab.bpe beside it does not make",
+        ),
+        ("encoder.json", lambda text: text.replace("<|endoftext|>", "the end"), "numbers 'the end', which vocab.bpe"),
+        ("encoder.json", lambda text: text.replace("259", "260"), "does not number the 259 tokens of vocab.bpe beside"),
+        (
+            "encoder.json",
+            lambda text: text.replace("258", "true"),
+            "does not number the 259 tokens of vocab.bpe beside",
+        ),
         ("encoder.json", lambda text: text[:-9], "encoder.json is no JSON"),
         ("encoder.json", lambda _: "[]", "does not number the 259 tokens of vocab.bpe beside it"),
         (

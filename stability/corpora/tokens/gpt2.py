@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import urllib.error
 import urllib.request
@@ -25,13 +26,16 @@ SUMS = (
 )
 HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 END_OF_TEXT = "<|endoftext|>"
+SEPARATORS = (END_OF_TEXT, "</s>")  # the first of them that there is stands between documents
+SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how special tokens are written
 # 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
 GPT2_SIZE = 50_256
 
 
 class Gpt2Tokenizer(AbstractTokenizer):
     """GPT-2's byte-pair encoding as a tokenizer. ``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the
-    token of that name stands between documents."""
+    token of that name stands between documents (``</s>`` where there is none). Special tokens may be numbered before
+    the bytes, as the library tokenizers does."""
 
     def __init__(self, ranks: str | None):
         tiktoken = _tiktoken()
@@ -39,10 +43,11 @@ class Gpt2Tokenizer(AbstractTokenizer):
             _check_reach()
             self._encoding: Any = tiktoken.get_encoding("gpt2")
         else:
-            self._encoding = _encoding_of(read_ranks(Path(ranks).expanduser()))
+            self._encoding = _encoding_of(*read_ranks(Path(ranks).expanduser()))
         size = self._encoding.n_vocab
-        pieces = [self._encoding.decode_single_token_bytes(token) for token in range(size - 1)]
-        self.vocabulary = Vocabulary("gpt2", (*pieces, END_OF_TEXT.encode()), separator=size - 1)
+        pieces = tuple(self._encoding.decode_single_token_bytes(token) for token in range(size))
+        name = next(each for each in SEPARATORS if each in self._encoding.special_tokens_set)
+        self.vocabulary = Vocabulary("gpt2", pieces, separator=self._encoding.encode_single_token(name))
         self.label = f"GPT-2 BPE, {size:,} tokens" if size == GPT2_SIZE + 1 else f"BPE of {ranks}, {size:,} tokens"
 
     def encode(self, text: str) -> np.ndarray:
@@ -50,15 +55,16 @@ class Gpt2Tokenizer(AbstractTokenizer):
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
 
-def read_ranks(folder: Path) -> dict[bytes, int]:
-    """Return each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe;
-    encoder.json must say the same.
+def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
+    """Return the number of each token by its bytes, in the order of merging, and of each special token by its name.
 
+    The order: the 256 bytes, then a merge a line of vocab.bpe; encoder.json must number them in it. Whatever else it
+    numbers, before or behind them, must be special tokens; without one that ends a document, there is one more.
     Errors: ``ValueError`` naming the file and the place.
     """
     merges_file, numbers_file = _rank_files(folder)
     byte_of = _byte_of_character()
-    ranks = {bytes([byte]): rank for rank, byte in enumerate(byte_of.values())}
+    tokens = {bytes([byte]): character for character, byte in byte_of.items()}
     lines = _text(merges_file).splitlines()
     for number, line in enumerate(lines, start=1):
         if number == 1 and line.startswith("#version"):
@@ -66,9 +72,41 @@ def read_ranks(folder: Path) -> dict[bytes, int]:
         parts = line.split()
         if len(parts) != 2 or not set(line) - {" "} <= set(byte_of):
             raise ValueError(f"data.ranks: {merges_file}, line {number} is no merge of two tokens: {line[:40]!r}")
-        ranks[bytes(byte_of[character] for part in parts for character in part)] = len(ranks)
-    _check_numbers(ranks, numbers_file, byte_of)
-    return ranks
+        written = "".join(parts)
+        tokens[bytes(byte_of[character] for character in written)] = written
+    numbers = _numbers(numbers_file)
+    specials = _specials(numbers, set(tokens.values()), numbers_file)
+    ranks = {token: numbers.get(written, -1) for token, written in tokens.items()}
+    in_order = list(ranks.values())
+    if in_order != sorted(set(in_order)) or {*in_order, *specials.values()} != set(range(len(numbers))):
+        raise ValueError(
+            f"data.ranks: {numbers_file} does not number the {len(ranks):,} tokens of {FILES[0]} beside it; the two do "
+            "not belong together"
+        )
+    return ranks, specials if any(name in specials for name in SEPARATORS) else {**specials, END_OF_TEXT: len(numbers)}
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the number of each token as encoder.json writes it; {} where it holds something else."""
+    try:
+        found = json.loads(_text(file))
+    except ValueError as error:
+        raise ValueError(f"data.ranks: {file} is no JSON ({error})") from None
+    is_table = isinstance(found, dict) and all(type(number) is int for number in found.values())
+    return found if is_table else {}
+
+
+def _specials(numbers: dict[str, int], known: set[str], file: Path) -> dict[str, int]:
+    """Return the tokens that vocab.bpe does not make. Errors: ``ValueError`` where one is not written as special ones
+    are: it is one of another vocab.bpe."""
+    specials = {name: number for name, number in numbers.items() if name not in known}
+    ordinary = next((name for name in specials if not SPECIAL.fullmatch(name)), None)
+    if ordinary is not None:
+        raise ValueError(
+            f"data.ranks: {file} numbers {ordinary!r}, which {FILES[0]} beside it does not make and which is not "
+            "written as a special token, <…> or […]; the two do not belong together"
+        )
+    return specials
 
 
 def sha256_of_ranks(ranks: str | None) -> str | None:
@@ -80,24 +118,6 @@ def sha256_of_ranks(ranks: str | None) -> str | None:
     for file in _rank_files(Path(ranks).expanduser()):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int]) -> None:
-    """Raise a ``ValueError`` where encoder.json does not number the tokens of vocab.bpe."""
-    try:
-        numbers = json.loads(_text(file))
-    except ValueError as error:
-        raise ValueError(f"data.ranks: {file} is no JSON ({error})") from None
-    end = numbers.pop(END_OF_TEXT, len(ranks)) if isinstance(numbers, dict) else None
-    expected = {
-        bytes(byte_of.get(character, 0) for character in token): number
-        for token, number in (numbers.items() if end is not None else ())
-    }
-    if end != len(ranks) or expected != ranks:
-        raise ValueError(
-            f"data.ranks: {file} does not number the {len(ranks):,} tokens of {FILES[0]} beside it; the two do not "
-            "belong together"
-        )
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -128,12 +148,10 @@ def _text(file: Path) -> str:
         raise ValueError(f"data.ranks: cannot read {file}: {error.strerror}") from None
 
 
-def _encoding_of(ranks: dict[bytes, int]) -> Any:
+def _encoding_of(ranks: dict[bytes, int], specials: dict[str, int]) -> Any:
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    return _tiktoken().Encoding(
-        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
-    )
+    return _tiktoken().Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=specials)
 
 
 def _check_reach() -> None:
