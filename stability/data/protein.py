@@ -33,8 +33,9 @@ from stability.data._base import AbstractDataSource
 from stability.printable import print_text
 from stability.runs.lock import RunLock
 
-# Raised when the same files (or no file) would give other chains, or another split of them.
-VERSION = 2
+# Raised when the same files (or no file) would give other chains, or another split of them. In no fingerprint: chains
+# that stay keep theirs. 3: files without occupancy or B-factors are read.
+VERSION = 3
 MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipped.tsv
 
 

@@ -225,6 +225,11 @@ def test_sasa_is_the_librarys_own_on_raw_files_and_models():
         ),
         (pdb(*residue_lines(LETTERS, np.zeros((30, 5, 3)))), "a.pdb", "chain A: all coordinates are equal (0, 0, 0)"),
         (pdb(*residue_lines(LETTERS, helix(30)))[:1234], "a.pdb", "cut short or no PDB file"),
+        (
+            pdb(*residue_lines(LETTERS, helix(30)))[:1245],
+            "a.pdb",
+            "cut short or no PDB file (line 16 has no B-factor, which",
+        ),
         (cif(LETTERS, helix(30))[:-90], "a.cif", "cut short: the last category is not closed by '#'"),
         (cif(LETTERS, helix(30))[:-90].replace(b"#\n", b"\n"), "a.cif", "cut short or no mmCIF file"),
         (b"PK\x03\x04 no structure", "a.cif", "cut short or no mmCIF file"),
@@ -280,3 +285,42 @@ def test_an_ideal_helix_is_one_and_its_ends_are_not():
 def test_a_pdb_file_names_its_uniprot_sequence_in_either_record(lines, accession, first):
     chain = the_chain(pdb(*lines, *residue_lines(LETTERS, helix(30))))
     assert (chain.accession, chain.numbers_N[0]) == (accession, first)
+
+
+def cut_columns(lines, start, stop=80):
+    return [line[:start] + (" " * (stop - start) + line[stop:] if line[stop:].strip() else "") for line in lines]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(54, 80), (54, 66), (60, 80), (60, 66), (54, 60)])
+def test_files_without_occupancy_or_b_factors_are_read_and_have_no_plddt(start, stop):
+    lines = residue_lines(LETTERS, helix(30), bfactor=90.0)
+    (whole,), _ = parse("a.pdb", pdb(*lines), "always", 10)
+    (found,), reasons = parse("a.pdb", pdb(*cut_columns(lines, start, stop)), "always", 10)
+    assert not reasons and found.id == whole.id
+    assert np.array_equal(found.atoms14_NAX, whole.atoms14_NAX, equal_nan=True)
+    assert np.array_equal(found.sequence, whole.sequence) and np.array_equal(found.ss_N, whole.ss_N)
+    assert np.all(whole.plddt_N == 90.0) and np.all(np.isnan(found.plddt_N) == (stop > 60))
+
+
+def without_columns(content, *names):
+    """An mmCIF file without some columns of its atoms."""
+    columns, rows = [], []
+    for line in content.decode().splitlines():
+        if line.startswith("_atom_site."):
+            columns.append(line.removeprefix("_atom_site."))
+            if columns[-1] in names:
+                continue
+        elif line.startswith(("ATOM", "HETATM")):
+            words = zip(columns, line.split(), strict=True)
+            line = " ".join(word for name, word in words if name not in names)
+        rows.append(line)
+    return "\n".join(rows).encode()
+
+
+def test_mmcif_without_occupancy_or_b_factors_is_read():
+    content = cif(LETTERS, helix(30)).replace(b" CA . ALA ", b" CA A ALA ")
+    assert b" CA A ALA " in content, "an alternate location, of which occupancy would choose one"
+    (whole,), _ = parse("a.cif", content, "always", 10)
+    (found,), reasons = parse("a.cif", without_columns(content, "occupancy", "B_iso_or_equiv"), "always", 10)
+    assert not reasons and np.array_equal(found.atoms14_NAX, whole.atoms14_NAX, equal_nan=True)
+    assert np.all(whole.plddt_N == 50.0) and np.all(np.isnan(found.plddt_N))

@@ -73,8 +73,9 @@ def _read_cif(content: bytes) -> Entry:
     try:
         file = pdbx.CIFFile.read(io.StringIO(text))
         fields = ["b_factor", "auth_asym_id", "auth_seq_id", "label_entity_id"]
-        atoms = pdbx.get_structure(file, model=1, altloc="occupancy", use_author_fields=False, extra_fields=fields)
         block = file.block
+        altloc = "occupancy" if "occupancy" in block.get("atom_site", {}) else "first"
+        atoms = pdbx.get_structure(file, model=1, altloc=altloc, use_author_fields=False, extra_fields=fields)
         sequences, references = _cif_sequences(block, atoms), _cif_references(block)
     except (InvalidFileError, DeserializationError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"cut short or no mmCIF file ({_short(error)})") from None
@@ -129,10 +130,11 @@ def _read_pdb(content: bytes) -> Entry:
 
     text = content.decode("latin-1")
     lines = text.splitlines()
-    if not any(line.startswith(("ATOM  ", "HETATM")) for line in lines):
+    if not any(map(_is_atom, lines)):
         raise ValueError("no atom in it")
+    lines = _with_every_column(lines)
     try:
-        atoms = pdb.PDBFile.read(io.StringIO(text)).get_structure(
+        atoms = pdb.PDBFile.read(io.StringIO("\n".join(lines))).get_structure(
             model=1, altloc="occupancy", extra_fields=["b_factor"]
         )
     except (InvalidFileError, ValueError, IndexError) as error:
@@ -143,6 +145,27 @@ def _read_pdb(content: bytes) -> Entry:
             sequences.setdefault(line[11:12].strip(), []).extend(line[19:70].split())
     heading = " ".join(line[10:] for line in lines if line.startswith(("TITLE", "REMARK", "EXPDTA")))
     return Entry(atoms, sequences, _pdb_references(lines), bool(PREDICTED.search(heading.upper())), False)
+
+
+def _with_every_column(lines: list[str]) -> list[str]:
+    """Return the lines of a PDB file, with full occupancy and an unknown B-factor in the atoms of one that has no such
+    column. Errors: ``ValueError`` for an atom without what others have."""
+    for what, start, fill in (("occupancy", 54, "  1.00"), ("B-factor", 60, "   nan")):
+        has = [not _is_atom(line) or bool(line[start : start + 6].strip()) for line in lines]
+        if all(has):
+            continue
+        if any(is_there for line, is_there in zip(lines, has, strict=True) if _is_atom(line)):
+            place = f"line {has.index(False) + 1} has no {what}, which other atoms have"
+            raise ValueError(f"cut short or no PDB file ({place})")
+        lines = [
+            line if is_there else f"{line:<{start}}"[:start] + fill + line[start + 6 :]
+            for line, is_there in zip(lines, has, strict=True)
+        ]
+    return lines
+
+
+def _is_atom(line: str) -> bool:
+    return line.startswith(("ATOM  ", "HETATM"))
 
 
 def _pdb_references(lines: list[str]) -> dict[str, Reference]:
