@@ -55,7 +55,7 @@ One choice for all runs
   ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
   objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
-  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
+  data=        stdlib | text data.path=PATH (txt, jsonl, ndjson, .gz, .zst, .xz, parquet) | dna data.path=FASTA |
                images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
   study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
                optimizers, curvature, ablation_consensus, ablation_consensus_193m, residuals, residuals_fineweb_edu,
@@ -153,6 +153,7 @@ def _sweep(spec: SweepSpec) -> int:
     _check_generation(spec, corpus, trials, is_read)
     if not spec.dry_run:
         return _run(spec, trials, corpus)
+    from sweeps import earlier
     from sweeps.plan import describe
     from sweeps.requirements import require_for_plan
     from sweeps.search.rounds import search_of
@@ -160,7 +161,11 @@ def _sweep(spec: SweepSpec) -> int:
 
     require_for_plan(spec, trials)
     known = trials if is_read else None  # data that was not read decides which runs they are
-    print_text(describe(spec, corpus, slots(spec), known, search_of(spec, corpus.fingerprint, {})))
+    search = search_of(spec, corpus.fingerprint, {})
+    print_text(describe(spec, corpus, slots(spec), known, search))
+    study = StudyFolder.of(pool, spec.name)
+    if is_read and search is None and study.file.exists():
+        _print(earlier.lines(study, study.read(), trials))
     return 0
 
 
@@ -286,7 +291,7 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        print(line)
+        print_note(line)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A user's own text: a file or a folder of ``.txt``, ``.jsonl`` (either of them with ``.gz`` or ``.zst``) and
-``.parquet``."""
+"""A user's own text: a file or a folder of ``.txt``, ``.jsonl``, ``.ndjson`` (each with ``.gz``, ``.zst`` or ``.xz``,
+too) and ``.parquet``."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class StudyView:
         asked = record.get("spec", {})
         protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
         curvature = protocol if asked.get("hessian") and ALPHA_MAX & set(protocol["measure"]) else None
-        common = {
+        common: dict[str, Any] = {
             "pool": str(study.pool),
             "curvature": curvature,
             "generate": asked.get("generate"),
@@ -46,7 +46,11 @@ class StudyView:
             "sinks": None,
             "several": several_of(asked),
         }
-        without = common | {"curvature": None, "generate": None}  # the last command asks nothing of earlier ones' runs
+        without: dict[str, Any] = {
+            **common,
+            "curvature": None,
+            "generate": None,
+        }  # the last command asks nothing of earlier ones' runs
         earlier = _commands_of_earlier(record)
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):

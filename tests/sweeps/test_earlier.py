@@ -161,6 +161,8 @@ def test_two_questions_under_one_name_are_one_study(lab, capsys):
     """.split()
     assert sweep.main([*words, "mechanism=sa", "lr=[1e-3,1e-2]"]) == 0
     assert "earlier" not in capsys.readouterr().out
+    assert sweep.main([*words, "mechanism=sw", "lr=1e-3", "dry_run=true"]) == 0
+    assert "a: keeps 2 earlier runs" in capsys.readouterr().out
     assert sweep.main([*words, "mechanism=sw", "lr=1e-3"]) == 0
     assert "a: keeps 2 earlier runs that this command does not ask for (sa lr=0.001 seed=0, " in capsys.readouterr().out
     runs = collect(lab.pool / "studies" / "a").runs
