@@ -78,6 +78,7 @@ class _Reader:
         self.name, self.tokens, self.is_ended = (words or ["without a name"])[0], [], False
 
     def _add(self, lines: list[bytes]) -> None:
+        """Add sequence lines to the record; ``ValueError`` for what is no nucleotide, or too long for the memory."""
         letters = b"".join([line.rstrip(BLANK) for line in lines])
         sequence = letters.rstrip(END)
         tokens = encode(sequence)
