@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 
 import numpy as np
@@ -170,6 +171,24 @@ def test_files_beside_the_pictures_are_named(tmp_path):
         (tmp_path / "pictures" / name).write_bytes(b"")
     description = Images.prepare(ImagesConfig(path=str(tmp_path / "pictures"))).description
     assert "pictures (left out: extra/0.png, labels.csv, train/class0/notes.txt): " in description
+
+
+def test_a_folder_beside_the_pictures_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    """As lost+found at the root of a disk."""
+    for index in range(4):
+        file = tmp_path / "pictures" / "train" / f"class{index % 2}" / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), 50 * index, np.uint8)).save(file)
+    (tmp_path / "pictures" / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "left out" not in Images.prepare(ImagesConfig(path=str(tmp_path / "pictures"))).description
 
 
 def test_upper_case_names_of_arrays_are_found(tmp_path):

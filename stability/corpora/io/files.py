@@ -70,14 +70,15 @@ def _advice(files: Iterable[Path], other: tuple[str, tuple[str, ...]], before: s
     return "" if found is None else f"{before}{choice} reads {found.name}"
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield every file below a folder that is not hidden, links followed once."""
+def _walk(root: Path, *, is_strict: bool = True) -> Iterator[Path]:
+    """Yield every file below a folder that is not hidden, links followed once. A folder that cannot be read is refused
+    by a ``ValueError``, or passed over."""
 
     def refuse(error: OSError) -> None:
         raise ValueError(f"data.path: cannot read the folder {error.filename}: {error.strerror}")
 
     seen: set[str] = set()
-    for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, subfolders, names in os.walk(root, onerror=refuse if is_strict else None, followlinks=True):
         if os.path.realpath(folder) in seen:  # a link back up would be followed for ever
             subfolders.clear()
             continue
@@ -104,7 +105,7 @@ def left_out(root: Path, files: Iterable[Path]) -> str:
     """Return ``; left out: README.md, notes.doc``, a folder's files that are not among ``files``: the first three, and
     how many more; empty where there are none. Hidden ones are not counted."""
     read = set(files)
-    others = sorted(file.relative_to(root).as_posix() for file in _walk(root) if file not in read)
+    others = sorted(file.relative_to(root).as_posix() for file in _walk(root, is_strict=False) if file not in read)
     more = f" and {len(others) - MOST_NAMED:,} more" if len(others) > MOST_NAMED else ""
     return f"; left out: {', '.join(others[:MOST_NAMED])}{more}" if others else ""
 
