@@ -4,6 +4,7 @@ state."""
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stability.curvature._checkpointing import called_through
 
 Tensors = dict[str, Tensor]
 # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
@@ -112,11 +115,12 @@ class Objective:
 
     def _called(self, twice: bool, *args: Any) -> Any:
         if not twice:
-            return self.loss_fn(*args)
+            with called_through():
+                return self.loss_fn(*args)
         # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as
         # written.
         stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with sdpa_kernel(SDPBackend.MATH), stance:
+        with called_through(), sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
 
     def _pair(self, result: Any) -> tuple[Tensor, float]:
@@ -178,19 +182,47 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class RandomState:
-    """The generators as they stood at one moment. Each `replayed` pass starts there, so that dropout and random masks
-    repeat, and leaves the global generators untouched. Generators of numpy, `random` or the caller's own are not
-    covered."""
+    """torch's, Python's and numpy's global generators as they stood at one moment.
+
+    Each `replayed` pass starts there, so that dropout and random masks repeat, and leaves the global generators
+    untouched. Generators of the caller's own are not covered.
+    """
 
     def __init__(self, params: Mapping[str, Tensor]):
         self.devices = sorted({tensor.device.index or 0 for tensor in params.values() if tensor.is_cuda})
         self.cpu = torch.get_rng_state()
         self.cuda = [torch.cuda.get_rng_state(device) for device in self.devices]
+        self.python = random.getstate()
+        self.numpy = numpy.random.get_state() if (numpy := _numpy()) else None
+
+    def restore(self) -> None:
+        """Set the global generators to this state; inside a `replayed` block, which undoes it."""
+        torch.set_rng_state(self.cpu)
+        for device, state in zip(self.devices, self.cuda, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            _numpy().random.set_state(self.numpy)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        with torch.random.fork_rng(devices=self.devices):
-            torch.set_rng_state(self.cpu)
-            for device, state in zip(self.devices, self.cuda, strict=True):
-                torch.cuda.set_rng_state(state, device)
+        with torch.random.fork_rng(devices=self.devices), _others_forked():
+            self.restore()
             yield
+
+
+@contextmanager
+def _others_forked() -> Iterator[None]:
+    python, numpy = random.getstate(), _numpy()
+    drawn = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(drawn)
+
+
+def _numpy() -> Any:
+    """The numpy module if its generator has been imported, else None: nobody has drawn from it."""
+    return sys.modules.get("numpy") if "numpy.random" in sys.modules else None

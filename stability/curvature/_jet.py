@@ -55,6 +55,8 @@ class Jet(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in _FLAGS and all((*args[1:], *kwargs.values())):
+            return args[0]  # a jet requires a gradient already, as far as code can tell
         if func not in _METADATA:
             _refuse_drops(func)
             return cls._by_rule(func, args, kwargs)
@@ -128,6 +130,8 @@ _METADATA = {
     *(getattr(Tensor, name) for name in _QUESTIONS.split()),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
+# requests that a tensor take part in a backward pass; transformers makes one of embeddings for gradient checkpointing
+_FLAGS = {Tensor.requires_grad_, Tensor.retain_grad, vars(torch._C.TensorBase)["requires_grad"].__set__}
 _DROPS = {  # what leaves torch, or makes a constant of a tensor
     *(
         getattr(Tensor, name)
@@ -167,6 +171,7 @@ _DROPS = {  # what leaves torch, or makes a constant of a tensor
         torch.autograd.backward,
         _getter("data"),
         vars(torch._C.TensorBase)["data"].__set__,
+        vars(torch._C.TensorBase)["requires_grad"].__set__,
         _getter("grad"),
     ),
 }

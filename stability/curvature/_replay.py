@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from stability.curvature._inputs import RandomState, Tensors, norm
 from stability.curvature.alpha_max import (
@@ -29,24 +29,36 @@ class _Item:
     first: bool = True
 
 
-class _Loss(nn.Module):
-    """A module that puts loss_fn around the model, so that functional_call can lend the model other parameters whatever
-    loss_fn calls of it."""
+class _Loss:
+    """The user's loss_fn of the model, with other parameters and buffers lent to the model."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[nn.Module, Any], Any]):
-        super().__init__()
         self.model, self.loss_fn = model, loss_fn
+        self._lent = ExitStack()
 
-    def forward(self, batch: Any) -> Any:
-        return self.loss_fn(self.model, batch)
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Allow `evaluate` inside the block; at its end the model has its own parameters, buffers and modes again."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            yield
+        finally:
+            self._lent.close()
+            for module, training in modes:
+                module.training = training
 
     def evaluate(self, params: Tensors, item: _Item) -> tuple[Tensor, float]:
-        """Return (sum, count) of one piece from the random state and a copy of the buffers that its forward pass
-        met."""
+        """Compute (sum, count) of one piece from its own random state and a copy of its buffers.
+
+        The parameters stay lent until the next call or the end of `lending`: whatever runs again in the backward pass
+        (checkpoints of others, hooks on saved tensors) finds those that the loss was evaluated with.
+        """
+        self._lent.close()
         if item.first:
-            _restore(item.random)
+            item.random.restore()
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
-        result = functional_call(self, {f"model.{name}": tensor for name, tensor in lent.items()}, (item.batch,))
+        self._lent.enter_context(_reparametrize_module(self.model, lent, tie_weights=True))
+        result = self.loss_fn(self.model, item.batch)
         if isinstance(result, Tensor):
             return result * item.share, item.share
         if not isinstance(result, (tuple, list)) or len(result) != 2:
@@ -60,10 +72,3 @@ def _rounding(before: Tensors, direction: Tensors, lr: float) -> str | None:
     """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
     share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
     return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
-
-
-def _restore(random: RandomState) -> None:
-    """Put the global generators where they stood then; called inside a `RandomState.replayed`, which puts them back."""
-    torch.set_rng_state(random.cpu)
-    for device, state in zip(random.devices, random.cuda, strict=True):
-        torch.cuda.set_rng_state(state, device)

@@ -205,7 +205,7 @@ class AlphaMaxMonitor:
             name: exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()
         }
         pieces = [piece for item in items for piece in self._pieces(item)]
-        with items[0].random.replayed():
+        with items[0].random.replayed(), self._loss.lending():
             along = self._along(start, direction, pieces)
             change = self._loss_at(after, pieces) - along.loss
         predicted = lr * along.slope + lr * lr * along.curvature / 2

@@ -2,8 +2,10 @@
 changed."""
 
 import math
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -194,3 +196,29 @@ def test_accumulated_batches_are_measured_as_the_one_step_that_they_make():
             assert monitor.history[-1].slope == pytest.approx(-squared, rel=1e-9)
     assert [row.loss for row in monitor.history] == pytest.approx([sum(losses[:2]), sum(losses[2:])], rel=1e-12)
     assert [row.step for row in monitor.history] == [0, 1]
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+@pytest.mark.parametrize("method", ["double_backward", "finite_difference"])
+def test_draws_from_pythons_and_numpys_generators_repeat_and_go_on_as_without_the_monitor(draw, method):
+    def noisy(model, batch):
+        return energy(model, 1.0 + draw())
+
+    def train(monitored):
+        random.seed(0)
+        np.random.seed(0)
+        model, losses = quadratic(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        monitor = AlphaMaxMonitor(model, optimizer, noisy, method=method) if monitored else None
+        for _ in range(3):
+            with monitor.step(None) if monitor else nullcontext():
+                optimizer.zero_grad()
+                loss = noisy(model, None)
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+        return losses, draw(), [row.loss for row in monitor.history] if monitor else None
+
+    (losses, drawn, _), (watched, drawn_after, measured) = train(False), train(True)
+    assert (watched, drawn_after) == (losses, drawn)
+    assert measured == pytest.approx(losses, rel=1e-12)

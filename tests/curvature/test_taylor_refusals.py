@@ -76,7 +76,8 @@ def in_place(x):
         (lambda x: x.new_tensor(x) * x, "Tensor.new_tensor"),
         (lambda x: torch.special.bessel_j0(x), "bessel_j0"),
         (lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].T), "eigh"),
-        (lambda x: x.clone().requires_grad_() * x, "Tensor.requires_grad_"),
+        (lambda x: x.clone().requires_grad_(False) * x, "Tensor.requires_grad_"),
+        (lambda x: setattr(x, "requires_grad", False) or x.square(), "Tensor.requires_grad"),
     ],
 )
 def test_what_would_drop_derivatives_is_refused_by_name(function, named):
@@ -113,3 +114,15 @@ def test_a_loss_that_writes_into_its_parameters_is_an_error(method, loss):
     x = {"x": torch.ones(3, 4, dtype=torch.float64)}
     with pytest.raises(ValueError, match=r"loss_fn writes into params\['x'\] in place .*max_norm"):
         directional(loss, x, x, method)
+
+
+def test_a_request_for_a_gradient_changes_nothing():
+    def flagged(params):
+        y = params["x"].exp()
+        y.requires_grad = True
+        y.retain_grad()
+        return y.requires_grad_().requires_grad_(True).square().sum()
+
+    x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
+    result, plain = (directional(loss, x, x, "taylor") for loss in (flagged, lambda p: p["x"].exp().square().sum()))
+    assert (result.slope, result.curvature) == (plain.slope, plain.curvature)
