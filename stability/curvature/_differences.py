@@ -15,6 +15,7 @@ from stability.curvature._inputs import Objective, RandomState, Tensors, dot, me
 DISPLACEMENTS = (1e-2, 3e-3)
 PARITY_EPSILON = 1e-4  # the paper's, Eq. 20
 _ROUNDINGS = 8.0  # roundings charged to each component of a gradient in the error bar
+_SLOPES_AGREE = 5e-2  # relative difference of a slope by gradient and by losses that is not noted
 _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.02 of their sum in 1 of 128 cases
 
 
@@ -51,37 +52,91 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
     return Slope(mean_of(loss, total), mean_of(slope, total), mean_of(magnitude, total))
 
 
-def curvature_at(
-    objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState
-) -> tuple[float, float]:
-    """Return uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), and the part of its error that rounding
-    may make."""
-    ahead, behind = (slope_at(objective, params, direction, sign * epsilon, random) for sign in (1, -1))
-    precision = max(torch.finfo(param.dtype).eps for param in params.values())
-    return (ahead.slope - behind.slope) / (2 * epsilon), _ROUNDINGS * precision * (
-        ahead.magnitude + behind.magnitude
-    ) / (2 * epsilon)
+@dataclass(frozen=True)
+class Pair:
+    """The slopes at θ + εu and θ − εu, with the ε between them."""
+
+    epsilon: float
+    ahead: Slope
+    behind: Slope
+
+    @property
+    def curvature(self) -> float:
+        return (self.ahead.slope - self.behind.slope) / (2 * self.epsilon)
+
+    def rounding(self, precision: float) -> float:
+        """The part of the curvature's error that rounding may make."""
+        return _ROUNDINGS * precision * (self.ahead.magnitude + self.behind.magnitude) / (2 * self.epsilon)
+
+
+def pair_at(objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState) -> Pair:
+    """Compute uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), unevaluated."""
+    return Pair(epsilon, *(slope_at(objective, params, direction, sign * epsilon, random) for sign in (1, -1)))
+
+
+def pairs_at(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> list[Pair]:
+    """The pairs at the two `DISPLACEMENTS` c = ε‖u‖; none where u is zero or not finite."""
+    length = norm(direction)
+    if length == 0 or not math.isfinite(length):
+        return []
+    return [pair_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS]
 
 
 def curvature_with_error(
     objective: Objective, params: Tensors, direction: Tensors, random: RandomState
 ) -> tuple[float, float]:
-    """Return uᵀHu by central differences at two displacements c = ε‖u‖, and a bar that covers its error.
+    """Return uᵀHu by central differences at two displacements, and a bar that covers its error."""
+    return curvature_of(pairs_at(objective, params, direction, random), params, direction)
+
+
+def curvature_of(pairs: list[Pair], params: Tensors, direction: Tensors) -> tuple[float, float]:
+    """Return uᵀHu of the pairs at both displacements, and a bar that covers its error.
 
     The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the
     smaller c; the rounding error falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its
     rounding) as the bar.
     """
-    length = norm(direction)
-    if length == 0 or not math.isfinite(length):
-        return length * 0, length * 0  # 0 for no step, NaN for a broken one
-    (wide, wide_rounding), (narrow, narrow_rounding) = (
-        curvature_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS
-    )
+    if not pairs:
+        nothing = norm(direction) * 0  # 0 for no step, NaN for a broken one
+        return nothing, nothing
+    wide, narrow = (pair.curvature for pair in pairs)
+    wide_rounding, narrow_rounding = (pair.rounding(_precision(params)) for pair in pairs)
     difference, ratio = abs(wide - narrow), (DISPLACEMENTS[1] / DISPLACEMENTS[0]) ** 2
     if difference / (1 - ratio) + wide_rounding < difference * ratio / (1 - ratio) + narrow_rounding:
         return wide, _SAFETY * (difference + wide_rounding)
     return narrow, _SAFETY * (difference + narrow_rounding)
+
+
+def slope_note(center: Slope, pairs: list[Pair], params: Tensors) -> str | None:
+    """Note that the gradient along u is not (L(θ+εu) − L(θ−εu)) / 2ε at either displacement; None if it is, or if a
+    number is not finite.
+
+    Both have truncation errors of the third derivative's ε²/2 and ε²/6, for which the mean of the two slopes gives the
+    measure, and the loss has a noise, for which its own second difference does.
+    """
+    for pair in pairs:
+        ahead, behind, epsilon = pair.ahead, pair.behind, pair.epsilon
+        by_loss = (ahead.loss - behind.loss) / (2 * epsilon)
+        noise = abs(ahead.loss + behind.loss - 2 * center.loss - pair.curvature * epsilon**2)
+        noise += _ROUNDINGS * _precision(params) * abs(center.loss)
+        truncation = abs((ahead.slope + behind.slope) / 2 - center.slope)
+        allowed = (
+            _SLOPES_AGREE * max(abs(by_loss), abs(center.slope))
+            + _SAFETY * (truncation + noise / epsilon)
+            + _ROUNDINGS * _precision(params) * center.magnitude
+        )
+        if not abs(by_loss - center.slope) > allowed:  # nor where it is NaN
+            return None
+    if not pairs:
+        return None
+    return (
+        f"the slope of loss_fn is {by_loss:.4g} by differences of the loss, {center.slope:.4g} by its gradient: its "
+        "gradient is not its derivative (detach, straight-through, or another function computed again in backward)"
+    )
+
+
+def _precision(params: Tensors) -> float:
+    return max(torch.finfo(param.dtype).eps for param in params.values())
 
 
 def relative_error(a: float, b: float) -> float:

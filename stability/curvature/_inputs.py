@@ -101,6 +101,14 @@ class Objective:
         for batch in self.batches:
             yield self._pair(self._evaluate(twice, params, batch))
 
+    def total(self, params: Mapping[str, Tensor]) -> tuple[float, float]:
+        """Return Σ sum and Σ count without derivatives, by the attention that `directional` uses."""
+        total = count = 0.0
+        with torch.no_grad():
+            for value, number in self.terms(params, twice=True):
+                total, count = total + value.item(), count + number
+        return total, count
+
     def _evaluate(self, twice: bool, params: Mapping[str, Tensor], *batch: Any) -> Any:
         versions = _versions(params)
         result = self._called(twice, params, *batch)

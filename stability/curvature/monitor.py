@@ -4,9 +4,10 @@ they are."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,53 +15,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stability.curvature._batches import num_rows, split_rows
-from stability.curvature._inputs import Objective, RandomState, Tensors, mean_of
-from stability.curvature._replay import _Item, _Loss, _rounding
-from stability.curvature.alpha_max import (
-    NO_CHANGE,
-    NO_STEP,
-    NOT_DEFINED,
-    exact_difference,
-)
-from stability.curvature.parallel import parallel_directional, parallel_mean
+from stability.curvature._graph import NoSecondDerivative
+from stability.curvature._inputs import Objective, Tensors, mean_of
+from stability.curvature._replay import Item, ReplayedLoss, adds_up_rows, pieces_of, rounding_note
+from stability.curvature._rows import NAN, MonitorRow
+from stability.curvature._step import StepUnderWay, check_optimizer
+from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, exact_difference
+from stability.curvature.parallel import parallel_directional, parallel_mean, together
 from stability.curvature.products import Directional, check_method, directional
 
-NAN = math.nan
-
-
-@dataclass(frozen=True)
-class MonitorRow:
-    """One measured optimizer step, θ⁺ = θ + lr·u, on the batch that it was taken on. Losses in the units of ``loss_fn``
-    (nats, as a rule).
-
-    - ``step``: number of steps begun before this one.
-    - ``lr``: α, the rate that the optimizer used.
-    - ``loss``: L(θ).
-    - ``slope``: ⟨∇L, u⟩.
-    - ``curvature``: uᵀHu.
-    - ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
-    - ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold.
-    - ``predicted_change``: lr·slope + lr²·curvature/2.
-    - ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers.
-    - ``method``: what gave the curvature, "none" where nothing was measured, "not defined" where the step is zero or
-      the loss does not change along it: such a step is neither stable nor unstable.
-    - ``rel_error``: of the curvature against differences of gradients, where it was checked.
-    - ``note``: why a number is missing or not finite; None where nothing is amiss.
-    """
-
-    step: int
-    lr: float
-    loss: float = NAN
-    slope: float = NAN
-    curvature: float = NAN
-    alpha_max: float = NAN
-    alpha_max_over_lr: float = NAN
-    predicted_change: float = NAN
-    actual_change: float = NAN
-    method: str = "none"
-    rel_error: float | None = None
-    note: str | None = None
+__all__ = ["AlphaMaxMonitor", "MonitorRow"]
 
 
 class AlphaMaxMonitor:
@@ -86,13 +50,20 @@ class AlphaMaxMonitor:
 
     u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
-    measured step holds two more copies of the parameters. Not touched: parameters, ``.grad``, buffers, optimizer and
-    torch's random state; forward hooks and what the model's own code counts in Python run again. Dropout inside a fused
-    attention kernel on a GPU draws other masks than the replay, whose attention can be differentiated twice. Source:
-    consensus paper 5.2; the predicted change is the second-order model behind Eq. 18.
+    measured step holds two more copies of the parameters. Not touched: parameters, ``.grad``, buffers, modes, optimizer
+    and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in Python
+    run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast that the
+    loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel on a GPU
+    draws other masks than the replay, whose attention can be differentiated twice. Source: consensus paper 5.2; the
+    predicted change is the second-order model behind Eq. 18.
 
-    ValueError: an optimizer that holds none of the model's trainable parameters or others than the model's; sharded
-    parameters (FSDP, DTensor); ``every`` or ``rows`` below 1; ``rows`` with a batch that cannot be cut.
+    The replay's slope is compared with that of the ``.grad`` that the optimizer used; a row's note says where they
+    disagree, as they do if ``loss_fn`` is another loss than the loop's. Not compared: ranks, and the steps named in
+    `StepGradient`.
+
+    No error of a replay ends the training: its row has a note and no numbers, and the first one gives a RuntimeWarning.
+    ValueError on construction: an optimizer that holds none of the model's trainable parameters or others than the
+    model's; sharded parameters (FSDP, DTensor); ``every`` or ``rows`` below 1.
     """
 
     def __init__(
@@ -117,13 +88,14 @@ class AlphaMaxMonitor:
         self.model, self.optimizer, self.group = model, getattr(optimizer, "optimizer", optimizer), group
         self.every, self.rows, self.method, self.log = every, rows, method, log
         self.history: list[MonitorRow] = []
-        self._loss = _Loss(model, loss_fn)
+        self.batches_per_step: int | None = None  # by which the loop divides each batch's loss; None: by their number
+        self._loss = ReplayedLoss(model, loss_fn)
         self._steps = 0
-        self._start: Tensors | None = None  # θ before the step that is under way
-        self._items: list[_Item] = []
-        self._lrs: list[float] = []
-        self._hook: Any = None
-        _check_optimizer(model, self.optimizer)
+        self._under_way: StepUnderWay | None = None
+        self._failed: Exception | None = None  # of `begin`
+        self._warned = False
+        self._adds_up_rows: bool | None = None  # None: not compared yet
+        check_optimizer(model, self.optimizer)
 
     @contextmanager
     def step(self, batch: Any, *, accumulate: bool = False) -> Iterator[None]:
@@ -144,76 +116,72 @@ class AlphaMaxMonitor:
 
     def begin(self, batch: Any) -> None:
         """Do what `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
-        if self._steps % self.every:
+        if self._steps % self.every or self._failed is not None:
             return
-        if self._start is None:
-            self._start = {name: param.detach().clone() for name, param in self._moving().items()}
-            self._hook = self.optimizer.register_step_pre_hook(
-                lambda optimizer, *_: self._lrs.append(float(optimizer.param_groups[0]["lr"]))
-            )
-        random = RandomState(self._start)
-        self._items.append(
-            _Item(batch, random, {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()})
-        )
+        try:
+            if self._under_way is None:
+                self._under_way = StepUnderWay(self.model, self.optimizer, alone=self.group is None)
+            self._under_way.add(batch)
+        except Exception as error:  # noqa: BLE001  as out of memory; `end` writes it into the row
+            self.cancel()
+            self._failed = error
 
     def end(self) -> MonitorRow | None:
         """Do what `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
         step, self._steps = self._steps, self._steps + 1
-        if self._start is None:
-            return None
-        start, items, lrs = self._start, self._items, self._lrs
+        current, failed = self._under_way, self._failed
         self.cancel()
-        row = self._row(step, start, items, lrs)
+        if current is None and failed is None:
+            return None
+        try:
+            row = self._row(step, current, failed)
+        except Exception as error:  # noqa: BLE001  a monitor never ends a training
+            row = MonitorRow(
+                step, current.lrs[0] if current and current.lrs else NAN, note=f"not measured: {_line(error)}"
+            )
+            self._warn(f"step {step} was {row.note}; training goes on, and later rows say so in their note only")
         self.history.append(row)
         if self.log is not None:
-            self.log(asdict(row))
+            self._logged(self.log, row)
         return row
 
     def cancel(self) -> None:
         """Forget the step that was begun."""
-        self._start, self._items, self._lrs = None, [], []
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        if self._under_way is not None:
+            self._under_way.close()
+        self._under_way = self._failed = None
 
-    def _moving(self) -> Tensors:
-        held = {id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]}
-        return {
-            name: param for name, param in self.model.named_parameters() if param.requires_grad and id(param) in held
-        }
+    def _logged(self, log: Callable[[dict[str, Any]], Any], row: MonitorRow) -> None:
+        try:
+            log(asdict(row))
+        except Exception as error:  # noqa: BLE001  a monitor never ends a training
+            self._warn(f"log failed at step {row.step}: {_line(error)}; training goes on")
 
-    def _row(self, step: int, start: Tensors, items: list[_Item], lrs: list[float]) -> MonitorRow:
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"AlphaMaxMonitor: {text}", RuntimeWarning, stacklevel=4)
+
+    def _row(self, step: int, current: StepUnderWay | None, failed: Exception | None) -> MonitorRow:
         """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""
-        if not lrs:
-            return MonitorRow(
-                step,
-                NAN,
-                note="no step: optimizer.step() was not called (a gradient scaler skipped it, or gradients accumulate)",
-            )
-        lr, current = lrs[0], dict(self.model.named_parameters())
-        after = {name: current[name].detach() for name in start}
-        if all(torch.equal(after[name], tensor) for name, tensor in start.items()):  # NaN equals nothing
-            return MonitorRow(
-                step,
-                lr,
-                method=NOT_DEFINED,
-                note=f"{NO_STEP}: no parameter changed" + (", the learning rate is 0" if lr == 0 else ""),
-            )
-        if not (math.isfinite(lr) and lr > 0):
-            return MonitorRow(step, lr, note=f"the learning rate is {lr}, by which no step can be divided")
-        direction = {
-            name: exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()
-        }
-        pieces = [piece for item in items for piece in self._pieces(item)]
-        with items[0].random.replayed(), self._loss.lending():
-            along = self._along(start, direction, pieces)
-            change = self._loss_at(after, pieces) - along.loss
-        predicted = lr * along.slope + lr * lr * along.curvature / 2
-        notes = [f"optimizer.step() was called {len(lrs)} times; u is their sum"] if len(lrs) > 1 else []
+        prepared = self._on_all(lambda: self._prepare(step, current, failed))
+        if isinstance(prepared, MonitorRow):
+            return prepared
+        lr, after, direction, pieces, notes = prepared
+        with pieces[0].random.replayed(), self._loss.lending():
+            along = self._along(current.start, direction, pieces)
+            total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after))
+            change = (
+                mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
+            ) - along.loss
         is_flat = along.slope == along.curvature == 0
-        notes += [
-            note for note in (_rounding(start, direction, lr), along.nonfinite, NO_CHANGE if is_flat else None) if note
-        ]
+        notes += [along.nonfinite, along.note, NO_CHANGE if is_flat else None]
+        if current.gradient is not None and not self._adds_up_rows:
+            batches = len(current.items)
+            notes.append(
+                current.gradient.disagreement(along.slope, lr, direction, batches, self.batches_per_step or batches)
+            )
+        predicted = lr * along.slope + lr * lr * along.curvature / 2
         numbers = (along.loss, along.slope, along.curvature, along.alpha_max, along.alpha_max / lr, predicted, change)
         return MonitorRow(
             step,
@@ -221,18 +189,60 @@ class AlphaMaxMonitor:
             *numbers,
             method=NOT_DEFINED if is_flat else along.method,
             rel_error=along.rel_error,
-            note="; ".join(notes) or None,
+            error_bar=along.error_bar,
+            note="; ".join(note for note in notes if note) or None,
         )
 
-    def _pieces(self, item: _Item) -> list[_Item]:
-        if self.rows is None:
-            return [item]
-        total, cuts = num_rows(item.batch), split_rows(item.batch, self.rows)
-        return [
-            _Item(cut, item.random, item.buffers, num_rows(cut) / total, index == 0) for index, cut in enumerate(cuts)
+    def _prepare(self, step: int, current: StepUnderWay | None, failed: Exception | None) -> Any:
+        """Return lr, θ⁺, u, the pieces to evaluate and first notes; or the row of a step that cannot be measured."""
+        if current is None:
+            raise failed or RuntimeError("the step was not begun")
+        if not current.lrs:
+            return MonitorRow(
+                step,
+                NAN,
+                note="no step: optimizer.step() was not called (a gradient scaler skipped it, or gradients accumulate)",
+            )
+        lr, start, own = current.lrs[0], current.start, dict(self.model.named_parameters())
+        after = {name: own[name].detach() for name in start}
+        if all(torch.equal(after[name], tensor) for name, tensor in start.items()):  # NaN equals nothing
+            note = f"{NO_STEP}: no parameter changed" + (", the learning rate is 0" if lr == 0 else "")
+            return MonitorRow(step, lr, method=NOT_DEFINED, note=note)
+        if not (math.isfinite(lr) and lr > 0):
+            return MonitorRow(step, lr, note=f"the learning rate is {lr}, by which no step can be divided")
+        direction = {
+            name: exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()
+        }
+        items = [replace(item, autocast=current.autocast) for item in current.items]
+        pieces = [piece for item in items for piece in pieces_of(item, self.rows)]
+        notes = [
+            f"optimizer.step() was called {len(current.lrs)} times; u is their sum" if len(current.lrs) > 1 else None,
+            f"the first parameter group's learning rate is 0; u is divided by the largest, {lr:g}"
+            if current.first_is_zero
+            else None,
+            rounding_note(start, direction, lr),
+            self._rows_note(start, items[0]),
         ]
+        return lr, after, direction, pieces, notes
 
-    def _along(self, params: Tensors, direction: Tensors, pieces: list[_Item]) -> Directional:
+    def _rows_note(self, start: Tensors, item: Item) -> str | None:
+        """Compare, once, a loss of joined rows with that of their halves."""
+        if self.rows is None:
+            return None
+        if self._adds_up_rows is None:
+            with item.random.replayed(), self._loss.lending():
+                self._adds_up_rows = adds_up_rows(self._loss, start, item, self.rows)
+        if not self._adds_up_rows:
+            return None
+        return (
+            "loss_fn adds up the rows of its batch: with rows= loss, slope and curvature are a piece's; return the mean, "
+            "or (sum, count)"
+        )
+
+    def _on_all(self, local: Callable[[], Any]) -> Any:
+        return local() if self.group is None else together(local, self.group)
+
+    def _along(self, params: Tensors, direction: Tensors, pieces: list[Item]) -> Directional:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         if self.group is None:
             return directional(self._loss.evaluate, leaves, direction, self.method, batches=pieces)
@@ -240,32 +250,8 @@ class AlphaMaxMonitor:
             self._loss.evaluate, leaves, direction, self.method, batches=pieces, group=self.group
         )
 
-    def _loss_at(self, params: Tensors, pieces: list[_Item]) -> float:
-        total = count = 0.0
-        with torch.no_grad():
-            # the attention that `directional` uses, too
-            for value, number in Objective(self._loss.evaluate, pieces).terms(params, twice=True):
-                total, count = total + value.item(), count + number
-        return mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
 
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ValueError where the model is sharded, or the optimizer does not hold the model's parameters and nothing
-    else."""
-    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
-    own = {id(param): param for param in model.parameters()}
-    if any(hasattr(param, "full_tensor") or hasattr(param, "_is_flat_param") for param in own.values()):
-        raise ValueError(
-            "the model's parameters are sharded (FSDP or DTensor); curvature needs them whole on each rank, as "
-            "DistributedDataParallel keeps them"
-        )
-    if not held & own.keys():
-        raise ValueError(
-            f"this {type(optimizer).__name__} holds no trainable parameter of the model; its steps would all read as "
-            "zero"
-        )
-    if held - own.keys():
-        raise ValueError(
-            f"this {type(optimizer).__name__} holds {len(held - own.keys())} tensors that are not the model's; pass "
-            "a module that has them all"
-        )
+def _line(error: Exception) -> str:
+    """First line of an error, with its type where the text may not say enough."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, (ValueError, NoSecondDerivative)) and text else f"{type(error).__name__}: {text}"

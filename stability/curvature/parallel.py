@@ -76,6 +76,27 @@ def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = 
     return mean_of(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
 
+def together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
+    """Return ``local()``; if it raises on one rank of ``group``, raise on each: the others would wait for ever."""
+    result, raised = None, None
+    try:
+        result = local()
+    except Exception as error:  # noqa: BLE001  told to the other ranks first
+        raised = error
+    errors = gathered(None if raised is None else f"{type(raised).__name__}: {raised}", group)
+    if raised is not None:
+        raise raised
+    _raise_first(errors)
+    return result
+
+
+def _raise_first(errors: Sequence[str | None]) -> None:
+    """Raise a RuntimeError that names the first rank with an error."""
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise RuntimeError(f"another rank could not measure its part; rank {rank}: {error}")
+
+
 def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return what each rank of ``group`` (None: all) gave, in their order; [item] in a process that belongs to no
     group."""
@@ -89,9 +110,7 @@ def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 def _whole(parts: Sequence[_Part]) -> Directional:
     """Add up the ranks' parts to the numbers of the whole batch; ``RuntimeError`` where a rank could not measure its
     own."""
-    errors = [f"rank {rank}: {part.error}" for rank, part in enumerate(parts) if part.error is not None]
-    if errors:
-        raise RuntimeError(f"another rank could not measure its part; {errors[0]}")
+    _raise_first([part.error for part in parts])
     sums = [part.sums for part in parts if part.sums is not None]
     count = sum(part.count for part in parts)
     loss, slope, curvature = (
@@ -113,15 +132,15 @@ def _whole(parts: Sequence[_Part]) -> Directional:
         rel_error=max(errors_found) if errors_found else None,
         error_bar=None if any(bar is None for bar in bars) else mean_of(sum(bar or 0.0 for bar in bars), count),
         shares=shares if all(each.shares is not None for each in sums) else None,
-        nonfinite=next(
-            (
-                f"rank {rank}: {part.sums.nonfinite}"
-                for rank, part in enumerate(parts)
-                if part.sums and part.sums.nonfinite
-            ),
-            None,
-        ),
+        nonfinite=_first_of(parts, "nonfinite"),
+        note=_first_of(parts, "note"),
     )
+
+
+def _first_of(parts: Sequence[_Part], name: str) -> str | None:
+    """The first rank's text of that name, with the rank."""
+    texts = [getattr(part.sums, name) for part in parts]
+    return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), None)
 
 
 def _pair(result: Any) -> Sequence[Any]:

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from stability.curvature._differences import (
     PARITY_EPSILON,
-    curvature_at,
+    curvature_of,
     curvature_with_error,
+    pair_at,
+    pairs_at,
     relative_error,
     slope_at,
+    slope_note,
 )
 from stability.curvature._graph import (
     NoSecondDerivative,
@@ -52,6 +55,7 @@ class Directional:
     - ``error_bar``: with method finite_difference, what the curvature may be off by.
     - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
     - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
+    - ``note``: with method finite_difference, that the gradient is not the derivative of the loss; None where it is.
     """
 
     loss: float
@@ -64,6 +68,7 @@ class Directional:
     shares: dict[str, float] | None = field(default=None, repr=False, hash=False)
     nonfinite: str | None = None
     difference: float | None = None
+    note: str | None = None
 
 
 def directional(
@@ -238,12 +243,14 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
     center = slope_at(problem.objective, problem.params, problem.direction, 0.0, problem.random)
     if method == "finite_difference":
-        curvature, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
+        pairs = pairs_at(problem.objective, problem.params, problem.direction, problem.random)
+        curvature, bar = curvature_of(pairs, problem.params, problem.direction)
         # its own two displacements are all there is to compare
         share = relative_error(curvature, curvature - bar) if check else None
-        return _directional(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar)
-    curvature, _ = curvature_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
-    return checked(problem, _directional(center.loss, center.slope, curvature, method), check)
+        note = slope_note(center, pairs, problem.params)
+        return _directional(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar, note=note)
+    pair = pair_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
+    return checked(problem, _directional(center.loss, center.slope, pair.curvature, method), check)
 
 
 def with_origin(problem: Problem, result: Directional) -> Directional:

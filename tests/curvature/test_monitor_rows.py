@@ -165,23 +165,65 @@ def test_optimizers_of_other_tensors_are_refused():
 
 
 def test_rows_need_a_batch_that_can_be_cut():
-    with pytest.raises(
-        ValueError, match="rows= needs a batch whose tensors share their first dimension .* it has no tensor in a float"
-    ):
-        one_row(step, rows=2)
+    with pytest.warns(RuntimeWarning, match="step 0 was not measured: rows= needs a batch"):
+        row = one_row(step, rows=2)
+    assert row.note.startswith("not measured: rows= needs a batch whose tensors share their first dimension")
 
 
-def test_a_loss_that_is_no_tensor_is_refused():
+def test_a_loss_that_is_no_tensor_is_a_note():
     model = quadratic()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = AlphaMaxMonitor(model, optimizer, lambda model, batch: energy(model, batch).item())
-    with (
-        pytest.raises(
-            ValueError, match=r"loss_fn\(model, batch\) returns a scalar tensor or \(sum, count\); it returned a float"
-        ),
-        monitor.step(1.0),
-    ):
+    with pytest.warns(RuntimeWarning, match="loss_fn"), monitor.step(1.0):
         step(model, optimizer)
+    assert monitor.history[0].note == (
+        "not measured: loss_fn(model, batch) returns a scalar tensor or (sum, count); it returned a float"
+    )
+    assert (monitor.history[0].method, monitor.history[0].lr) == ("none", 0.1)
+
+
+def test_a_first_group_at_rate_0_leaves_the_largest_rate_to_divide_by():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    groups = [{"params": [model.weight], "lr": 0.0}, {"params": [model.bias], "lr": 0.3}]
+    optimizer, x = torch.optim.SGD(groups), torch.randn(6, 3, dtype=torch.float64)
+    monitor = AlphaMaxMonitor(model, optimizer, lambda model, x: model(x).square().mean())
+    with monitor.step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+    row = monitor.history[0]
+    assert (row.lr, row.note) == (
+        0.3,
+        "the first parameter group's learning rate is 0; u is divided by the largest, 0.3",
+    )
+    assert row.slope == pytest.approx(-float(model.bias.grad.square()), rel=1e-9)
+    assert row.alpha_max == pytest.approx(1.0)  # the second derivative by the bias is 2
+
+
+def test_the_error_bar_of_differences_is_in_the_row():
+    exact, row = one_row(step), one_row(step, method="finite_difference")
+    assert exact.error_bar is None
+    assert abs(row.curvature - exact.curvature) <= row.error_bar < 1e-3 * exact.curvature
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_a_loss_that_adds_up_rows_is_named_where_the_batch_is_cut(rows, reduction):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(8, 3, dtype=torch.float64), torch.randint(2, (8,))
+    monitor = AlphaMaxMonitor(
+        model,
+        optimizer,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1], reduction=reduction),
+        rows=rows,
+    )
+    with monitor.step(batch):
+        nn.functional.cross_entropy(model(batch[0]), batch[1], reduction=reduction).backward()
+        optimizer.step()
+    note = monitor.history[0].note
+    assert ("loss_fn adds up the rows" in note) if reduction == "sum" else (note is None)
 
 
 def test_a_step_that_is_mostly_rounding_says_so():
