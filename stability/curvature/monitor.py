@@ -51,8 +51,8 @@ class AlphaMaxMonitor:
     u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
     measured step holds two more copies of the parameters. Not touched: parameters, ``.grad``, buffers, modes, optimizer
-    and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in Python
-    run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast that the
+    and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in
+    Python run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast that the
     loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel on a GPU
     draws other masks than the replay, whose attention can be differentiated twice. Source: consensus paper 5.2; the
     predicted change is the second-order model behind Eq. 18.
@@ -91,8 +91,7 @@ class AlphaMaxMonitor:
         self.batches_per_step: int | None = None  # by which the loop divides each batch's loss; None: by their number
         self._loss = ReplayedLoss(model, loss_fn)
         self._steps = 0
-        self._under_way: StepUnderWay | None = None
-        self._failed: Exception | None = None  # of `begin`
+        self._under_way: StepUnderWay | Exception | None = None  # an error: that of its `begin`
         self._warned = False
         self._adds_up_rows: bool | None = None  # None: not compared yet
         check_optimizer(model, self.optimizer)
@@ -116,7 +115,7 @@ class AlphaMaxMonitor:
 
     def begin(self, batch: Any) -> None:
         """Do what `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
-        if self._steps % self.every or self._failed is not None:
+        if self._steps % self.every or isinstance(self._under_way, Exception):
             return
         try:
             if self._under_way is None:
@@ -124,21 +123,20 @@ class AlphaMaxMonitor:
             self._under_way.add(batch)
         except Exception as error:  # noqa: BLE001  as out of memory; `end` writes it into the row
             self.cancel()
-            self._failed = error
+            self._under_way = error
 
     def end(self) -> MonitorRow | None:
         """Do what `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
         step, self._steps = self._steps, self._steps + 1
-        current, failed = self._under_way, self._failed
+        current = self._under_way
         self.cancel()
-        if current is None and failed is None:
+        if current is None:
             return None
         try:
-            row = self._row(step, current, failed)
+            row = self._row(step, current)
         except Exception as error:  # noqa: BLE001  a monitor never ends a training
-            row = MonitorRow(
-                step, current.lrs[0] if current and current.lrs else NAN, note=f"not measured: {_line(error)}"
-            )
+            lr = current.lrs[0] if isinstance(current, StepUnderWay) and current.lrs else NAN
+            row = MonitorRow(step, lr, note=f"not measured: {_line(error)}")
             self._warn(f"step {step} was {row.note}; training goes on, and later rows say so in their note only")
         self.history.append(row)
         if self.log is not None:
@@ -147,9 +145,9 @@ class AlphaMaxMonitor:
 
     def cancel(self) -> None:
         """Forget the step that was begun."""
-        if self._under_way is not None:
+        if isinstance(self._under_way, StepUnderWay):
             self._under_way.close()
-        self._under_way = self._failed = None
+        self._under_way = None
 
     def _logged(self, log: Callable[[dict[str, Any]], Any], row: MonitorRow) -> None:
         try:
@@ -162,18 +160,16 @@ class AlphaMaxMonitor:
             self._warned = True
             warnings.warn(f"AlphaMaxMonitor: {text}", RuntimeWarning, stacklevel=4)
 
-    def _row(self, step: int, current: StepUnderWay | None, failed: Exception | None) -> MonitorRow:
+    def _row(self, step: int, begun: StepUnderWay | Exception) -> MonitorRow:
         """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""
-        prepared = self._on_all(lambda: self._prepare(step, current, failed))
+        prepared = self._on_all(lambda: self._prepare(step, begun))
         if isinstance(prepared, MonitorRow):
             return prepared
-        lr, after, direction, pieces, notes = prepared
+        current, lr, after, direction, pieces, notes = prepared
         with pieces[0].random.replayed(), self._loss.lending():
             along = self._along(current.start, direction, pieces)
             total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after))
-            change = (
-                mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
-            ) - along.loss
+            loss_after = mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
         is_flat = along.slope == along.curvature == 0
         notes += [along.nonfinite, along.note, NO_CHANGE if is_flat else None]
         if current.gradient is not None and not self._adds_up_rows:
@@ -182,6 +178,7 @@ class AlphaMaxMonitor:
                 current.gradient.disagreement(along.slope, lr, direction, batches, self.batches_per_step or batches)
             )
         predicted = lr * along.slope + lr * lr * along.curvature / 2
+        change = loss_after - along.loss
         numbers = (along.loss, along.slope, along.curvature, along.alpha_max, along.alpha_max / lr, predicted, change)
         return MonitorRow(
             step,
@@ -193,10 +190,10 @@ class AlphaMaxMonitor:
             note="; ".join(note for note in notes if note) or None,
         )
 
-    def _prepare(self, step: int, current: StepUnderWay | None, failed: Exception | None) -> Any:
-        """Return lr, θ⁺, u, the pieces to evaluate and first notes; or the row of a step that cannot be measured."""
-        if current is None:
-            raise failed or RuntimeError("the step was not begun")
+    def _prepare(self, step: int, current: StepUnderWay | Exception) -> Any:
+        """Return the step, lr, θ⁺, u, the pieces to evaluate and first notes; a row if there is nothing to measure."""
+        if isinstance(current, Exception):
+            raise current
         if not current.lrs:
             return MonitorRow(
                 step,
@@ -223,7 +220,7 @@ class AlphaMaxMonitor:
             rounding_note(start, direction, lr),
             self._rows_note(start, items[0]),
         ]
-        return lr, after, direction, pieces, notes
+        return current, lr, after, direction, pieces, notes
 
     def _rows_note(self, start: Tensors, item: Item) -> str | None:
         """Compare, once, a loss of joined rows with that of their halves."""
@@ -235,8 +232,8 @@ class AlphaMaxMonitor:
         if not self._adds_up_rows:
             return None
         return (
-            "loss_fn adds up the rows of its batch: with rows= loss, slope and curvature are a piece's; return the mean, "
-            "or (sum, count)"
+            "loss_fn adds up the rows of its batch: with rows= loss, slope and curvature are a piece's; return the "
+            "mean, or (sum, count)"
         )
 
     def _on_all(self, local: Callable[[], Any]) -> Any:
