@@ -15,7 +15,7 @@ from stability.curvature._inputs import Tensors
 # What torch 2.13, and kernels that refuse politely, say where a second derivative does not exist.
 _REFUSALS = re.compile(
     r"derivative for .* is not implemented|differentiate twice|once_differentiable|no autograd formula was registered"
-    r"|double.?backward|second derivative",
+    r"|double.?backward|second derivative|don't support automatic differentiation",
     re.IGNORECASE,
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stability.curvature._metrics import metrics_restored
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -31,9 +32,11 @@ def hf_callback(
     ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
     `MonitorRow`s, and each is appended to ``trainer.state.log_history``, too, as ``alpha_max/…``. The batches are the
     keyword arguments with which the Trainer called the model, so that gradient accumulation is followed;
-    ``loss_fn(model, inputs)`` is by default the model's own loss of them, in nats per target, weighed over accumulated
-    batches and ranks as the Trainer weighs it. A Trainer with a loss of its own (``compute_loss_func``, label
-    smoothing) needs it given here. RuntimeError: transformers is not installed.
+    ``loss_fn(model, inputs)`` is by default the model's own loss of them, weighed over accumulated batches and ranks as
+    the Trainer weighs it. Its unit is the Trainer's: nats per label that is not -100, and the Trainer counts the first
+    token of each row, too, which a causal model does not predict. A Trainer with a loss of its own (an overridden
+    ``compute_loss``, ``compute_loss_func``, label smoothing) needs it given here; without it a row's note says so.
+    RuntimeError: transformers is not installed.
     """
     callback_class = _required("transformers").TrainerCallback
 
@@ -47,6 +50,7 @@ def hf_callback(
             self.monitor = AlphaMaxMonitor(
                 model, optimizer, self._inputs.loss, every, rows, method=method, log=log, group=_all_ranks()
             )
+            self._inputs.smoothing = getattr(args, "label_smoothing_factor", 0.0)
             self._inputs.watch(model, self.monitor, shared=getattr(args, "average_tokens_across_devices", False))
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -71,39 +75,67 @@ def lightning_callback(
     method: str = "auto",
     log: Log | None = None,
 ) -> Any:
-    """Return a Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…,
+    """Return a Lightning `Callback` that measures the optimizer's steps: ``Trainer(…,
     callbacks=[lightning_callback(every=10)])``.
 
     ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
     `MonitorRow`s, and each is logged through the module as ``alpha_max/…``. ``loss_fn(module, batch)`` is by default
     ``module.training_step(batch, batch_idx)``, a scalar or a dict with "loss", with the module's own logging silenced
-    while it is replayed. ``accumulate_grad_batches`` is followed. ValueError: more than one optimizer. RuntimeError:
-    lightning is not installed.
+    and its torchmetrics put back after each replay; the trainer's precision is that of the replay. With manual
+    optimization, whose ``training_step`` steps by itself, ``loss_fn`` has to be given; without it every row is a note.
+    ``accumulate_grad_batches`` is followed, and manual accumulation from one step to the next. ValueError: more than
+    one optimizer. RuntimeError: lightning is not installed.
     """
     callback_class = _required("lightning").Callback
 
     class AlphaMaxCallback(_Monitored, callback_class):
+        _manual = False
+        _stepped = False  # of manual optimization: whether the optimizer stepped since the last row
+        _handle: Any = None
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise ValueError(
                     f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, "
                     "AlphaMaxMonitor any of them"
                 )
-            loss = loss_fn or _training_step
+            self._manual = not pl_module.automatic_optimization
+            loss = _inner(loss_fn) if loss_fn else _not_replayable if self._manual else _training_step
             self.monitor = AlphaMaxMonitor(
-                pl_module, trainer.optimizers[0], _inner(loss), every, rows, method=method, log=log, group=_all_ranks()
+                pl_module,
+                trainer.optimizers[0],
+                _in_precision(loss, trainer.precision_plugin),
+                every,
+                rows,
+                method=method,
+                log=log,
+                group=_all_ranks(),
             )
+            self.monitor.batches_per_step = None if self._manual else trainer.accumulate_grad_batches
+            if self._manual:
+                self._stepped = False
+                self._handle = self.monitor.optimizer.register_step_post_hook(self._note_step)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if self.monitor is not None:
                 self.monitor.begin({"batch": batch, "batch_idx": batch_idx})
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self._manual and not self._stepped:
+                return
             if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
                 return
+            self._stepped = False
             if (row := self.end_step()) is not None:
                 numbers = {name: value for name, value in _named(row).items() if isinstance(value, float)}
                 pl_module.log_dict(numbers, on_step=True, on_epoch=False)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self._handle is not None:
+                self._handle.remove()
+
+        def _note_step(self, *_: Any) -> None:
+            self._stepped = True
 
     return AlphaMaxCallback()
 
@@ -130,6 +162,7 @@ class _TrainerInputs:
         self._rows = 0
         self._ranks = 1
         self._handle: Any = None
+        self.smoothing = 0.0
 
     def watch(self, model: nn.Module, monitor: AlphaMaxMonitor, shared: bool) -> None:
         self.unwatch()
@@ -158,7 +191,17 @@ class _TrainerInputs:
         whole step: shares add up, and their counts to one per step."""
         if self._loss_fn is not None:
             return self._loss_fn(model, inputs)
-        loss = model(**inputs).loss
+        if self.smoothing:
+            raise ValueError(
+                f"label_smoothing_factor={self.smoothing:g} is a loss of the Trainer's, not the model's; give "
+                "hf_callback(loss_fn=…)"
+            )
+        loss = getattr(model(**inputs), "loss", None)
+        if loss is None:
+            raise ValueError(
+                "the model's output has no loss, because the Trainer computes one of its own from it; give "
+                "hf_callback(loss_fn=…)"
+            )
         if inputs.get("num_items_in_batch") is None:
             return loss
         return loss, _first_rows(inputs) / (self._rows * self._ranks)
@@ -172,8 +215,6 @@ def _first_rows(inputs: Mapping[str, Any]) -> int:
 
 def _inner(loss_fn: Loss) -> Loss:
     """Wrap loss_fn to take Lightning's own batch; the number of the batch travels beside it for `training_step`."""
-    if loss_fn is _training_step:
-        return loss_fn
     return lambda module, item: loss_fn(module, item["batch"])
 
 
@@ -183,13 +224,31 @@ def _training_step(module: nn.Module, item: dict[str, Any]) -> Any:
     return output["loss"] if isinstance(output, Mapping) else output
 
 
+def _not_replayable(module: nn.Module, item: dict[str, Any]) -> Any:
+    raise ValueError(
+        "automatic_optimization=False: training_step makes the optimizer's step itself and cannot be replayed; give "
+        "lightning_callback(loss_fn=…)"
+    )
+
+
+def _in_precision(loss: Loss, plugin: Any) -> Loss:
+    """Wrap a loss to be evaluated in the autocast that the trainer puts around `training_step`."""
+
+    def evaluated(module: nn.Module, item: dict[str, Any]) -> Any:
+        with plugin.train_step_context():
+            return loss(module, item)
+
+    return evaluated
+
+
 @contextmanager
 def _silent(module: nn.Module):
-    """Silence `self.log` and `self.log_dict` for a while: a replay is no step of training."""
+    """Silence `self.log` and `self.log_dict`, and put torchmetrics back afterwards: a replay is no step of training."""
     for name in ("log", "log_dict"):
         object.__setattr__(module, name, lambda *args, **kwargs: None)
     try:
-        yield
+        with metrics_restored(module):
+            yield
     finally:
         for name in ("log", "log_dict"):
             object.__delattr__(module, name)

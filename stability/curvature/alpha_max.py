@@ -4,10 +4,11 @@ and nothing else."""
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,14 +37,20 @@ def alpha_max(slope: float, curvature: float) -> float:
     return -2 * slope / curvature if curvature > 0 else math.inf
 
 
-def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
+def step_direction(
+    optimizer: torch.optim.Optimizer,
+    params: Mapping[str, Tensor],
+    lr: float,
+    closure: Callable[[], Any] | None = None,
+) -> dict[str, Tensor]:
     """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight
     decay included.
 
     ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is
     divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
     float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
-    than 1 % of the step, as it does at tiny lr.
+    than 1 % of the step, as it does at tiny lr. ``closure``: for an optimizer whose step evaluates the loss again
+    (LBFGS).
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
@@ -54,8 +61,10 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
                 f"params[{name!r}] is not among the tensors of this {type(optimizer).__name__}; its step would read "
                 "as zero"
             )
+    if closure is None and _needs_closure(optimizer):
+        raise ValueError(f"closure is None; {type(optimizer).__name__}.step needs one: step_direction(…, closure=…)")
     before = {name: param.detach().clone() for name, param in params.items()}
-    optimizer.step()
+    optimizer.step() if closure is None else optimizer.step(closure)
     direction: dict[str, Tensor] = {}
     lengths: dict[str, float] = {}
     for name, param in params.items():  # float64 for one tensor at a time: all of them at once would be twice the model
@@ -77,13 +86,24 @@ def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Te
     the optimizer's own step will draw. So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan),
     times a rate of its own (Prodigy). The L2 penalty that SGD and Adam add to the gradient is left out likewise, as
     this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there. ``params``
-    and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing.
+    and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing. ValueError: an optimizer
+    that needs a closure (LBFGS, which has no decay): the closure's loss is not the copies'.
     """
+    if _needs_closure(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__}.step needs a closure, which evaluates the optimizer's own parameters and not "
+            "the copies that step_without_decay steps; use step_direction(…, closure=…)"
+        )
     twin, copy_of = _twin(optimizer)
     for group in twin.param_groups:
         group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
     with RandomState(params).replayed():
         return step_direction(twin, {name: copy_of.get(id(param), param) for name, param in params.items()}, lr)
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:

@@ -52,10 +52,10 @@ class AlphaMaxMonitor:
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
     measured step holds two more copies of the parameters. Not touched: parameters, ``.grad``, buffers, modes, optimizer
     and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in
-    Python run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast that the
-    loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel on a GPU
-    draws other masks than the replay, whose attention can be differentiated twice. Source: consensus paper 5.2; the
-    predicted change is the second-order model behind Eq. 18.
+    Python run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast
+    that the loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel
+    on a GPU draws other masks than the replay, whose attention can be differentiated twice. Source: consensus paper
+    5.2; the predicted change is the second-order model behind Eq. 18.
 
     The replay's slope is compared with that of the ``.grad`` that the optimizer used; a row's note says where they
     disagree, as they do if ``loss_fn`` is another loss than the loop's. Not compared: ranks, and the steps named in

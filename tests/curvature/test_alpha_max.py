@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stability.curvature import alpha_max, paper_state, step_direction
+from stability.curvature.alpha_max import step_without_decay
 
 NAN, INF = math.nan, math.inf
 
@@ -137,3 +138,26 @@ def test_step_direction_refuses_tensors_that_the_optimizer_does_not_hold():
     params, _ = make()
     with pytest.raises(ValueError, match="params\\['w'\\] is not among the tensors of this SGD"):
         step_direction(torch.optim.SGD(params.values(), lr=0.5), {"w": params["w"].detach()}, 0.5)
+
+
+def test_step_direction_takes_the_closure_of_lbfgs_and_asks_for_it():
+    model = torch.nn.Linear(3, 1).double()
+    params, x = dict(model.named_parameters()), torch.randn(6, 3, dtype=torch.float64)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    closure()
+    gradient = {name: param.grad.clone() for name, param in params.items()}
+    with pytest.raises(ValueError, match=r"closure is None; LBFGS.step needs one: step_direction\(…, closure=…\)"):
+        step_direction(optimizer, params, 0.5)
+    with pytest.raises(ValueError, match="LBFGS.step needs a closure, which evaluates the optimizer's own parameters"):
+        step_without_decay(optimizer, params, 0.5)
+    direction = step_direction(optimizer, params, 0.5, closure)
+    shrink = min(1.0, 1.0 / float(sum(each.abs().sum() for each in gradient.values())))  # LBFGS's first step
+    for name, step in direction.items():
+        assert torch.allclose(step, -shrink * gradient[name], rtol=1e-9)

@@ -82,7 +82,7 @@ def test_a_copy_of_the_parameters_that_does_not_fit_is_a_note(monkeypatch):
         raise torch.OutOfMemoryError("out of memory")
 
     plain, _, _ = train(None)
-    monkeypatch.setattr("stability.curvature.monitor.StepUnderWay", full)
+    monkeypatch.setattr("stability.curvature.monitor.StepUnderWay.__init__", full)
     with pytest.warns(RuntimeWarning, match="out of memory"):
         watched, _, monitor = train(mean_square)
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))

@@ -1,0 +1,50 @@
+"""Put the torchmetrics of a module back after a replay, which would count its batch again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+_OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of nn.Module: an update does not write into them
+
+
+@contextmanager
+def metrics_restored(module: nn.Module) -> Iterator[None]:
+    """Restore the state of each metric of the module at the end of the block, also after an error."""
+    metrics = [(metric, _copied(vars(metric))) for metric in _metrics(module)]
+    try:
+        yield
+    finally:
+        for metric, state in metrics:
+            vars(metric).clear()
+            vars(metric).update(state)
+
+
+def _metrics(module: nn.Module) -> list[nn.Module]:
+    """The module's metrics, also those in plain attributes, lists and dicts; none if nobody imported torchmetrics."""
+    library = sys.modules.get("torchmetrics")
+    if library is None:
+        return []
+    held = [value for each in module.modules() for value in vars(each).values()]
+    held += [item for value in held if isinstance(value, (list, tuple)) for item in value]
+    held += [item for value in held if isinstance(value, dict) for item in value.values()]
+    roots = [module, *(item for item in held if isinstance(item, library.Metric))]
+    found = {id(each): each for root in roots for each in root.modules() if isinstance(each, library.Metric)}
+    return list(found.values())
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy a metric's attributes: tensors, and the lists and dicts that it appends to."""
+    return {name: value if name in _OF_MODULES else _copy(value) for name, value in state.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) is list:
+        return [_copy(item) for item in value]
+    return _copied(value) if type(value) is dict else value
