@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
+from stability.curvature._autocast import Autocast, entered
 from stability.curvature._batches import num_rows, split_rows
 from stability.curvature._inputs import Objective, RandomState, Tensors, norm
 from stability.curvature.alpha_max import (
@@ -24,7 +25,7 @@ from stability.curvature.alpha_max import (
 class Item:
     """The state from which a replay of one block's forward pass starts.
 
-    ``share``: of the batch's rows; ``first``: of the pieces; ``autocast``: device and dtype, None if it was off.
+    ``share``: of the batch's rows; ``first``: of the pieces; ``autocast``: that of the loop, None if it has none.
     """
 
     batch: Any
@@ -32,7 +33,7 @@ class Item:
     buffers: Tensors
     share: float = 1.0
     first: bool = True
-    autocast: tuple[str, torch.dtype] | None = None
+    autocast: Autocast | None = None
 
 
 class ReplayedLoss:
@@ -42,6 +43,7 @@ class ReplayedLoss:
         self.model, self.loss_fn = model, loss_fn
         self.is_scalar = False  # whether the last result was a mean, not (sum, count)
         self._lent = ExitStack()
+        self._in_autocast = False  # whether the loop puts an autocast around loss_fn
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -65,8 +67,13 @@ class ReplayedLoss:
             item.random.restore()
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
         self._lent.enter_context(_reparametrize_module(self.model, lent, tie_weights=True))
-        with _autocast_as_called(self.model, item.autocast):
+        device, dtype = item.autocast or ("cpu", None)
+        around = torch.autocast(device, dtype=dtype) if self._in_autocast else nullcontext()
+        with entered() as own, around:
             result = self.loss_fn(self.model, item.batch)
+        if item.autocast and not own:  # nor has loss_fn one inside: begin again with the loop's
+            self._in_autocast = True
+            return self.evaluate(params, item)
         self.is_scalar = isinstance(result, Tensor)
         if isinstance(result, Tensor):
             return result * item.share, item.share
@@ -75,29 +82,6 @@ class ReplayedLoss:
                 f"loss_fn(model, batch) returns a scalar tensor or (sum, count); it returned a {type(result).__name__}"
             )
         return result[0], result[1]
-
-
-def autocast_of(params: Tensors) -> tuple[str, torch.dtype] | None:
-    """Device type and dtype of the autocast in force where the parameters are; None if there is none."""
-    device = next(iter(params.values())).device.type
-    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-
-
-@contextmanager
-def _autocast_as_called(model: nn.Module, state: tuple[str, torch.dtype] | None) -> Iterator[None]:
-    """Switch autocast on where loss_fn calls the model, if it was on in the loop and loss_fn does not do so itself."""
-    if state is None:
-        yield
-        return
-    with ExitStack() as stack:
-        device, dtype = state
-
-        def enter(module: nn.Module, args: Any) -> None:
-            if not torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-
-        stack.callback(model.register_forward_pre_hook(enter).remove)
-        yield
 
 
 def pieces_of(item: Item, rows: int | None) -> list[Item]:

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from stability.curvature._autocast import Autocast, listen, stop
 from stability.curvature._guard import StepGradient
 from stability.curvature._inputs import RandomState, Tensors
-from stability.curvature._replay import Item, autocast_of
+from stability.curvature._replay import Item
 
 
 class StepUnderWay:
     """θ before the step, and each batch with the random state and buffers of its forward pass.
 
     ``lrs``: the rate at each call of `optimizer.step`; ``first_is_zero``: the first parameter group's was 0, and the
-    largest group's stands there instead. ``autocast``: its state as the model was called. ``gradient``: None for ranks,
-    whose gradients are averaged after the backward pass.
+    largest group's stands there instead. ``gradient``: None for ranks, whose gradients are averaged after the backward
+    pass.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool):
@@ -27,12 +28,9 @@ class StepUnderWay:
         self.items: list[Item] = []
         self.lrs: list[float] = []
         self.first_is_zero = False
-        self.autocast: tuple[str, torch.dtype] | None = None
+        self._autocasts = listen()
         self.gradient = StepGradient(self.start, params) if alone else None
-        self._handles = [
-            optimizer.register_step_pre_hook(self._stepping),
-            model.register_forward_pre_hook(self._called),
-        ]
+        self._handles: list[Any] = [optimizer.register_step_pre_hook(self._stepping)]
         if self.gradient is not None:
             self._handles.append(optimizer.register_step_post_hook(self.gradient.stepped))
 
@@ -41,7 +39,14 @@ class StepUnderWay:
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         self.items.append(Item(batch, RandomState(self.start), buffers))
 
+    @property
+    def autocast(self) -> Autocast | None:
+        """The first autocast that the loop entered, for the device of the parameters."""
+        device = next(iter(self.start.values())).device.type
+        return next((each for each in self._autocasts if each[0] == device), None)
+
     def close(self) -> None:
+        stop(self._autocasts)
         for handle in self._handles:
             handle.remove()
         if self.gradient is not None:
@@ -51,9 +56,6 @@ class StepUnderWay:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.first_is_zero = rates[0] == 0 and max(rates) > 0
         self.lrs.append(max(rates) if self.first_is_zero else rates[0])
-
-    def _called(self, module: nn.Module, args: Any) -> None:
-        self.autocast = autocast_of(self.start)
 
 
 def moving_params(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:

@@ -1,5 +1,6 @@
 """Activation checkpointing, of torch and of others, changes no number: neither the training's nor the curvature's."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -59,11 +60,10 @@ def train(kind, method, monitored=True, lr=0.1):
     torch.manual_seed(0)
     model = Net(KINDS[kind], nn.LayerNorm if method == "auto" else nn.BatchNorm1d).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    monitor = AlphaMaxMonitor(model, optimizer, classify, method=method, every=1 if monitored else 10**6)
-    monitor._steps = 0 if monitored else 1
+    monitor = AlphaMaxMonitor(model, optimizer, classify, method=method)
     for _ in range(2):
         batch = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
-        with monitor.step(batch):
+        with monitor.step(batch) if monitored else nullcontext():
             optimizer.zero_grad()
             classify(model, batch).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
