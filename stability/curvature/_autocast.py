@@ -29,7 +29,7 @@ def stop(listener: list[Autocast]) -> None:
 
 @contextmanager
 def entered() -> Iterator[list[Autocast]]:
-    """The enabled autocasts that are entered in the block."""
+    """List the enabled autocasts that are entered in the block."""
     listener = listen()
     try:
         yield listener

@@ -65,7 +65,7 @@ class Pair:
         return (self.ahead.slope - self.behind.slope) / (2 * self.epsilon)
 
     def rounding(self, precision: float) -> float:
-        """The part of the curvature's error that rounding may make."""
+        """Return the part of the curvature's error that rounding may make."""
         return _ROUNDINGS * precision * (self.ahead.magnitude + self.behind.magnitude) / (2 * self.epsilon)
 
 
@@ -75,7 +75,7 @@ def pair_at(objective: Objective, params: Tensors, direction: Tensors, epsilon: 
 
 
 def pairs_at(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> list[Pair]:
-    """The pairs at the two `DISPLACEMENTS` c = ε‖u‖; none where u is zero or not finite."""
+    """Compute the pairs at the two `DISPLACEMENTS` c = ε‖u‖; none where u is zero or not finite."""
     length = norm(direction)
     if length == 0 or not math.isfinite(length):
         return []

@@ -95,7 +95,7 @@ class StepGradient:
         )
 
     def _factor(self) -> float | None:
-        """The one factor between backward pass and step, None if there is none."""
+        """Return the one factor between backward pass and step, None if there is none."""
         whole = math.hypot(*self._after.values())
         if not (math.isfinite(whole) and whole > 0) or self._after.keys() - self._before.keys():
             return None

@@ -190,7 +190,7 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class RandomState:
-    """torch's, Python's and numpy's global generators as they stood at one moment.
+    """The global generators of torch, Python and numpy as they stood at one moment.
 
     Each `replayed` pass starts there, so that dropout and random masks repeat, and leaves the global generators
     untouched. Generators of the caller's own are not covered.
@@ -232,5 +232,5 @@ def _others_forked() -> Iterator[None]:
 
 
 def _numpy() -> Any:
-    """The numpy module if its generator has been imported, else None: nobody has drawn from it."""
+    """Return the numpy module if its generator has been imported, else None: nobody has drawn from it."""
     return sys.modules.get("numpy") if "numpy.random" in sys.modules else None

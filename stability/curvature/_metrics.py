@@ -25,7 +25,7 @@ def metrics_restored(module: nn.Module) -> Iterator[None]:
 
 
 def _metrics(module: nn.Module) -> list[nn.Module]:
-    """The module's metrics, also those in plain attributes, lists and dicts; none if nobody imported torchmetrics."""
+    """Find the module's metrics, also those in plain attributes, lists and dicts; none if nobody imported torchmetrics."""
     library = sys.modules.get("torchmetrics")
     if library is None:
         return []

@@ -85,7 +85,7 @@ class ReplayedLoss:
 
 
 def pieces_of(item: Item, rows: int | None) -> list[Item]:
-    """The batch in pieces of ``rows`` rows; None: whole."""
+    """Cut the batch into pieces of ``rows`` rows; None: whole."""
     if rows is None:
         return [item]
     total, cuts = num_rows(item.batch), split_rows(item.batch, rows)
@@ -96,7 +96,7 @@ def pieces_of(item: Item, rows: int | None) -> list[Item]:
 
 
 def adds_up_rows(loss: ReplayedLoss, params: Tensors, item: Item, rows: int) -> bool:
-    """Whether a scalar loss is a sum over rows: two pieces' rows make it nearer to twice as large than to the same."""
+    """Return whether a scalar loss is a sum over rows: two pieces' rows make it nearer to twice as large than to the same."""
     if num_rows(item.batch) <= rows:
         return False
     joint = replace(item, batch=split_rows(item.batch, 2 * rows)[0])

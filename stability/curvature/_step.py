@@ -41,7 +41,7 @@ class StepUnderWay:
 
     @property
     def autocast(self) -> Autocast | None:
-        """The first autocast that the loop entered, for the device of the parameters."""
+        """Return the first autocast that the loop entered, for the device of the parameters."""
         device = next(iter(self.start.values())).device.type
         return next((each for each in self._autocasts if each[0] == device), None)
 
@@ -59,7 +59,7 @@ class StepUnderWay:
 
 
 def moving_params(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """The model's trainable parameters that the optimizer holds, by name."""
+    """Return the model's trainable parameters that the optimizer holds, by name."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     return {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
 

@@ -249,6 +249,6 @@ class AlphaMaxMonitor:
 
 
 def _line(error: Exception) -> str:
-    """First line of an error, with its type where the text may not say enough."""
+    """Return the first line of an error, with its type where the text may not say enough."""
     text = (str(error).strip().splitlines() or [""])[0]
     return text if isinstance(error, (ValueError, NoSecondDerivative)) and text else f"{type(error).__name__}: {text}"

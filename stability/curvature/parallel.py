@@ -138,7 +138,7 @@ def _whole(parts: Sequence[_Part]) -> Directional:
 
 
 def _first_of(parts: Sequence[_Part], name: str) -> str | None:
-    """The first rank's text of that name, with the rank."""
+    """Return the first rank's text of that name, with the rank."""
     texts = [getattr(part.sums, name) for part in parts]
     return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), None)
 
