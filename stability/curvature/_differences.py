@@ -54,7 +54,7 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
 
 @dataclass(frozen=True)
 class Pair:
-    """The slopes at θ + εu and θ − εu, with the ε between them."""
+    """A pair of slopes, at θ + εu and θ − εu, with the ε between them."""
 
     epsilon: float
     ahead: Slope

@@ -19,7 +19,7 @@ _SMALL = 1e-4  # share of the whole gradient's norm below which a parameter's fa
 
 
 class StepGradient:
-    """⟨g, θ⁺ − θ⟩ for the ``.grad`` g of one optimizer step, from hooks that copy no gradient.
+    """A reading of ⟨g, θ⁺ − θ⟩ for the ``.grad`` g of one optimizer step, from hooks that copy no gradient.
 
     Clipping and a gradient scaler multiply g after the backward pass by one factor, found from the norms before and
     after. There is no comparison (`disagreement` is None) where g is not this loss's gradient at θ for a known reason:
@@ -111,7 +111,7 @@ class StepGradient:
 
     @staticmethod
     def _scales(factor: float, ratio: float, batches: int, divisor: int) -> list[float]:
-        """Factors by which the step's gradient may exceed the loss's."""
+        """Return the factors by which the step's gradient may exceed the loss's."""
         scales = [factor, factor * batches, factor * batches / divisor, 1.0]
         if math.isclose(factor, 1.0, rel_tol=1e-6) or ratio <= 0:
             return scales

@@ -14,7 +14,7 @@ _OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of nn.Module: an update
 
 @contextmanager
 def metrics_restored(module: nn.Module) -> Iterator[None]:
-    """Restore the state of each metric of the module at the end of the block, also after an error."""
+    """Put the state of each metric of the module back at the end of the block, also after an error."""
     metrics = [(metric, _copied(vars(metric))) for metric in _metrics(module)]
     try:
         yield
@@ -25,7 +25,7 @@ def metrics_restored(module: nn.Module) -> Iterator[None]:
 
 
 def _metrics(module: nn.Module) -> list[nn.Module]:
-    """Find the module's metrics, also those in plain attributes, lists and dicts; none if nobody imported torchmetrics."""
+    """Find the module's metrics, also in plain attributes, lists and dicts; none without torchmetrics."""
     library = sys.modules.get("torchmetrics")
     if library is None:
         return []

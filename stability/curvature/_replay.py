@@ -47,7 +47,7 @@ class ReplayedLoss:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Allow `evaluate` inside the block; at its end the model has its own parameters, buffers and modes again."""
+        """Give the model its own parameters, buffers and modes back at the end of a block of `evaluate` calls."""
         modes = [(module, module.training) for module in self.model.modules()]
         try:
             yield
@@ -96,7 +96,7 @@ def pieces_of(item: Item, rows: int | None) -> list[Item]:
 
 
 def adds_up_rows(loss: ReplayedLoss, params: Tensors, item: Item, rows: int) -> bool:
-    """Return whether a scalar loss is a sum over rows: two pieces' rows make it nearer to twice as large than to the same."""
+    """Return whether a scalar loss is a sum over rows: for twice the rows it is nearer to twice as large."""
     if num_rows(item.batch) <= rows:
         return False
     joint = replace(item, batch=split_rows(item.batch, 2 * rows)[0])

@@ -14,7 +14,7 @@ from stability.curvature._replay import Item
 
 
 class StepUnderWay:
-    """θ before the step, and each batch with the random state and buffers of its forward pass.
+    """A record of θ before the step and of each batch with the random state and buffers of its forward pass.
 
     ``lrs``: the rate at each call of `optimizer.step`; ``first_is_zero``: the first parameter group's was 0, and the
     largest group's stands there instead. ``gradient``: None for ranks, whose gradients are averaged after the backward

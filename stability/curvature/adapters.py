@@ -94,6 +94,7 @@ def lightning_callback(
         _handle: Any = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Make the monitor, and with manual optimization a hook that notes each step."""
             if len(trainer.optimizers) != 1:
                 raise ValueError(
                     f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, "
