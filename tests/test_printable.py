@@ -103,9 +103,9 @@ def test_a_study_from_elsewhere_cannot_write_to_the_terminal(tmp_path, capsys):
 
 def test_samples_are_printed_as_escapes(tmp_path, monkeypatch, capsys):
     texts = ["\x1b]0;owned\x07nospace\n\x18", f"with space {HOSTILE}"]
+    monkeypatch.setattr("stability.probes.generation.samples.lines_beside", lambda *_: [f"beside {HOSTILE}"])
     monkeypatch.setattr("stability.runs.samples.first_texts", lambda *_: texts)
     monkeypatch.setattr("stability.runs.samples.meta_file", lambda *_: tmp_path)
-    monkeypatch.setattr("stability.probes.generation.samples.lines_beside", lambda *_: [f"beside {HOSTILE}"])
     generate._print_samples(RunDirectory(tmp_path, "a" * 12), "terminal", 2)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and not controls("".join(lines))
