@@ -19,10 +19,8 @@ sweep: .venv/runnable
 test: .venv/installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-rounding:  # the suite as processors of other instruction sets and numbers of threads round
-	ATEN_CPU_CAPABILITY=default $(MAKE) test
-	ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
-	OMP_NUM_THREADS=2 $(MAKE) test
+rounding: .venv/installed  # the numeric tests as other processors round; ARGS: paths of tests, --settings
+	$(BIN)/python -m tests.rounding --jobs $(JOBS) $(ARGS)
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

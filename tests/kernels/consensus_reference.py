@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.consensus import cross_consensus, self_consensus
 from tests.kernels.guards import guarded, guards
+from tests.within import assert_within, relative_error, rounding_floor
 
 NAMES = ("u", "v", "source", "target", "scalar_weight", "scalar_bias", "lambda_weight", "lambda_bias")
 
@@ -110,12 +111,6 @@ def random_case(seed: int) -> Case:
     )  # fmt: skip
 
 
-def relative(found: Tensor, truth: Tensor) -> float:
-    """Return the RMS of the error over that of the truth; over 1 where the truth is zero."""
-    found, truth = found.double(), truth.double()
-    return float((found - truth).norm() / (truth.norm() or 1.0))
-
-
 def assert_equals_dense(case: Case, bound: float, seed: int = 0) -> None:
     """Hold g and the gradients by every tensor to the dense sums in float64; every buffer lies between guards."""
     given, masks = case.drawn(seed)
@@ -129,14 +124,14 @@ def assert_equals_dense(case: Case, bound: float, seed: int = 0) -> None:
         found = case.kernels(leaves, masks)
         gradients = torch.autograd.grad(found, list(leaves.values()), guarded(upstream))
     assert found.dtype == case.dtype
-    errors = {"g": relative(found, truth)}
+    errors = {"g": relative_error(found, truth, rounding_floor(bound, case.dtype, *given.values()))}
     scale = max(float(each.norm()) for each in expected) or 1.0
     for (name, leaf), gradient, exact_one in zip(leaves.items(), gradients, expected, strict=True):
         assert gradient.dtype == leaf.dtype and gradient.shape == leaf.shape
         # a gradient that is a sum of what cancels keeps the rounding of its summands
         room = max(float(exact_one.norm()), 1e-2 * scale)
         errors[name] = float((gradient.double() - exact_one).norm()) / room
-    assert max(errors.values()) <= bound, (case, errors)
+    assert_within(max(errors.values()), bound, (case, errors))
 
 
-__all__ = ["NAMES", "Case", "assert_equals_dense", "random_case", "relative", "replace"]
+__all__ = ["NAMES", "Case", "assert_equals_dense", "random_case", "replace"]

@@ -49,10 +49,3 @@ def drawn(
         name: each.to(dtype if name in ("q", "k", "v") else torch.promote_types(dtype, torch.float32))
         for name, each in inputs.items()
     }
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    """Return the relative root mean square of what is wrong."""
-    found, expected = found.detach().double(), expected.detach().double()
-    wrong, size = float((found - expected).norm()), float(expected.norm())
-    return wrong / size if size else wrong

@@ -17,6 +17,7 @@ from tests.kernels import ahead
 from tests.kernels.counting import counting
 from tests.kernels.guards import guarded, guards
 from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once  # noqa: F401, a fixture of every test here
+from tests.within import assert_within, relative_error, rounding_floor
 
 # of the interpreter, about rows that hold NaN on purpose
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
@@ -67,12 +68,6 @@ def dense(hidden, weight, bias, targets, left_out):
     )
 
 
-def off(found, truth):
-    """Relative RMS; NaN anywhere is infinitely far."""
-    error = (found.double() - truth).norm() / truth.norm().clamp_min(1e-300)
-    return float("inf") if error.isnan() else error.item()
-
-
 def check(case):
     """Compare sums and gradients with the dense ones, in guarded buffers that hold NaN before."""
     with guards():
@@ -87,10 +82,12 @@ def check(case):
         truth = dense(*wide, targets, left_out)
         true_gradients = torch.autograd.grad(truth, [each for each in wide if each is not None], towards.double())
         assert found.dtype == (torch.float64 if case.dtype == torch.float64 else torch.float32)
-        assert off(found.detach(), truth.detach()) < min(TOLERANCES[case.dtype], 1e-5)
+        tolerance = min(TOLERANCES[case.dtype], 1e-5)
+        assert_within(relative_error(found, truth, rounding_floor(tolerance, case.dtype, truth)), tolerance)
+        floor = rounding_floor(TOLERANCES[case.dtype], case.dtype, *true_gradients)
         for gradient, true in zip(gradients, true_gradients, strict=True):
             assert gradient.dtype == case.dtype
-            assert off(gradient, true) < TOLERANCES[case.dtype]
+            assert_within(relative_error(gradient, true, floor), TOLERANCES[case.dtype])
 
 
 CASES = [
@@ -292,7 +289,8 @@ def test_a_variance_of_the_logits_slope_that_is_small_beside_its_mean_is_not_los
     none = (None, None, None)
     with_shift = loss._sums.second_order(line, (weight, None, None), bias, (targets, None, None), none, **whole)
     without = loss._sums.second_order(line, (weight, None, None), none, (targets, None, None), none, **whole)
-    assert off(with_shift[2], without[2].double()) < 1e-3
+    floor = rounding_floor(1e-3, torch.float32, without[2])
+    assert_within(relative_error(with_shift[2], without[2], floor), 1e-3)
 
 
 def test_a_second_derivative_by_autograd_is_refused_by_name():

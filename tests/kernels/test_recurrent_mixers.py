@@ -17,8 +17,8 @@ from stability.registry import Registry
 from stability.runs.directory import read_jsonl
 from stability.training.checkpoint import load
 from tests.kernels.interpreted import interpreter_is_prepared_once
-from tests.kernels.recurrence_loops import error
 from tests.mechanisms.checks import build_seeded
+from tests.within import assert_within, relative_error, rounding_floor
 
 __all__ = ["interpreter_is_prepared_once"]
 MIXERS = {
@@ -52,8 +52,9 @@ def test_a_mixer_on_kernels_is_its_reference_under_padding(monkeypatch, name, se
         y_BND = layer(given, mask_BN=mask_BN)[mask_BN]
         found.append((y_BND, *torch.autograd.grad(y_BND.square().sum(), [given, *layer.parameters()])))
     assert calls == [name], "the reference calls none"
+    floor = rounding_floor(1e-5, torch.float32, *found[0])
     for theirs, ours in zip(*found, strict=True):
-        assert error(ours, theirs) < 1e-5 or float((ours - theirs).abs().max()) < 1e-6 * float(found[0][1].abs().max())
+        assert_within(relative_error(ours, theirs, floor), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["gla", "gated_deltanet"])
@@ -107,5 +108,6 @@ def test_a_run_of_three_steps_on_kernels_is_that_of_the_reference(lab):
         found.append(([row["loss"] for row in rows], load(directory.checkpoints()[-1])[1].state_dict()))
     (losses, weights), (losses_by_kernels, weights_by_kernels) = found
     assert len(losses) == 3 and losses_by_kernels == pytest.approx(losses, rel=1e-5)
+    floor = rounding_floor(1e-5, torch.float32, *weights.values())
     for name, expected in weights.items():
-        assert error(weights_by_kernels[name], expected) < 1e-5, name
+        assert_within(relative_error(weights_by_kernels[name], expected, floor), 1e-5, name)

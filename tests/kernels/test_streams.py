@@ -17,12 +17,13 @@ from kernels.streams import join, read_gated
 from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.streams_reference import (
     Case,
+    assert_each_close,
     assert_joining_equals_the_formulas,
     assert_reading_equals_the_formulas,
     divided,
     plain_join,
-    relative,
 )
+from tests.within import assert_within
 
 __all__ = ["interpreter_is_prepared_once"]
 
@@ -115,23 +116,23 @@ def test_the_gradient_of_sinkhorn_is_that_of_its_twenty_iterations(std):
     truth = divided(exact, 20)
     (expected,) = torch.autograd.grad(truth, exact, adjoint)
     mix, back = of_matrices(exact.detach(), adjoint, 20)
-    assert relative(mix, truth) <= 1e-12 and relative(back, expected) <= 1e-12
-    assert (mix.sum(-1) - 1).abs().max() <= 1e-14
+    assert_each_close((mix, back), (truth, expected), 1e-12, torch.float64)
+    assert_within((mix.sum(-1) - 1).abs().max(), 1e-14)
     # float32: logits of 60 have steps of 4e-6
     single = exact.detach().float()
     exact = single.double().requires_grad_()
     truth = divided(exact, 20)
     (expected,) = torch.autograd.grad(truth, exact, adjoint.float().double())
     mix, back = of_matrices(single, adjoint.float(), 20)
-    assert relative(mix, truth) <= 1e-5 and relative(back, expected) <= 1e-5
-    assert (mix.sum(-1) - 1).abs().max() <= 1e-6
+    assert_each_close((mix, back), (truth, expected), 1e-5, torch.float32)
+    assert_within((mix.sum(-1) - 1).abs().max(), 1e-6)
 
 
 def test_sinkhorn_bears_logits_of_a_thousand():
     logits = 1e3 * torch.randn(16, 3, 3, generator=torch.Generator().manual_seed(0))
     mix, back = of_matrices(logits, torch.ones_like(logits), 20)
     assert mix.isfinite().all() and back.isfinite().all()
-    assert (mix.sum(-1) - 1).abs().max() <= 1e-6
+    assert_within((mix.sum(-1) - 1).abs().max(), 1e-6)
 
 
 def rounded_coefficients(case):
@@ -149,7 +150,7 @@ def test_a_constant_signal_keeps_its_size_through_48_joins_in_bf16():
         with torch.no_grad():
             kept = join(kept, coefficients, none, by_differences=True)
             plain = plain_join(plain.float(), coefficients, none.float(), by_differences=False)
-    assert (kept.double() / x.double() - 1).abs().max() <= 1e-6
+    assert_within((kept.double() / x.double() - 1).abs().max(), 1e-6)
     assert (plain.double() / x.double() - 1).abs().max() >= 1e-3, "coefficients of bf16 lose it, or this shows nothing"
 
 

@@ -18,7 +18,8 @@ from stability.curvature import NoSecondDerivative, directional
 from stability.models.precision import computing_in
 from stability.residuals import build
 from tests.kernels.interpreted import interpreter_is_prepared_once
-from tests.kernels.streams_reference import relative
+from tests.kernels.streams_reference import assert_each_close
+from tests.within import assert_within
 
 __all__ = ["interpreter_is_prepared_once"]
 
@@ -61,8 +62,7 @@ def test_a_connection_and_its_gradients_equal_the_reference(name, settings):
         out = module(x_BNSD, torch.sin)
         leaves = [x_BNSD, *module.parameters()]
         found.append((out, *torch.autograd.grad((out * torch.cos(3 * out.detach())).sum(), leaves)))
-    for one, truth in zip(*found, strict=True):
-        assert relative(one, truth) <= 1e-5
+    assert_each_close(*found, 1e-5, torch.float32)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,10 +72,11 @@ def test_in_bf16_a_connection_keeps_its_state_and_coefficients_in_float32(name):
         with computing_in("bf16", "cpu"):
             out = by_kernels(some_streams(), torch.sin)
         assert out.dtype == torch.float32
-        assert relative(out, reference(some_streams(), torch.sin).double()) <= 1e-5
+        truth = reference(some_streams(), torch.sin)
+        assert_each_close([out], [truth], 1e-5, torch.float32)
         narrow = by_kernels.bfloat16()(some_streams().bfloat16(), torch.sin)
     assert narrow.dtype == torch.bfloat16
-    assert relative(narrow, reference(some_streams(), torch.sin).double()) <= 1e-2
+    assert_each_close([narrow], [truth], 1e-2, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
@@ -113,7 +114,7 @@ def test_second_order_of_a_model_equals_double_backward_of_the_reference(lab, na
     with sdpa_kernel(SDPBackend.MATH):
         _, products = torch.autograd.functional.hvp(call, tuple(params.values()), tuple(direction.values()))
     u, hu = (math.sqrt(sum(float(each.square().sum()) for each in of)) for of in (direction.values(), products))
-    assert abs(found.curvature - truth.curvature) <= 1e-5 * u * hu
+    assert_within(abs(found.curvature - truth.curvature), 1e-5 * u * hu)
     assert found.slope == pytest.approx(truth.slope, rel=1e-4)
     assert found.loss == pytest.approx(truth.loss, rel=1e-6)
     with pytest.raises(NoSecondDerivative, match=r"(join|read_gated) has no second derivative"):
@@ -131,7 +132,7 @@ def test_a_constant_signal_keeps_its_size_through_48_connections_in_bf16():
             for value in module.parameters():
                 value.add_(torch.randn(value.shape, generator=draws))
             state = module(state, torch.zeros_like)
-    assert (state.double() / begun.double() - 1).abs().max() <= 1e-6
+    assert_within((state.double() / begun.double() - 1).abs().max(), 1e-6)
 
 
 @pytest.mark.slow

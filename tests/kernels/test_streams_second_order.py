@@ -15,6 +15,7 @@ from kernels.streams import join
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.streams_reference import Case, plain_join
+from tests.within import assert_within
 
 __all__ = ["interpreter_is_prepared_once"]
 
@@ -46,7 +47,7 @@ def assert_second_order_equals_the_formulas(case):
     )
     u, hu = (math.sqrt(sum(float(each.square().sum()) for each in of)) for of in (direction.values(), products))
     truth = directional(plain, params, direction, "double_backward")
-    assert abs(found.curvature - truth.curvature) <= TOLERANCE_OF_CURVATURE[case.dtype] * u * hu
+    assert_within(abs(found.curvature - truth.curvature), TOLERANCE_OF_CURVATURE[case.dtype] * u * hu)
     assert found.slope == pytest.approx(truth.slope, rel=1e-5)
     assert value.isfinite()
 

@@ -33,6 +33,7 @@ from tests.mechanisms.sight_checks import (
     inputs,
     padding,
 )
+from tests.within import assert_within
 
 __all__ = [
     "BATCH",
@@ -210,7 +211,7 @@ def _assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleran
     error = torch.stack([(found[name] - expected[name]).norm() for name in found]).norm()
     scale = torch.stack([expected[name].norm() for name in found]).norm()
     assert scale > 0, "the curvature along the direction is exactly zero"
-    assert error <= tolerance * scale, f"{message}: relative error {error / scale:.1e}"
+    assert_within(error, tolerance * scale, f"{message}: relative error {error / scale:.1e}")
 
 
 def check_weights_reproduce_forward(module: AbstractAttention) -> None:

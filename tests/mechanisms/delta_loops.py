@@ -13,6 +13,7 @@ from stability.config.parts import settings_of
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
 from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.within import assert_within
 
 NAMES = ("deltanet", "gated_deltanet", "kda")
 WIDTH, HEADS = 16, 2
@@ -100,4 +101,4 @@ def assert_is_by_loops(name: str, *, most: float = 1.0, **settings: Any) -> None
             for x_ND, valid_N, found_ND in zip(x_BND, valid_BN, found_BND, strict=True):
                 expected_ND = by_loops(name, layer, x_ND, valid_N, most=most)
                 error = (found_ND - expected_ND)[valid_N].norm() / expected_ND[valid_N].norm()
-                assert error < 1e-10, f"N = {num}, {settings}: relative error {error:.1e}"
+                assert_within(error, 1e-10, f"N = {num}, {settings}: relative error {error:.1e}")

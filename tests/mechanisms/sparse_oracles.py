@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stability.mechanisms import build
 from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated
+from tests.within import assert_within
 
 Keys = Callable[[int, int], set[int]]  # of head h and query i
 BATCH = 3
@@ -73,7 +74,7 @@ def assert_equal_where_valid(found_BND: Tensor, expected_BND: Tensor, mask_BN: T
     valid_BN = torch.ones(found_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
     assert found_BND.shape == expected_BND.shape and found_BND.isfinite().all()
     error = (found_BND - expected_BND)[valid_BN].abs().max()
-    assert error <= 1e-10 * expected_BND.abs().max(), f"{error:.1e} off"
+    assert_within(error, 1e-10 * expected_BND.abs().max(), f"{error:.1e} off")
 
 
 def assert_prefix_is_itself(layer: nn.Module) -> None:

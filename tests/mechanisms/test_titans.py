@@ -28,6 +28,7 @@ from tests.mechanisms.checks import BATCH, HEADS, WIDTH, build_seeded, inputs, p
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
 from tests.sizes import with_slow
+from tests.within import assert_within
 
 HEAD_WIDTH = WIDTH // HEADS
 GATED = {"form": "gated_attention", "window": 3}
@@ -156,7 +157,7 @@ def test_equals_a_loop_in_which_autograd_differentiates_the_inner_loss(num_posit
         for b in range(BATCH if num_positions < 40 else 1):
             valid_N = [True] * num_positions if mask_BN is None else mask_BN[b].tolist()
             expected = by_loop(layer, x_BND[b], valid_N, chunk).detach()[valid_N]
-            assert (y_BND[b][valid_N] - expected).norm() <= 1e-10 * expected.norm()
+            assert_within((y_BND[b][valid_N] - expected).norm(), 1e-10 * expected.norm())
 
 
 def test_padding_anywhere_is_as_if_it_were_not_there():

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from stability.curvature import NoRule, directional
 from tests.objectives.subjects import Subject
+from tests.within import assert_within
 
 SAMPLERS = frozenset({"ar", "top_prob", "random", "analytic", "euler"})  # which stability.probes.generation has
 
@@ -137,7 +138,9 @@ def check_second_derivatives(subject: Subject) -> None:
     for name, ours, theirs in (("slope", found.slope, slope), ("curvature", found.curvature, curvature)):
         expected = float(theirs)
         assert expected != 0, f"the {name} is zero, so that nothing is compared"
-        assert abs(ours - expected) <= 1e-9 * abs(expected), f"{name} {ours} by taylor, {expected} by double backward"
+        assert_within(
+            abs(ours - expected), 1e-9 * abs(expected), f"{name} {ours} by taylor, {expected} by double backward"
+        )
 
 
 def check_what_is_said(subject: Subject) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.optimizers import AbstractOptimizer, TakingHessian, grouped, set_lr
 from tests.optimizers.oracles.by_tensor import rest
+from tests.within import assert_within
 
 LR = 1e-2
 Part = type[AbstractOptimizer]
@@ -143,7 +144,7 @@ def check_linear_in_lr(part: Part, config: Any) -> None:
         )
     for other in displaced[1:]:
         error = float((other - displaced[0]).norm() / displaced[0].norm())
-        assert error < 1e-9, f"u changes by {error:.1e} with the learning rate"
+        assert_within(error, 1e-9, f"u changes by {error:.1e} with the learning rate")
 
 
 def check_state_survives_a_file(part: Part, config: Any) -> None:
@@ -227,7 +228,7 @@ def check_follows_the_loop(part: Part, config: Any, loop: Loop) -> None:
         for entry, found in enumerate(value.flatten().tolist()):
             own = [each[number][entry] for each in drawn]
             expected = loop(settings, start[number][entry], own, rates)
-            assert abs(found - expected) <= 1e-12 * max(1.0, abs(expected)), f"{found} and not {expected}"
+            assert_within(abs(found - expected), 1e-12 * max(1.0, abs(expected)), f"{found} and not {expected}")
 
 
 def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop, within: float = 1e-6) -> None:
@@ -247,7 +248,7 @@ def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop, wit
         own = loop if value.ndim == 2 or not part.takes_matrices else rest
         expected = own(settings, start[number], drawn, rates)
         error = float(abs(value.detach().numpy() - expected).max() / abs(expected - start[number]).max())
-        assert error < within, f"θ differs by {error:.1e} of the way that it went"
+        assert_within(error, within, f"θ differs by {error:.1e} of the way that it went")
 
 
 def check_follows_the_model_loop(part: Part, config: Any, loop: ModelLoop) -> None:
@@ -271,7 +272,7 @@ def check_follows_the_model_loop(part: Part, config: Any, loop: ModelLoop) -> No
     expected = loop(configs, start, [[gradient.numpy() for gradient in each] for each in drawn], rates)
     for value, reached, first in zip(model.parameters(), expected, start, strict=True):
         error = float(abs(value.detach().numpy() - reached).max() / abs(reached - first).max())
-        assert error < 1e-6, f"θ differs by {error:.1e} of the way that it went"
+        assert_within(error, 1e-6, f"θ differs by {error:.1e} of the way that it went")
 
 
 def check_setting_changes_the_step(part: Part, base: Any, name: str, value: Any) -> None:

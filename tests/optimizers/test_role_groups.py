@@ -25,6 +25,7 @@ from tests.optimizers.checks import gradients
 from tests.optimizers.oracles import LOOPS
 from tests.optimizers.test_roles import by_name
 from tests.reading import read_spec
+from tests.within import assert_within
 
 SMALL = {"name": "small", "layers": 1, "width": 4, "heads": 2, "positions": 4}
 BASE: dict[str, dict[str, Any]] = {
@@ -81,7 +82,7 @@ def test_steps_of_each_role_are_those_of_the_formula(lab, name, residual):
         settings = spec.optimizer.settings.model_copy(update=own | spared)
         for entry, found in enumerate(value.flatten().tolist()):
             expected = LOOPS[name](settings, start[key][entry], [each[number][entry] for each in drawn], scaled)
-            assert abs(found - expected) <= 1e-12 * max(1.0, abs(expected)), f"{key}: {found} and not {expected}"
+            assert_within(abs(found - expected), 1e-12 * max(1.0, abs(expected)), f"{key}: {found} and not {expected}")
 
 
 def test_the_trainers_steps_scale_the_schedules_rate(lab):

@@ -7,6 +7,7 @@ import pytest
 
 from stability.probes.graphs.pdmm import GRAPHS, SCHEDULES, WIDTH, Network, network, optimum, pdmm, pdmm_rows
 from tests.sizes import with_slow
+from tests.within import assert_within
 
 NODES = 5
 KINDS = ("consensus", "general")
@@ -29,7 +30,7 @@ def violation(problem: Network, x_ND: np.ndarray) -> float:
 def test_the_optimum_is_feasible_and_no_feasible_direction_descends(constraints):
     problem = network("random", NODES, constraints=constraints, seed=4)
     x_ND = optimum(problem)
-    assert violation(problem, x_ND) < 1e-12
+    assert_within(violation(problem, x_ND), 1e-12)
     rows = np.zeros((problem.offset_ER.size, NODES * WIDTH))
     for e, (i, j) in enumerate(problem.ends_ET):
         for t, node in enumerate((i, j)):
@@ -38,7 +39,7 @@ def test_the_optimum_is_feasible_and_no_feasible_direction_descends(constraints)
             )
     gradient = np.concatenate([problem.hessian_NDD[i] @ x_ND[i] - problem.linear_ND[i] for i in range(NODES)])
     feasible = np.linalg.svd(rows)[2][np.linalg.matrix_rank(rows) :]
-    assert np.abs(feasible @ gradient).max(initial=0) < 1e-11
+    assert_within(np.abs(feasible @ gradient).max(initial=0), 1e-11)
 
 
 def test_under_consensus_the_optimum_is_the_solution_of_the_summed_problem():
@@ -61,7 +62,9 @@ def test_converges_to_the_optimum_on_every_graph(graph, constraints, schedule, s
 def test_converges_for_tiny_and_large_penalties_too(rho, schedule):
     problem = network("random", NODES, constraints="consensus", seed=1)
     assert error(problem, rho=rho, iterations=40, schedule=schedule) > 1e-3, "it is slower there"
-    assert error(problem, rho=rho, iterations=7000 if schedule == "synchronous" else 2000, schedule=schedule) < 1e-8
+    assert_within(
+        error(problem, rho=rho, iterations=7000 if schedule == "synchronous" else 2000, schedule=schedule), 1e-8
+    )
 
 
 def by_the_paper(problem: Network, rho: float, order: list[list[int]]):
@@ -184,14 +187,14 @@ def test_merely_convex_nodes_exchange_their_values_for_ever_unless_messages_are_
         return np.abs(x_T2[:, 0] - x_T2[:, 1] - 1)
 
     assert gap()[1:].min() >= 1.0
-    assert gap(averaging=0.5)[-1] < 1e-8
-    assert gap(schedule="asynchronous")[-1] < 1e-8
+    assert_within(gap(averaging=0.5)[-1], 1e-8)
+    assert_within(gap(schedule="asynchronous")[-1], 1e-8)
 
 
 @pytest.mark.parametrize("averaging", [0.5, 0.9])
 def test_averaging_keeps_the_optimum(averaging):
     problem = network("random", NODES, constraints="general", seed=0)
-    assert error(problem, rho=1.0, iterations=1500, averaging=averaging) < 1e-8
+    assert_within(error(problem, rho=1.0, iterations=1500, averaging=averaging), 1e-8)
 
 
 def test_a_node_without_a_minimum_of_its_own_is_refused():

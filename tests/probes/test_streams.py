@@ -15,6 +15,7 @@ from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab
+from tests.within import assert_within
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,10 @@ def test_trained_mhc_lite_is_doubly_stochastic_at_every_depth(trained):
     lab, runs, _ = trained
     rows, _, _, _ = measured(lab, runs["mhc_lite"])
     sums = rows[rows.quantity.isin(["column_sum", "row_sum"])].value
-    assert (sums - 1).abs().max() < 1e-13
-    assert (rows[rows.quantity.isin(["spectral_norm", "forward_gain", "backward_gain"])].value - 1).abs().max() < 1e-12
+    assert_within((sums - 1).abs().max(), 1e-13)
+    assert_within(
+        (rows[rows.quantity.isin(["spectral_norm", "forward_gain", "backward_gain"])].value - 1).abs().max(), 1e-12
+    )
 
 
 def test_a_study_is_measured_collected_printed_and_skipped_the_second_time(trained, capsys):

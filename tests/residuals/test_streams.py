@@ -16,6 +16,7 @@ from stability.residuals import build
 from stability.residuals._permutations import permutation_matrices, permutations
 from stability.residuals._sinkhorn import sinkhorn
 from tests.residuals import oracles
+from tests.within import assert_within
 
 NAMES = ("hc", "mhc", "mhc_lite")
 WIDTH, STREAMS = 5, 4
@@ -95,7 +96,7 @@ def column_error(matrices):
 def test_twenty_iterations_leave_rows_exact_and_columns_off_the_more_the_larger_the_logits():
     found = {std: sinkhorn(logits(std, 50_000), 20) for std in (1, 4, 8, 16)}
     for matrices in found.values():
-        assert (matrices.sum(-1) - 1).abs().max() < 1e-14
+        assert_within((matrices.sum(-1) - 1).abs().max(), 1e-14)
     errors = {std: (matrices.sum(-2) - 1).abs().amax(-1) for std, matrices in found.items()}
     assert errors[1].max() < 1e-3
     # among five samples of 10,000: by up to 0.0007, 0.003, 0.05
@@ -111,12 +112,12 @@ def test_mhc_lite_is_doubly_stochastic_whatever_its_logits(std):
     matrices = module.mixing(
         std * torch.randn(5000, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     )
-    assert (matrices.sum(-1) - 1).abs().max() < 1e-12
-    assert (matrices.sum(-2) - 1).abs().max() < 1e-12
+    assert_within((matrices.sum(-1) - 1).abs().max(), 1e-12)
+    assert_within((matrices.sum(-2) - 1).abs().max(), 1e-12)
     assert (matrices >= 0).all()
     depth = matrices[:48].unbind()
     product = torch.linalg.multi_dot(depth)
-    assert (product.sum(-2) - 1).abs().max() < 1e-12
+    assert_within((product.sum(-2) - 1).abs().max(), 1e-12)
 
 
 def test_the_papers_own_example_is_far_from_doubly_stochastic_after_twenty_iterations():
@@ -143,7 +144,7 @@ def test_in_bfloat16_the_first_mixing_matrix_of_mhc_lite_is_not_doubly_stochasti
     mix_BNST = build("mhc_lite", width=WIDTH).coefficients(some_streams().float()).mix_BNST
     for sums in (mix_BNST.bfloat16().double().sum(-2), mix_BNST.bfloat16().double().sum(-1)):
         torch.testing.assert_close(sums, torch.full_like(sums, 0.99818), rtol=0, atol=1e-5)
-    assert (mix_BNST.double().sum(-2) - 1).abs().max() < 1e-6
+    assert_within((mix_BNST.double().sum(-2) - 1).abs().max(), 1e-6)
 
 
 def after_48(precision, dtype=torch.float32):
@@ -216,7 +217,7 @@ def test_sinkhorn_in_logarithms_bears_logits_of_a_thousand():
     (gradient,) = torch.autograd.grad(matrices.square().sum(), huge)
     assert matrices.isfinite().all()
     assert gradient.isfinite().all()
-    assert (matrices.sum(-1) - 1).abs().max() < 1e-5
+    assert_within((matrices.sum(-1) - 1).abs().max(), 1e-5)
     torch.testing.assert_close(matrices[0], torch.full((4, 4), 0.25), rtol=0, atol=1e-4)
 
 
@@ -275,8 +276,8 @@ def test_a_part_of_the_permutations_holds_the_identity_and_is_drawn_by_its_seed(
 def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
     module = shaken("mhc_lite", streams=8, permutations=16)
     _, mix_BNST, _ = module.coefficients(some_streams(8))
-    assert (mix_BNST.sum(-1) - 1).abs().max() < 1e-12
-    assert (mix_BNST.sum(-2) - 1).abs().max() < 1e-12
+    assert_within((mix_BNST.sum(-1) - 1).abs().max(), 1e-12)
+    assert_within((mix_BNST.sum(-2) - 1).abs().max(), 1e-12)
 
 
 @pytest.mark.parametrize(

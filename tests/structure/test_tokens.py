@@ -27,6 +27,7 @@ from stability.training.run import train
 from tests.conftest import TINY
 from tests.structure.small import chain, spec
 from tests.structure.small import train as train_tokenizer
+from tests.within import assert_within
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def test_alpha_max_of_a_checkpoint_is_exact(lab, tmp_path, mechanism):
         pass
     table: Any = pd.read_parquet(directory.curvature_file("terminal"))
     assert len(table) == 2 * 2 and np.isfinite(table["curvature"]).all()
-    assert table["rel_error"].dropna().max() < 1e-2
+    assert_within(table["rel_error"].dropna().max(), 1e-2)
     assert set(table["method"]) == {"taylor"}
 
 

@@ -24,6 +24,7 @@ from stability.training.run import train
 from stability.training.trainer import Trainer
 from stability.training.weights import Weights
 from tests.conftest import Lab
+from tests.within import assert_within
 
 CPU = torch.device("cpu")
 BETA = 0.8
@@ -72,7 +73,8 @@ def test_a_checkpoint_holds_the_mean_of_all_z_and_beside_it_what_moves(lab):
     own, moving = by_name(trainer, ys), beside[checkpoint.MOVING]
     for name, mean in means.items():
         assert torch.equal(moving[name].double(), own[name])
-        assert (stored[name].double() - mean).abs().max() < 1e-6 < (stored[name].double() - own[name]).abs().max()
+        assert_within((stored[name].double() - mean).abs().max(), 1e-6)
+        assert (stored[name].double() - own[name]).abs().max() > 1e-6
     rows = [json.loads(line) for line in trainer.directory.metrics_file.read_text().splitlines()]
     _, model = checkpoint.load(folder)
     assert validated(lab, spec, model) == rows[-1]["val_nll"]
@@ -169,5 +171,6 @@ def test_a_run_split_over_two_processes_keeps_the_averages_of_one(lab, tmp_path)
         moving = checkpoint.load_trainer(folder)[checkpoint.MOVING]
         ends.append((load_file(folder / checkpoint.MODEL), moving, directory.status()["result"]["val_nll"]))
     for alone, split in zip(ends[0][:2], ends[1][:2], strict=True):
-        assert all((split[name] - value).abs().max() < 1e-5 for name, value in alone.items())
+        for name, value in alone.items():
+            assert_within((split[name] - value).abs().max(), 1e-5)
     assert ends[1][2] == pytest.approx(ends[0][2], abs=1e-4)

@@ -24,6 +24,7 @@ from stability.training.draws import training_examples
 from tests.reading import read_spec
 from tests.residuals.test_contract import shake
 from tests.training.test_loop import final_weights, same
+from tests.within import assert_within
 
 CPU = torch.device("cpu")
 MECHANISMS = Registry("mechanisms").names(cross=False, trainable=True)
@@ -60,8 +61,8 @@ def rounded_close_to_exact(model, objective, examples):
     rounded, rounded_gradient = loss_and_gradient(model, objective, examples, "bf16")
     assert rounded.dtype == torch.float32
     assert rounded != loss
-    assert abs(rounded - loss) <= 1e-2 * loss
-    assert (rounded_gradient - gradient).norm() <= NEAR * gradient.norm()
+    assert_within(abs(rounded - loss), 1e-2 * loss)
+    assert_within((rounded_gradient - gradient).norm(), NEAR * gradient.norm())
 
 
 def dtypes_seen(model, objective, examples):
@@ -120,7 +121,7 @@ def test_the_logits_are_products_of_rounded_factors(lab):
     factors = [tensor.bfloat16().double() for tensor in (given, model.head.weight, model.head.bias)]
     exact = factors[0] @ factors[1].T + factors[2]
     unit = torch.finfo(torch.bfloat16).eps
-    assert ((found.double() - exact).abs() <= unit * exact.abs() + 1e-6).all()
+    assert_within((found.double() - exact).abs(), unit * exact.abs() + 1e-6)
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])

@@ -25,6 +25,7 @@ from stability.training.run import train
 from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab
 from tests.reading import read_spec
+from tests.within import assert_within
 
 # the halves of a batch count differently
 WEIGHTED = {"plugins": ["tests.training.weighted"], "objective": {"name": "weighted"}}
@@ -74,8 +75,9 @@ def off(found, truth) -> float:
 
 def assert_as_right(sharded, alone, truth):
     """As close to float64 as the run of one device is, which is close."""
-    assert off(alone, truth) < 1e-5 < off(dict.fromkeys(truth, torch.zeros(())), truth)
-    assert off(sharded, truth) <= LUCK * off(alone, truth)
+    assert_within(off(alone, truth), 1e-5)
+    assert off(dict.fromkeys(truth, torch.zeros(())), truth) > 1e-5
+    assert_within(off(sharded, truth), LUCK * off(alone, truth))
 
 
 def stored_bytes(trainer):
