@@ -125,7 +125,8 @@ def verdict(case: Case) -> Verdict:
     if ours.method != "taylor":
         return Verdict(ours.method, missing, None)
     exact = directional(case.loss, case.params, direction, "double_backward", batches=case.batches)
-    scale = sum(abs(share) for share in (exact.shares or {}).values())
+    # at least the smallest float: where every term is 0, as in a loss that is linear in u, off by 0 of 0 is off by 0
+    scale = max(sum(abs(share) for share in (exact.shares or {}).values()), torch.finfo(torch.float64).tiny)
     return Verdict(ours.method, missing, abs(ours.curvature - exact.curvature) / scale)
 
 

@@ -41,6 +41,10 @@ def test_a_missing_rule_is_named_with_the_method_that_stands_in():
     assert "lgamma" in found.missing
 
 
+def test_a_loss_whose_second_order_vanishes_is_off_by_nothing():
+    assert verdict(Case("test", "linear", lambda p: p["x"].sum(), POINT)).off == 0
+
+
 def test_a_loss_without_a_second_derivative_is_no_comparison():
     found = verdict(Case("test", "ctc", lambda p: ctc(p["x"]), POINT))
     assert (found.method, found.off) == ("finite_difference", None)

@@ -14,6 +14,7 @@ from stability.mechanisms import build
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.measuring import held_out
+from stability.probes.layers.training_free import Passed, _of_layer
 from stability.registry import Registry
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -84,6 +85,15 @@ def given(model, example):
             x_BND = x_BND + block.mixer(found[-1])
             x_BND = x_BND + block.ffn(block.ffn_norm(x_BND))
     return found
+
+
+def test_a_layer_whose_output_is_zero_is_stood_in_for_without_error():
+    """W_o and b_o of 0, as a zero initialisation has them: 0 of 0."""
+    layer = build("sparge", width=8, heads=2, direction="causal", **BLOCKS)
+    torch.nn.init.zeros_(layer.out.weight)
+    torch.nn.init.zeros_(layer.out.bias)
+    x_BND = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
+    assert _of_layer(layer, Passed(x_BND, None, torch.zeros_like(x_BND)))["error"] == 0
 
 
 def check_rows(of_model, of_layers, model, other, sequences):

@@ -4,6 +4,7 @@ and more pairs."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -106,7 +107,8 @@ def _of_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
     difference_BND = layer(seen.x_BND, mask_BN=seen.mask_BN) - seen.y_BND
     valid = slice(None) if seen.mask_BN is None else seen.mask_BN
     return {
-        "error": float(difference_BND[valid].norm() / seen.y_BND[valid].norm()),
+        # a layer whose output is all 0, as at a zero initialisation, is stood in for exactly: 0 of 0 is 0, not NaN
+        "error": float(difference_BND[valid].norm()) / max(float(seen.y_BND[valid].norm()), sys.float_info.min),
         "skipped": layer.skipped(seen.x_BND, mask_BN=seen.mask_BN),
     }
 
