@@ -25,6 +25,8 @@ from torch import Tensor
 
 from tests import within
 
+# error ÷ tolerance by test and line of code
+Ratios = dict[tuple[str, str], float]
 TESTS = str(Path(__file__).parent)
 OWN = (__file__, within.__file__)
 SMALLEST = 0.01  # ratios below are not written down
@@ -168,9 +170,9 @@ def move_draws(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, name, moving(getattr(torch, name)))
 
 
-def read(folder: Path) -> dict[tuple[str, str], float]:
+def read(folder: Path) -> Ratios:
     """Read what all workers of one pytest run wrote: the largest ratio by test and line of code."""
-    found: dict[tuple[str, str], float] = {}
+    found: Ratios = {}
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().splitlines():
             row = json.loads(line)
@@ -179,7 +181,7 @@ def read(folder: Path) -> dict[tuple[str, str], float]:
     return found
 
 
-def largest(ratios: dict[tuple[str, str], float], count: int = SHOWN) -> Iterable[str]:
+def largest(ratios: Ratios, count: int = SHOWN) -> Iterable[str]:
     """Format the largest ratios, one line each."""
     for (test, site), ratio in sorted(ratios.items(), key=lambda item: -item[1])[:count]:
         yield f"{ratio:6.2f}  {test}  ({site})"

@@ -104,7 +104,10 @@ def test_the_trainers_steps_scale_the_schedules_rate(lab):
             scale = groups.get(by_name(key), {}).get("lr_scale", 1.0)
             expected = -scale * rate * value.grad * min(1.0, 0.1 / float(norm))
             moved = trainer.model.get_parameter(key).detach().double() - before[key]
-            torch.testing.assert_close(moved, expected, rtol=1e-3, atol=2e-7)
+            # in units of float32: θ⁺ is rounded once, and the gradient sums 64 positions, 16 units off where they cancel
+            largest = before[key].abs().max() + 16 * expected.abs().max()
+            unit = torch.finfo(torch.float32).eps * float(largest)
+            torch.testing.assert_close(moved, expected, rtol=1e-3, atol=unit)
 
 
 def trainer_examples(trainer: Trainer, step: int) -> Any:
