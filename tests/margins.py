@@ -52,7 +52,7 @@ class Margins:
 
     def record_entries(self, found: Any, expected: Any, rtol: float, atol: float) -> None:
         """Record the entry that is nearest to its tolerance, atol + rtol·|expected|."""
-        found, expected = (torch.as_tensor(each).detach().cpu() for each in (found, expected))
+        found, expected = within.as_tensor(found), within.as_tensor(expected)
         if not (found.is_floating_point() or found.is_complex()) or not found.numel():
             return
         wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64

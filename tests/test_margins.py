@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ COMPARISONS = {
     "assert_close of numbers": lambda: torch.testing.assert_close(1.25, 1.0, rtol=0.5, atol=0),
     "torch.allclose": lambda: torch.allclose(OFF, ONE, rtol=0.25, atol=0.25),
     "numpy.allclose": lambda: np.allclose(OFF.numpy(), ONE.numpy(), 0.5, 0),
+    "a column of a table": lambda: np.allclose(pd.Series([1.25], index=[7]), pd.Series([1.0], index=[7]), 0.5, 0),
     "numpy.testing": lambda: np.testing.assert_allclose(OFF.numpy(), ONE.numpy(), rtol=0.5),
     "math.isclose": lambda: math.isclose(1.25, 1.0, rel_tol=0, abs_tol=0.5),
     "assert_within": lambda: assert_within(OFF - ONE, 0.5),

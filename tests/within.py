@@ -25,7 +25,7 @@ def assert_within(error: Any, tolerance: Any, *about: Any) -> None:
         tolerance: A number, or a tensor that broadcasts with the error.
         about: Printed beside both if they fail.
     """
-    errors, tolerances = torch.broadcast_tensors(_wide(error), _wide(tolerance))
+    errors, tolerances = torch.broadcast_tensors(as_tensor(error).double(), as_tensor(tolerance).double())
     if not errors.numel():
         return
     ratios = torch.where(errors == 0, 0.0, errors / tolerances)
@@ -63,6 +63,6 @@ def relative_error(found: Tensor, truth: Tensor, floor: float) -> float:
     return float((found - truth).norm()) / max(float(truth.norm()), floor)
 
 
-def _wide(value: Any) -> Tensor:
-    value = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    return value.double()
+def as_tensor(value: Any) -> Tensor:
+    """Return numbers, arrays and columns of tables as a tensor on the CPU, without a graph."""
+    return value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
