@@ -157,6 +157,9 @@ def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
         recurrences.decayed(*(drawn(KEYS)[place] for place in (0, 1, 2, 4)))
 
 
+# q, k, v and the output are rounded by half a unit each; the gradient of a square has both y and its derivative; the
+# delta rule's state subtracts what it has read, which is about as large again
+BF16 = 4 * 2**-8 * 2 * 2
 MIXERS = {
     "retnet": ({"chunk": 4}, "chunk_simple_gla"),
     "gla": ({"chunk": 4, "expand_k": 1.0, "expand_v": 2.0, "conv": 3}, "chunk_gla"),
@@ -188,7 +191,7 @@ def test_a_mixer_on_kernels_reads_what_its_reference_reads(monkeypatch, name, se
     assert calls == [kernel] * 2, "the reference calls none"
     for theirs, ours in zip(found["reference"], found["fla"], strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) > 1e-5
-        assert_within(float((ours - theirs).norm() / theirs.norm()), 3e-2)
+        assert_within(float((ours - theirs).norm() / theirs.norm()), BF16)
 
 
 def test_what_is_made_of_others_tells_of_their_kernels():

@@ -21,6 +21,10 @@ from tests.structure.small import spec
 from tests.structure.small import train as train_tokenizer
 
 
+# Å, as files have it: a coordinate is rounded by half of it or less
+LAST_DECIMAL = 1e-3
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     pytest.importorskip("biotite", reason="biotite, of the extra protein, is not installed")
@@ -71,7 +75,7 @@ def test_structures_are_the_second_stage_s_atoms_of_the_sampled_letters(lab):
         assert [name for name, _, _ in residues] == [ONE_TO_THREE.get(letter, "UNK") for letter in row["text"]]
         for letter, (_, names, places), atoms in zip(row["text"], residues, by_stage_2(lab, lab.two, row), strict=True):
             assert names == list(atom_names(letter))
-            np.testing.assert_allclose(places, atoms[: len(names)], atol=6e-4)
+            np.testing.assert_allclose(places, atoms[: len(names)], rtol=0, atol=LAST_DECIMAL)
     assert (
         what_is_said(directory)
         == "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are gone)"
@@ -93,7 +97,7 @@ def test_without_a_second_stage_or_letters_structures_are_the_backbone_and_that_
             ONE_TO_THREE.get(letter, "UNK") for letter in row["text"] or "X" * len(expected)
         ]
         assert all(names == ["N", "CA", "C"] for _, names, _ in residues)
-        np.testing.assert_allclose(np.stack([places for _, _, places in residues]), expected, atol=6e-4)
+        np.testing.assert_allclose(np.stack([places for _, _, places in residues]), expected, rtol=0, atol=LAST_DECIMAL)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +126,5 @@ def test_atoms_that_the_tokenizer_s_own_chains_never_had_are_not_written(lab, ke
             row["text"], residues, by_stage_2(lab, identity, row), strict=True
         ):
             assert names == list(atom_names(letter)[:kept])
-            np.testing.assert_allclose(places, atoms[: len(names)], atol=6e-4)
+            np.testing.assert_allclose(places, atoms[: len(names)], rtol=0, atol=LAST_DECIMAL)
     assert what_is_said(directory).startswith(said)
