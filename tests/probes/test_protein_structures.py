@@ -20,7 +20,6 @@ from tests.probes.proteins import ProteinLab, known_chain, sample
 from tests.structure.small import spec
 from tests.structure.small import train as train_tokenizer
 
-
 # Å, as files have it: a coordinate is rounded by half of it or less
 LAST_DECIMAL = 1e-3
 
