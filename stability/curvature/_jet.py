@@ -246,6 +246,23 @@ def jet(value: Tensor, first: Component, second: Component) -> Tensor:
     return Jet(value, _fitted(first, value), _fitted(second, value))
 
 
+def value_of(x: Any) -> Any:
+    """Return the value of a jet, anything else as it is."""
+    return parts(x)[0]
+
+
+def valued(value: Tensor, x: Any) -> Tensor:
+    """Return x with ``value`` in place of its own: torch's result, whose strides decide the masks that dropout
+    draws."""
+    return jet(value, *parts(x)[1:])
+
+
+def refuse_complex(name: str, *tensors: Any) -> None:
+    """Raise `NoRule` for a function of complex numbers that has no complex derivative: f(z + t·u) is not g(t)."""
+    if any(isinstance(x, Tensor) and x.is_complex() for x in tensors):
+        raise NoRule(f"taylor has no rule for {name} of complex numbers")
+
+
 def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     """Return function(x) for a linear function, applied to each component."""
     value, first, second = parts(x)

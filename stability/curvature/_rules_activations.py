@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from stability.curvature._jet import on_aten
+from stability.curvature._jet import on_aten, value_of, valued
 from stability.curvature._rules_pointwise import compose, pointwise
 
 
@@ -25,15 +25,16 @@ def _log_sigmoid(x):
 
 @on_aten("log_sigmoid_forward")
 def _log_sigmoid_forward(func, args, kwargs):
-    return compose(args[0], _log_sigmoid), None  # the second output is a buffer that only a backward reads
+    # the second output is a buffer that only a backward reads
+    return valued(func(value_of(args[0]))[0], compose(args[0], _log_sigmoid)), None
 
 
 @pointwise("softplus")
 def _softplus(x, beta=1, threshold=20):
-    linear = x * beta > threshold
-    s = (x * beta).sigmoid()
-    bend = (s * (1 - s)).mul_(beta)
-    return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(linear, 1), bend.masked_fill_(linear, 0)
+    scaled = x * beta
+    s = scaled.sigmoid()
+    bend = (s * (1 - s)).mul_(beta).masked_fill_(scaled >= threshold, 0)  # at the threshold itself as autograd has it
+    return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(scaled > threshold, 1), bend
 
 
 @pointwise("gelu")
@@ -84,7 +85,8 @@ def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     tail = (x.clamp(max=0) * input_scale).exp() * (alpha * scale * input_scale)
     positive = x > 0
     value = torch.where(positive, x * scale, (x.clamp(max=0) * input_scale).expm1() * (alpha * scale))
-    return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(positive, 0)
+    # autograd has no second derivative at 0
+    return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(x >= 0, 0)
 
 
 @pointwise("celu")
@@ -105,6 +107,12 @@ def _hardswish(x):
 @pointwise("hardsigmoid")
 def _hardsigmoid(x):
     return torch.nn.functional.hardsigmoid(x), ((x > -3) & (x < 3)).to(x.dtype) / 6, None
+
+
+@pointwise("hardtanh")
+def _hardtanh(x, min_val=-1.0, max_val=1.0):
+    """Pass derivatives between the bounds, not at them as clamp does: autograd has it so."""
+    return torch.nn.functional.hardtanh(x, min_val, max_val), ((x > min_val) & (x < max_val)).to(x.dtype), None
 
 
 @pointwise("threshold")

@@ -1,9 +1,12 @@
-"""Second-order rules of the rarer elementary functions, as formulas for (g, g′, g″)."""
+"""Second-order rules of the rarer elementary functions, as formulas for (g, g′, g″), and of those of two numbers."""
 
 from __future__ import annotations
 
 import math
 
+import torch
+
+from stability.curvature._jet import NoRule, jet, on_aten, parts, value_of, valued
 from stability.curvature._rules_pointwise import pointwise
 
 
@@ -54,3 +57,36 @@ def _acosh(x):
 def _atanh(x):
     slope = (1 - x * x).reciprocal()
     return x.atanh(), slope, 2 * x * slope * slope
+
+
+@on_aten("logaddexp")
+def _logaddexp(func, args, kwargs):
+    """Return the larger plus softplus of the difference; which is larger is a constant, so that a tie has no kink."""
+    a, b = args
+    above = parts(a)[0] >= parts(b)[0]
+    larger, smaller = torch.where(above, a, b), torch.where(above, b, a)
+    return larger + torch.nn.functional.softplus(smaller - larger)
+
+
+@on_aten("logit")
+def _logit(func, args, kwargs):
+    if len(args) > 1 and args[1] is not None:
+        raise NoRule("taylor has no rule for logit with eps; clamp first")
+    return args[0].log() - (-args[0]).log1p()
+
+
+@on_aten("xlogy")
+def _xlogy(func, args, kwargs):
+    return valued(func(*map(value_of, args)), args[0] * args[1].log())
+
+
+@on_aten("atan2")
+def _atan2(func, args, kwargs):
+    """Carry the angle of (x, y) by θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y
+    where |y| is the larger."""
+    y, x = args
+    (y0, *_), (x0, *_) = parts(y), parts(x)
+    steep = y0.abs() > x0.abs()
+    ratio = torch.where(steep, x, y) / torch.where(steep, y, x)
+    _, first, second = parts(torch.where(steep, -1.0, 1.0).to(y0.dtype) * ratio.atan())
+    return jet(func(y0, x0), first, second)

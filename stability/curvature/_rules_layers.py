@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Jet, NoRule, each, on, on_aten, parts
+from stability.curvature._jet import Jet, NoRule, each, on, on_aten, parts, refuse_complex, value_of, valued
 from stability.curvature._rules_products import bilinear, matmul
 
 
@@ -17,11 +17,8 @@ from stability.curvature._rules_products import bilinear, matmul
 def _batch_norm_eval(func, args, kwargs):
     """Return (x − running mean)·γ/√(running variance + ε) + β: affine in x."""
     x, weight, bias, mean, variance, _, eps = args
-    return (
-        *_affine_of_channels((x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x), weight, bias),
-        None,
-        None,
-    )
+    unit = (x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x)
+    return valued(func(*map(value_of, args))[0], _affine_of_channels(unit, weight, bias)), None, None
 
 
 @on_aten("_native_batch_norm_legit")
@@ -32,12 +29,12 @@ def _batch_norm_of_batch(func, args, kwargs):
     others = [axis for axis in range(x.ndim) if axis != 1]
     centred = x - x.mean(others, keepdim=True)
     scale = ((centred * centred).mean(others, keepdim=True) + eps).rsqrt()
-    return (*_affine_of_channels(centred * scale, weight, bias), None, None)
+    return valued(func(*map(value_of, args))[0], _affine_of_channels(centred * scale, weight, bias)), None, None
 
 
-def _affine_of_channels(n: Tensor, weight: Any, bias: Any) -> tuple[Tensor]:
+def _affine_of_channels(n: Tensor, weight: Any, bias: Any) -> Tensor:
     n = n if weight is None else n * _over_channels(weight, n)
-    return (n if bias is None else n + _over_channels(bias, n),)
+    return n if bias is None else n + _over_channels(bias, n)
 
 
 def _over_channels(vector: Tensor, like: Tensor) -> Tensor:
@@ -56,20 +53,21 @@ def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
 def _max_pool(func, args, kwargs):
     """Take the derivatives at the largest elements."""
     axes = 3 if "3d" in func.overloadpacket.__name__ else 2
-    _, indices = func(args[0].value, *args[1:], **kwargs)
-    return each(
-        lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0]
-    ), indices
+    value, indices = func(args[0].value, *args[1:], **kwargs)
+    chosen = each(lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0])
+    return valued(value, chosen), indices
 
 
 @on_aten("vdot")
 def _vdot(func, args, kwargs):
+    refuse_complex("vdot", *args)
     return matmul(args[0], args[1])
 
 
 @on_aten("addbmm")
 def _addbmm(func, args, kwargs):
-    return args[0] * kwargs.get("beta", 1) + matmul(args[1], args[2]).sum(0) * kwargs.get("alpha", 1)
+    total = args[0] * kwargs.get("beta", 1) + matmul(args[1], args[2]).sum(0) * kwargs.get("alpha", 1)
+    return valued(func(*map(value_of, args), **kwargs), total)
 
 
 @on_aten("addr")
@@ -87,8 +85,8 @@ def _index_fill(func, args, kwargs):
     x, dim, index, filling = args
     if isinstance(filling, Jet) or not isinstance(x, Jet):
         raise NoRule("taylor has no rule for index_fill with a filling that depends on the parameters")
-    mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device).index_fill_(dim, index, True)
-    return x.masked_fill(mask, filling)
+    mask = torch.zeros_like(x.value, dtype=torch.bool).index_fill_(dim, index, True)
+    return valued(func(x.value, dim, index, filling), x.masked_fill(mask, filling))
 
 
 @on_aten("scatter_reduce")
@@ -108,11 +106,12 @@ def _linear_in_both(function: Any, x: Any, y: Any) -> Tensor:
 
 @on_aten("fmax", "fmin")
 def _fmax(func, args, kwargs):
-    """Carry `maximum`, where a NaN gives way to the other number."""
+    """Carry the larger (smaller), where a NaN gives way to the other number, and a tie to the first, as autograd has
+    it."""
     a, b = args
-    (a0, *_), (b0, *_) = parts(a), parts(b)
-    extreme = torch.maximum if "fmax" in func.overloadpacket.__name__ else torch.minimum
-    return extreme(torch.where(a0.isnan(), b, a), torch.where(b0.isnan(), a, b))
+    a0, b0 = value_of(a), value_of(b)
+    first = a0 >= b0 if "fmax" in func.overloadpacket.__name__ else a0 <= b0
+    return torch.where(first | b0.isnan(), a, b)
 
 
 @on_aten("aminmax")

@@ -39,7 +39,7 @@ _LINEAR_CALLS = """
 __getitem__ unflatten flatten t transpose permute unsqueeze squeeze split chunk unbind narrow select flip sum mean expand repeat roll cumsum neg
 """
 _CONSTANT = """
-eq ne lt le gt ge isnan isinf isfinite sign sgn floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
+eq ne lt le gt ge isnan isinf isfinite sign floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
 logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided
 bernoulli signbit searchsorted bucketize count_nonzero nonzero any all isclose floor_divide histc multinomial heaviside
 """
@@ -204,6 +204,8 @@ def _embedding(func, args, kwargs):
 )
 def _placed(func, args, kwargs):
     """Write a tensor into a copy of another, which is linear in both."""
+    if kwargs.get("reduce", "add") != "add":
+        raise NoRule(f"taylor has no rule for {func} with reduce={kwargs['reduce']!r}")
     named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}
     if len(named) < len(kwargs):
         raise NoRule(f"taylor has no rule for {func} with derivatives in keyword arguments")

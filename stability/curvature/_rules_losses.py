@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, NoRule, jet, on, on_aten, parts
+from stability.curvature._jet import Component, Jet, NoRule, jet, on, on_aten, parts, plus, times, value_of
 from stability.curvature._rules_pointwise import PIECE
 
 
@@ -95,11 +95,15 @@ def _mse_loss(func, args, kwargs):
 
 @on_aten("binary_cross_entropy")
 def _bce(func, args, kwargs):
-    """Return the binary cross entropy without weights; the logarithms are cut at −100, as torch has it."""
-    p, target = args[:2]
-    if len(args) > 2 and args[2] is not None:
-        raise NoRule("taylor has no rule for binary_cross_entropy with weights")
-    loss = -(target * p.log().clamp_min(-100) + (1 - target) * (-p).log1p().clamp_min(-100))
+    """Return the binary cross entropy without weights."""
+    (p0, p1, p2), target = parts(args[0]), args[1]
+    if (len(args) > 2 and args[2] is not None) or isinstance(target, Jet):
+        raise NoRule("taylor has no rule for binary_cross_entropy with weights or with targets that move")
+    # 1e-12: torch's own, in its first and in its second derivative
+    slope = (p0 - target) / (p0 * (1 - p0)).clamp_min(1e-12)
+    bend = (p0 * p0 - 2 * p0 * target + target) / ((p0 + 1e-12) * (1 - p0 + 1e-12)) ** 2
+    second = plus(times(slope, p2), times(times(bend, p1), p1))
+    loss = jet(F.binary_cross_entropy(p0, target, reduction="none"), times(slope, p1), second)
     return _reduced(loss, args[3] if len(args) > 3 else 1)
 
 
@@ -107,8 +111,9 @@ def _bce(func, args, kwargs):
 def _huber(func, args, kwargs):
     """Return the Huber loss, quadratic within δ, linear beyond; smooth_l1 is huber divided by δ."""
     delta = args[3] if len(args) > 3 else 1.0
-    gap = (args[0] - args[1]).abs()
-    loss = torch.where(gap < delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta))
+    gap = args[0] - args[1]
+    size = gap.abs()  # whose derivative is 0 at 0: the square is of the gap itself
+    loss = torch.where(value_of(size) < delta, 0.5 * gap * gap, delta * (size - 0.5 * delta))
     return _reduced(loss if "huber" in func.overloadpacket.__name__ else loss / delta, args[2] if len(args) > 2 else 1)
 
 

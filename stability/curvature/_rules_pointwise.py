@@ -10,17 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, each, filled, jet, on_aten, parts
+from stability.curvature._jet import (
+    ATEN_RULES,
+    Component,
+    Jet,
+    NoRule,
+    each,
+    filled,
+    jet,
+    on_aten,
+    parts,
+    refuse_complex,
+    value_of,
+    valued,
+)
+from stability.curvature._narrow import in_float32
 
 PIECE = 1 << 15  # elements at a time: about eight temporaries of 128 KiB in float32
 Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, each a tensor or a number; None is zero
 
 
+@in_float32
 def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
-    """Return g(x) as a jet, by the ``formula`` for (g, g′, g″)."""
-    x0, x1, x2 = parts(each(lambda part: part.reshape(-1), x))
-    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3)]
-    y0, y1, y2 = (part.view(-1) for part in out)
+    """Return g(x) as a jet, by the ``formula`` for (g, g′, g″), with the strides that torch gives g(x): dropout draws
+    its mask in the order of memory."""
+    out = [torch.empty_like(x.value) for _ in range(3)]
+    order = sorted(range(x.ndim), key=out[0].stride, reverse=True)
+    x0, x1, x2 = parts(each(lambda part: part.permute(order).reshape(-1), x))
+    y0, y1, y2 = (part.permute(order).view(-1) for part in out)
     for start in range(0, max(len(x0), 1), PIECE):
         piece = slice(start, start + PIECE)
         g, slope, bend = formula(x0[piece], *args, **kwargs)
@@ -168,6 +185,7 @@ def _erf(x):
 
 @pointwise("abs")
 def _abs(x):
+    refuse_complex("abs", x)
     return x.abs(), x.sign(), None
 
 
@@ -185,7 +203,8 @@ def _pow(func, args, kwargs):
         return compose(base, _pow_number, exponent)
     if not isinstance(exponent, Jet):
         raise NoRule("taylor has no rule for a power whose exponent is a constant tensor")
-    return (exponent * (base.log() if isinstance(base, Tensor) else math.log(base))).exp()
+    power = (exponent * (base.log() if isinstance(base, Tensor) else math.log(base))).exp()
+    return valued(func(value_of(base), exponent.value), power)
 
 
 def _pow_number(x, exponent):
@@ -214,9 +233,7 @@ def _bounded(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-ATEN_RULES.update(
-    {getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max", "hardtanh")}
-)
+ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max")})
 
 
 @on_aten("remainder", "fmod", "frac")
@@ -234,37 +251,6 @@ def _nan_to_num(func, args, kwargs):
     value = args[0].value
     _, first, second = parts(each(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
     return jet(func(value, *args[1:], **kwargs), first, second)
-
-
-@on_aten("logaddexp")
-def _logaddexp(func, args, kwargs):
-    a, b = args
-    difference = torch.nn.functional.softplus(-(a - b).abs())
-    return torch.maximum(a, b) + difference
-
-
-@on_aten("logit")
-def _logit(func, args, kwargs):
-    if len(args) > 1 and args[1] is not None:
-        raise NoRule("taylor has no rule for logit with eps; clamp first")
-    return args[0].log() - (-args[0]).log1p()
-
-
-@on_aten("xlogy")
-def _xlogy(func, args, kwargs):
-    return args[0] * args[1].log()
-
-
-@on_aten("atan2")
-def _atan2(func, args, kwargs):
-    """Carry the angle of (x, y) by θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y
-    where |y| is the larger."""
-    y, x = args
-    (y0, *_), (x0, *_) = parts(y), parts(x)
-    steep = y0.abs() > x0.abs()
-    ratio = torch.where(steep, x, y) / torch.where(steep, y, x)
-    _, first, second = parts(torch.where(steep, -1.0, 1.0).to(y0.dtype) * ratio.atan())
-    return jet(func(y0, x0), first, second)
 
 
 @on_aten("maximum", "minimum")

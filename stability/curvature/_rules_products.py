@@ -9,7 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, NoRule, each, jet, on, on_aten, parts, plus, times
+from stability.curvature._jet import (
+    Component,
+    Jet,
+    NoRule,
+    each,
+    jet,
+    on,
+    on_aten,
+    parts,
+    plus,
+    times,
+    value_of,
+    valued,
+)
 
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 
@@ -127,7 +140,7 @@ def _solve_triangular(func, args, kwargs):
         solved = torch.linalg.solve_triangular(
             args[0].mT, args[1].mT, upper=upper, unitriangular=kwargs.get("unitriangular", False)
         )
-        return solved.mT
+        return valued(func(*map(value_of, args), **kwargs), solved.mT)
     x = func(a, b, **kwargs)
     # Only the triangle that is read counts, and not its diagonal of ones.
     a1, a2 = (None if part is None else _triangle(part, **kwargs) for part in (a1, a2))
@@ -237,3 +250,24 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
     if len(operands) != 2 or not any(isinstance(x, Jet) for x in operands):
         return NotImplemented
     return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)
+
+
+@on_aten("prod")
+def _prod(func, args, kwargs):
+    """Return Π x over an axis by running products, so that zeros need no division."""
+    x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
+    pieces = x.unbind(dim)
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = total * piece
+    total = total.unsqueeze(dim) if len(args) > 2 and args[2] else total
+    return valued(func(*map(value_of, args), **kwargs), total)
+
+
+@on_aten("cumprod")
+def _cumprod(func, args, kwargs):
+    pieces = args[0].unbind(args[1])
+    running = [pieces[0]]
+    for piece in pieces[1:]:
+        running.append(running[-1] * piece)
+    return torch.stack(running, args[1])

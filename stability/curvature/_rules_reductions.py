@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, NoRule, each, jet, on, on_aten, parts, plus
+from stability.curvature._jet import (
+    Component,
+    Jet,
+    NoRule,
+    each,
+    jet,
+    on,
+    on_aten,
+    parts,
+    plus,
+    refuse_complex,
+    value_of,
+    valued,
+)
+from stability.curvature._narrow import in_float32
 from stability.curvature._rules_pointwise import PIECE
 
 
@@ -29,7 +43,12 @@ def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tu
 @on_aten("_softmax")
 def _softmax(func, args, kwargs):
     x, dim, half_to_float = args
-    return jet(*softmax_parts(*parts(x.float() if half_to_float else x), dim))
+    return _softmax_of(x.float() if half_to_float else x, dim)
+
+
+@in_float32
+def _softmax_of(x: Tensor, dim: int) -> Tensor:
+    return jet(*softmax_parts(*parts(x), dim))
 
 
 @on_aten("_safe_softmax")
@@ -47,8 +66,8 @@ def _safe_softmax(func, args, kwargs):
 def _log_softmax(func, args, kwargs):
     """Return y = s − lse(s): lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩."""
     x, dim, half_to_float = args
-    x = x.float() if half_to_float else x
-    return x - _logsumexp_of(x, [dim], True)
+    wide = x.float() if half_to_float else x
+    return valued(func(x.value, dim, half_to_float), wide - _logsumexp_of(wide, [dim], True))
 
 
 @on_aten("logsumexp")
@@ -56,6 +75,7 @@ def _logsumexp(func, args, kwargs):
     return _logsumexp_of(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("keepdim", False))
 
 
+@in_float32
 def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
     """Return lse(s) over ``dims`` as a jet: lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩, p = softmax(s)."""
     s0, s1, s2 = parts(x)
@@ -106,6 +126,7 @@ def _fused_rms_norm(func, args, kwargs):
     return _rms_norm(*args), None
 
 
+@in_float32
 def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
     """Return n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when
     ``centred``)."""
@@ -175,12 +196,14 @@ def _group_norm(func, args, kwargs):
     )
     broadcast = (1, channels, *[1] * (len(shape) - 2))
     n = n if weight is None else n * weight.reshape(broadcast)
-    return n if bias is None else n + bias.reshape(broadcast), None, None
+    n = n if bias is None else n + bias.reshape(broadcast)
+    return valued(func(*map(value_of, args))[0], n), None, None
 
 
 @on_aten("var", "std")
 def _var(func, args, kwargs):
     x, dims = args[0], args[1] if len(args) > 1 else None
+    refuse_complex("the variance", x)
     dims = list(range(x.ndim)) if not dims else [dims] if isinstance(dims, int) else list(dims)
     correction, keepdim = kwargs.get("correction", 1), kwargs.get("keepdim", False)
     count = 1
@@ -188,7 +211,13 @@ def _var(func, args, kwargs):
         count *= x.shape[dim]
     centred = x - x.mean(dims, keepdim=True)
     variance = (centred * centred).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
-    return variance.sqrt() if "std" in func.overloadpacket.__name__ else variance
+    return _root(variance) if "std" in func.overloadpacket.__name__ else variance
+
+
+def _root(square: Tensor) -> Tensor:
+    """Return √square with zero derivatives at 0, where a norm or a deviation has none."""
+    zero = value_of(square) == 0
+    return each(lambda part: part.masked_fill(zero, 0), square.sqrt())
 
 
 @on_aten("var_mean", "std_mean")
@@ -212,6 +241,7 @@ def _logcumsumexp(func, args, kwargs):
 def _vector_norm(func, args, kwargs):
     """Return the Euclidean or the absolute norm; zero derivatives at a zero vector, where the norm has none."""
     x, order = args[0], args[1] if len(args) > 1 else 2
+    refuse_complex("the norm", x)
     dims = args[2] if len(args) > 2 else None
     dims = list(range(x.ndim)) if dims is None else dims
     keepdim = args[3] if len(args) > 3 else kwargs.get("keepdim", False)
@@ -219,9 +249,7 @@ def _vector_norm(func, args, kwargs):
         return x.abs().sum(dims, keepdim=keepdim)
     if order not in (2, None):
         raise NoRule(f"taylor has no rule for norms of order {order}")
-    square = (x * x).sum(dims, keepdim=keepdim)
-    zero = parts(square)[0] == 0
-    return each(lambda part: part.masked_fill(zero, 0), square.sqrt())
+    return _root((x * x).sum(dims, keepdim=keepdim))
 
 
 @on(F.cosine_similarity, torch.cosine_similarity)
@@ -235,45 +263,31 @@ def _amax(func, args, kwargs):
     """Take the derivative of the largest element; shared equally where several are largest, as autograd has it."""
     x, dims = args[0], list(args[1]) if len(args) > 1 else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    dims = dims or list(range(x.ndim))
-    share = (x.value == func(x.value, dims, True)).to(x.dtype)
+    return _shared(x, func(x.value, dims, keepdim), [dim % x.ndim for dim in dims or range(x.ndim)], keepdim)
+
+
+def _shared(x: Jet, chosen: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """Return ``chosen`` with the mean of the derivatives of the elements along ``dims`` that equal it."""
+    whole = chosen if keepdim else chosen.reshape([1 if axis in dims else n for axis, n in enumerate(x.shape)])
+    share = ((x.value == whole) | x.value.isnan() & whole.isnan()).to(x.dtype)
     share = share / share.sum(dims, keepdim=True)
-    _, first, second = parts(each(lambda part: (part * share).sum(dims, keepdim=keepdim), x))
-    return jet(func(x.value, dims, keepdim), first, second)
+    return valued(chosen, each(lambda part: torch.where(share > 0, part * share, 0).sum(dims, keepdim=keepdim), x))
 
 
 @on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
 def _chosen(func, args, kwargs):
-    """Return (values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
+    """Return (values, indices): the derivatives at the chosen indices. Over all elements: shared by those that equal
+    the chosen one, as autograd has it."""
     x = args[0]
     result = func(x.value, *args[1:], **kwargs)
     if isinstance(result, Tensor):
-        index = (x.value == result).reshape(-1).nonzero()[0, 0]
-        return each(lambda part: part.reshape(-1)[index], x)
+        return _shared(x, result, list(range(x.ndim)), False)
     indices = result[1]
     default = -1 if func.overloadpacket in (torch.ops.aten.topk, torch.ops.aten.sort) else 0
     position = {"topk": 2, "kthvalue": 2}.get(func.overloadpacket.__name__, 1)
     dim = args[position] if len(args) > position else kwargs.get("dim", default)
     if indices.ndim == x.ndim:
-        return type(result)((each(lambda part: part.gather(dim, indices), x), indices))
-    return type(result)((each(lambda part: part.gather(dim, indices.unsqueeze(dim)).squeeze(dim), x), indices))
-
-
-@on_aten("prod")
-def _prod(func, args, kwargs):
-    """Return Π x over an axis by running products, so that zeros need no division."""
-    x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
-    pieces = x.unbind(dim)
-    total = pieces[0]
-    for piece in pieces[1:]:
-        total = total * piece
-    return total.unsqueeze(dim) if len(args) > 2 and args[2] else total
-
-
-@on_aten("cumprod")
-def _cumprod(func, args, kwargs):
-    pieces = args[0].unbind(args[1])
-    running = [pieces[0]]
-    for piece in pieces[1:]:
-        running.append(running[-1] * piece)
-    return torch.stack(running, args[1])
+        chosen = each(lambda part: part.gather(dim, indices), x)
+    else:
+        chosen = each(lambda part: part.gather(dim, indices.unsqueeze(dim)).squeeze(dim), x)
+    return type(result)((valued(result[0], chosen), indices))
