@@ -9,11 +9,12 @@ operation without one raises.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunctionSubclass, _DisableAutocast, _is_any_autocast_enabled
 from torch._C import _set_grad_enabled as set_grad_enabled
 
 Component = Tensor | None
@@ -21,6 +22,8 @@ Rule = Callable[..., Any]
 
 # what users call -> rule(*args, **kwargs); NotImplemented hands the call on to torch's own decomposition
 FUNCTION_RULES: dict[Any, Rule] = {}
+# what autocast does to an argument of a function that has a rule; None: the call is handed on to torch, which casts
+AUTOCAST: dict[Any, Callable[[Any], Any] | None] = {}
 ATEN_RULES: dict[Any, Rule] = {}  # torch.ops.aten packet -> rule(func, args, kwargs)
 
 
@@ -74,7 +77,7 @@ class Jet(Tensor):
         set_grad_enabled(False)
         try:
             with DisableTorchFunctionSubclass():
-                result = NotImplemented if rule is None else rule(*args, **kwargs)
+                result = NotImplemented if rule is None else _called(func, rule, args, kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
         except NoRule as error:
             raise (
@@ -89,11 +92,25 @@ class Jet(Tensor):
             raise NoRule(f"taylor cannot follow {func}, which writes into a tensor in place")
         rule = ATEN_RULES.get(func.overloadpacket)
         if rule is not None:
-            return rule(func, args, kwargs or {})
+            with _DisableAutocast() if _is_any_autocast_enabled() else nullcontext():  # its casts are made already
+                return rule(func, args, kwargs or {})
         decomposed = func.decompose(*args, **(kwargs or {}))  # inside a rule, composite operations arrive here whole
         if decomposed is NotImplemented:
             raise NoRule(f"taylor has no rule for {func.overloadpacket}")
         return decomposed
+
+
+def _called(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
+    """Call a rule with its arguments cast as autocast casts those of ``func``; NotImplemented where torch itself is to
+    do it."""
+    if not _is_any_autocast_enabled():
+        return rule(*args, **kwargs)
+    cast = AUTOCAST.get(func, lambda x: x)
+    if cast is None:
+        return NotImplemented
+    args, kwargs = [cast(item) for item in args], {name: cast(item) for name, item in kwargs.items()}
+    with _DisableAutocast():
+        return rule(*args, **kwargs)
 
 
 def _brought(func: Any) -> Rule | None:
@@ -132,49 +149,17 @@ _METADATA = {
 }
 # requests that a tensor take part in a backward pass; transformers makes one of embeddings for gradient checkpointing
 _FLAGS = {Tensor.requires_grad_, Tensor.retain_grad, vars(torch._C.TensorBase)["requires_grad"].__set__}
+_LEAVING = (
+    "detach numpy tolist item data_ptr storage untyped_storage new_tensor pin_memory "
+    "__bool__ __float__ __int__ __complex__ __index__ __array__ __dlpack__ __deepcopy__ __reduce_ex__ __contains__"
+)
 _DROPS = {  # what leaves torch, or makes a constant of a tensor
-    *(
-        getattr(Tensor, name)
-        for name in [
-            "detach",
-            "numpy",
-            "tolist",
-            "item",
-            "data_ptr",
-            "storage",
-            "untyped_storage",
-            "new_tensor",
-            "backward",
-            "register_hook",
-            "pin_memory",
-        ]
-    ),
-    *(
-        getattr(Tensor, f"__{name}__")
-        for name in [
-            "setitem",
-            "bool",
-            "float",
-            "int",
-            "complex",
-            "index",
-            "array",
-            "dlpack",
-            "deepcopy",
-            "reduce_ex",
-            "contains",
-        ]
-    ),
-    *(
-        torch.detach,
-        torch.autograd.grad,
-        torch.autograd.backward,
-        _getter("data"),
-        vars(torch._C.TensorBase)["data"].__set__,
-        vars(torch._C.TensorBase)["requires_grad"].__set__,
-        _getter("grad"),
-    ),
+    *(getattr(Tensor, name) for name in _LEAVING.split()),
+    *(torch.detach, _getter("data"), _getter("grad")),
+    *(vars(torch._C.TensorBase)[name].__set__ for name in ("data", "requires_grad")),
 }
+# what autograd differentiates twice, and a pass forward cannot follow
+_BACKWARD = {Tensor.__setitem__, Tensor.backward, Tensor.register_hook, torch.autograd.backward}
 
 
 def _refuse_drops(func: Any) -> None:
@@ -191,6 +176,8 @@ def _refuse_drops(func: Any) -> None:
         return
     if func in _DROPS:
         raise HeldConstant(f"taylor refuses {name_of(func)}: it would drop derivatives")
+    if func in _BACKWARD:
+        raise NoRule(f"taylor has no rule for {name_of(func)}")
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         raise NoRule(
@@ -257,12 +244,6 @@ def valued(value: Tensor, x: Any) -> Tensor:
     return jet(value, *parts(x)[1:])
 
 
-def refuse_complex(name: str, *tensors: Any) -> None:
-    """Raise `NoRule` for a function of complex numbers that has no complex derivative: f(z + t·u) is not g(t)."""
-    if any(isinstance(x, Tensor) and x.is_complex() for x in tensors):
-        raise NoRule(f"taylor has no rule for {name} of complex numbers")
-
-
 def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     """Return function(x) for a linear function, applied to each component."""
     value, first, second = parts(x)
@@ -295,3 +276,10 @@ def times(a: Component, b: Any, factor: float = 1.0) -> Component:
 def filled(component: Component, like: Tensor) -> Tensor:
     """Return the component, or zeros of the value's shape."""
     return torch.zeros_like(like) if component is None else component
+
+
+@on(torch.autograd.grad)
+def _grad(*args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+    if create_graph or any(args[4:5]):
+        raise NoRule("taylor has no rule for torch.autograd.grad")
+    raise HeldConstant("taylor refuses torch.autograd.grad without create_graph: it would drop derivatives")

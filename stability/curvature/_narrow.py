@@ -1,15 +1,16 @@
-"""Compute in the precision that torch would choose: float32 inside of operations on narrow numbers, and autocast's
-types."""
+"""Treat numbers as torch does by their type: float32 inside of operations on narrow ones, autocast's types, no rule
+for the complex."""
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from stability.curvature._jet import Rule, each
+from stability.curvature._jet import AUTOCAST, NoRule, Rule, each
 
 
 def in_float32(rule: Rule) -> Rule:
@@ -23,3 +24,35 @@ def in_float32(rule: Rule) -> Rule:
         return each(lambda part: part.to(x.dtype), result)
 
     return widened
+
+
+def refuse_complex(name: str, *tensors: Any) -> None:
+    """Raise `NoRule` for a function of complex numbers that has no complex derivative: f(z + t·u) is not g(t)."""
+    if any(isinstance(x, Tensor) and x.is_complex() for x in tensors):
+        raise NoRule(f"taylor has no rule for {name} of complex numbers")
+
+
+def _cast(x: Any, dtype: torch.dtype | None = None) -> Any:
+    """Return a floating tensor in ``dtype`` (None: autocast's own) where autocast is on for its device; float64 and
+    anything else as it is."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x
+    wanted = torch.get_autocast_dtype(device) if dtype is None else dtype
+    return each(lambda part: part.to(wanted), x)
+
+
+def _cast_on_gpus(x: Any) -> Any:
+    return _cast(x, torch.float32) if isinstance(x, Tensor) and x.device.type != "cpu" else x
+
+
+_MATRIX_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm)
+AUTOCAST.update(dict.fromkeys((*_MATRIX_PRODUCTS, Tensor.bmm, F.linear, F.scaled_dot_product_attention), _cast))
+AUTOCAST[F.cross_entropy] = partial(_cast, dtype=torch.float32)
+_WIDE_ON_GPUS = (F.cosine_similarity, torch.cosine_similarity, F.rms_norm, torch.rms_norm)
+AUTOCAST.update(dict.fromkeys(_WIDE_ON_GPUS, _cast_on_gpus))
+# these have a rule of ATen's as well, which is reached with the arguments that autocast has cast
+_LEFT = (torch.einsum, F.layer_norm, torch.layer_norm, torch.sum, Tensor.sum)
+AUTOCAST.update(dict.fromkeys((*_LEFT, torch.cumsum, Tensor.cumsum), None))

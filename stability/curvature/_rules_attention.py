@@ -36,11 +36,12 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    # in float32 at least, as fused kernels keep their scores
     (q, q_moves), (k, k_moves), (v, v_moves) = (_flat(x, batch) for x in (query, key, value))
     mask = _Mask(parts(attn_mask), batch, is_causal)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     out = _blocks([part * factor for part in q], k, v, mask)
-    out = [part.reshape(*batch, *part.shape[-2:]) for part in out]
+    out = [part.reshape(*batch, *part.shape[-2:]).to(query.dtype) for part in out]
     return jet(*out) if q_moves or k_moves or v_moves or mask.moves else out[0]
 
 
@@ -49,7 +50,8 @@ def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
     derivative."""
     found = parts(x)
     full = [filled(part, found[0]) for part in found]
-    flat = [part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]) for part in full]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    flat = [part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]).to(wide) for part in full]
     return flat, any(part is not None for part in found[1:])
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Jet, NoRule, each, on, on_aten, parts, refuse_complex, value_of, valued
+from stability.curvature._jet import Jet, NoRule, each, on, on_aten, parts, value_of, valued
+from stability.curvature._narrow import refuse_complex
 from stability.curvature._rules_products import bilinear, matmul
 
 

@@ -20,11 +20,10 @@ from stability.curvature._jet import (
     jet,
     on_aten,
     parts,
-    refuse_complex,
     value_of,
     valued,
 )
-from stability.curvature._narrow import in_float32
+from stability.curvature._narrow import in_float32, refuse_complex
 
 PIECE = 1 << 15  # elements at a time: about eight temporaries of 128 KiB in float32
 Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, each a tensor or a number; None is zero

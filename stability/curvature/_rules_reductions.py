@@ -20,11 +20,10 @@ from stability.curvature._jet import (
     on_aten,
     parts,
     plus,
-    refuse_complex,
     value_of,
     valued,
 )
-from stability.curvature._narrow import in_float32
+from stability.curvature._narrow import in_float32, refuse_complex
 from stability.curvature._rules_pointwise import PIECE
 
 

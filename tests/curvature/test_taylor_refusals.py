@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -98,6 +99,38 @@ def test_auto_says_that_what_is_detached_counts_as_a_constant(function):
     x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
     with pytest.warns(RuntimeWarning, match="taylor refuses .*takes for a constant what is detached"):
         assert directional(lambda p: (function(p["x"]) * p["x"]).sum(), x, x).method == "double_backward"
+
+
+def first_column_written(x):
+    y = torch.zeros(3, 4, dtype=torch.float64)
+    y[:, 0] = x[:, 0]
+    return y * x
+
+
+def residual_of_an_equation(x):
+    """The loss of a physics-informed network: a derivative of it by its own input."""
+    t = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad((x * t).tanh().sum(), t, create_graph=True)[0] - x.sum(0)
+
+
+def penalty(x):
+    return torch.autograd.grad((x**3).sum(), x, None, None, True)[0]
+
+
+@pytest.mark.parametrize("function", [first_column_written, residual_of_an_equation, penalty])
+def test_auto_says_nothing_where_double_backward_is_exact_and_nothing_is_detached(function):
+    x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert directional(lambda p: (function(p["x"]) ** 2).sum(), x, x).method == "double_backward"
+
+
+def test_auto_says_that_a_gradient_without_its_graph_counts_as_a_constant():
+    x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
+    with pytest.warns(RuntimeWarning, match="autograd.grad without create_graph.*takes for a constant"):
+        directional(
+            lambda p: (torch.autograd.grad((p["x"] ** 3).sum(), p["x"], retain_graph=True)[0] * p["x"]).sum(), x, x
+        )
 
 
 def scaled_in_place(p):

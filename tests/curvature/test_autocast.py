@@ -1,0 +1,125 @@
+"""The Taylor pass under autocast: torch's dtypes, and the derivatives of the float64 loss to the narrow type's
+rounding."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from stability.curvature import directional
+from stability.curvature._jet import Jet
+
+from .nets import TinyTransformer, random_direction
+from .test_taylor_models import huggingface
+
+G = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(0, 7, (8, 12), generator=G)
+IMAGES, CLASSES = torch.randn(16, 3, 8, 8, generator=G), torch.randint(0, 5, (16,), generator=G)
+SIGNAL = torch.randn(4, 6, 16, generator=G)
+
+
+def transformer():
+    net = TinyTransformer(width=32)
+    return net, lambda p: F.cross_entropy(
+        functional_call(net, p, (TOKENS[:, :-1],)).flatten(0, 1), TOKENS[:, 1:].flatten()
+    )
+
+
+def convolutional():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+    return net, lambda p: F.cross_entropy(functional_call(net, p, (IMAGES.to(next(iter(p.values())).dtype),)), CLASSES)
+
+
+def encoder():
+    net = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def loss(p):
+        signal = SIGNAL.to(next(iter(p.values())).dtype)
+        return F.mse_loss(functional_call(net, p, (signal,)), signal.sin())
+
+    return net, loss
+
+
+def llama():
+    net = huggingface("llama")
+    inputs = {"input_ids": TOKENS, "labels": TOKENS, "use_cache": False}
+    return net, lambda p: functional_call(net, p, (), inputs).loss
+
+
+@pytest.mark.parametrize(("build", "dtype"), [
+    (transformer, torch.bfloat16),
+    (transformer, torch.float16),
+    (convolutional, torch.bfloat16),
+    (encoder, torch.bfloat16),
+    (llama, torch.bfloat16),
+])  # fmt: skip
+def test_a_loss_under_autocast_gets_the_taylor_pass_and_float64s_derivatives(build, dtype):
+    torch.manual_seed(0)
+    net, plain = build()
+    params = {name: param.detach().float() for name, param in net.named_parameters()}
+    u = random_direction(params)
+    wide, wide_u = ({name: tensor.double() for name, tensor in tensors.items()} for tensors in (params, u))
+    net.double()
+    exact = directional(plain, wide, wide_u, "double_backward")
+    net.float()
+
+    def loss(p):
+        with torch.autocast("cpu", dtype):
+            return plain(p)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = directional(loss, params, u)
+    assert found.method == "taylor"
+    # some ten roundings of the narrow type, each of which moves the terms, not their sum
+    bound = 10 * torch.finfo(dtype).eps
+    assert abs(found.loss - exact.loss) < bound * abs(exact.loss)
+    assert abs(found.curvature - exact.curvature) < bound * sum(map(abs, exact.shares.values()))
+
+
+W, B = torch.randn(4, 4, generator=G), torch.randn(4, generator=G)
+KEYS = torch.randn(1, 2, 4, 4, generator=G)
+CALLS = {
+    "linear": lambda x: F.linear(x, W, B),
+    "matmul": lambda x: x @ W,
+    "rmatmul": lambda x: W @ x,
+    "mm": lambda x: torch.mm(x, W),
+    "bmm": lambda x: x[None].bmm(W[None]),
+    "addmm": lambda x: torch.addmm(B, x, W),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, W),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None] * KEYS, KEYS, KEYS),
+    "conv": lambda x: F.conv1d(x[None], W[..., None]),
+    "layer_norm": lambda x: F.layer_norm(F.linear(x, W), (4,), B, B),
+    "rms_norm": lambda x: F.rms_norm(F.linear(x, W), (4,), B),
+    "softmax": lambda x: F.linear(x, W).softmax(-1),
+    "gelu": lambda x: F.gelu(F.linear(x, W)),
+    "add": lambda x: F.linear(x, W) + x,
+    "mul": lambda x: F.linear(x, W) * 2,
+    "sum": lambda x: F.linear(x, W).sum(0),
+    "cross_entropy": lambda x: F.cross_entropy(F.linear(x, W), torch.tensor([0, 1, 2, 3])),
+    "mse": lambda x: F.mse_loss(F.linear(x, W), W),
+    "float64": lambda x: x.double() @ W.double(),
+    "switched_off": lambda x: switched_off(x),
+}
+
+
+def switched_off(x):
+    with torch.autocast("cpu", enabled=False):
+        return x @ W
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of torch's own rms_norm
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_rule_has_the_dtype_and_the_value_that_autocast_gives(call):
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+        plain, ours = call(x), call(Jet(x, torch.ones_like(x)))
+    assert ours.dtype == plain.dtype
+    assert {part.dtype for part in (ours.value, ours.first, ours.second) if part is not None} == {plain.dtype}
+    # to a rounding of the terms, which may cancel
+    torch.testing.assert_close(ours.value, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
