@@ -3,6 +3,12 @@ nothing of this project."""
 
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._jet import NoRule
+from stability.curvature.adam import (
+    PreconditionedSharpness,
+    adam_preconditioner,
+    adam_threshold,
+    preconditioned_sharpness,
+)
 from stability.curvature.alpha_max import (
     NO_CHANGE,
     NO_STEP,
@@ -12,10 +18,30 @@ from stability.curvature.alpha_max import (
     step_direction,
     step_without_decay,
 )
-from stability.curvature.diagonal import hutchinson_diagonal
+from stability.curvature.critical import CriticalLR, critical_lr, loss_along
+from stability.curvature.decompose import (
+    GaussNewton,
+    NoiseScale,
+    block_shares,
+    gauss_newton,
+    gauss_newton_product,
+    gradient_noise_scale,
+)
+from stability.curvature.diagonal import Diagonal, hessian_diagonal, hutchinson_diagonal
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, Directional, directional, hvp
+from stability.curvature.spectrum import (
+    Eigenvalue,
+    SpectralDensity,
+    Trace,
+    eigenvalues,
+    hutchinson_trace,
+    spectral_density,
+    top_eigenvalue,
+    trace,
+)
+from stability.curvature.taylor import missing_rule
 from stability.curvature.training_graph import GradientWithGraph
 
 __all__ = [
@@ -24,17 +50,41 @@ __all__ = [
     "NO_CHANGE",
     "NO_STEP",
     "AlphaMaxMonitor",
+    "CriticalLR",
+    "Diagonal",
     "Directional",
+    "Eigenvalue",
+    "GaussNewton",
     "GradientWithGraph",
-    "NoRule",
     "MonitorRow",
+    "NoRule",
     "NoSecondDerivative",
-    "parallel_directional",
+    "NoiseScale",
+    "PreconditionedSharpness",
+    "SpectralDensity",
+    "Trace",
+    "adam_preconditioner",
+    "adam_threshold",
     "alpha_max",
+    "block_shares",
+    "critical_lr",
     "directional",
+    "eigenvalues",
+    "gauss_newton",
+    "gauss_newton_product",
+    "gradient_noise_scale",
+    "hessian_diagonal",
     "hutchinson_diagonal",
+    "hutchinson_trace",
     "hvp",
+    "loss_along",
+    "missing_rule",
     "paper_state",
+    "parallel_directional",
+    "preconditioned_sharpness",
+    "spectral_density",
     "step_direction",
     "step_without_decay",
+    "top_eigenvalue",
+    "trace",
 ]

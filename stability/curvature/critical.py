@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of, norm
+from stability.curvature._trees import Tree, any_tree
 from stability.curvature.products import directional
 
 _FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ is this share of ‖θ‖
@@ -39,10 +40,11 @@ class CriticalLR:
         return self.value / self.alpha_max if usable else math.nan
 
 
+@any_tree
 def loss_along(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     alphas: Sequence[float],
     *,
     batches: Iterable[Any] | None = None,
@@ -53,10 +55,11 @@ def loss_along(
     return [line(alpha) for alpha in alphas]
 
 
+@any_tree
 def critical_lr(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     *,
     start: float | None = None,
     alpha_max: float | None = None,

@@ -4,7 +4,7 @@ noise."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stability.curvature._graph import check_used, plain_gradient
+from stability.curvature._differences import DISPLACEMENTS
+from stability.curvature._graph import NoSecondDerivative, check_used, custom_function, plain_gradient
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
-from stability.curvature.products import directional, hvp
+from stability.curvature._trees import Tree, any_tree
+from stability.curvature.products import AGREEMENT, directional, hvp
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,12 @@ class GaussNewton:
     share: float
 
 
+@any_tree
 def gauss_newton(
     model_fn: Callable[..., Tensor],
     output_loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     *,
     batches: Iterable[Any] | None = None,
 ) -> GaussNewton:
@@ -53,17 +56,94 @@ def gauss_newton(
         return output_loss_fn(model_fn(at, *batch), *batch)
 
     whole = directional(composed, params, direction, batches=listed)
-    outputs, moves = {}, {}
-    with random.replayed(), sdpa_kernel(SDPBackend.MATH):
-        for index, batch in enumerate([()] if listed is None else [(item,) for item in listed]):
-            outputs[str(index)], moves[str(index)] = _moved(model_fn, params, direction, batch)
-    if listed is None:
-        part = directional(lambda at: output_loss_fn(at["0"]), outputs, moves).curvature
-    else:
-        part = directional(
-            lambda at, index: output_loss_fn(at[str(index)], listed[index]), outputs, moves, batches=range(len(listed))
-        ).curvature
+    outputs, moves = _all_moved(model_fn, params, direction, listed, random)
+    loss, indices = _of_outputs(output_loss_fn, listed)
+    part = directional(loss, outputs, moves, batches=indices).curvature
     return GaussNewton(part, whole.curvature, part / whole.curvature if whole.curvature else math.nan)
+
+
+@any_tree
+def gauss_newton_product(
+    model_fn: Callable[..., Tensor],
+    output_loss_fn: Callable[..., Any],
+    params: Tree,
+    direction: Tree,
+    *,
+    batches: Iterable[Any] | None = None,
+) -> Tree:
+    """Compute G u = JᵀH_out J u, the Gauss–Newton matrix times a vector, for a loss in two parts as in `gauss_newton`.
+
+    One forward-mode derivative Ju, the output loss's Hessian times it, and one backward pass. The result has the
+    structure of ``params``.
+    """
+    params = check_params(params)
+    direction = check_direction(params, direction)
+    listed, random = None if batches is None else list(batches), RandomState(params)
+    outputs, moves = _all_moved(model_fn, params, direction, listed, random)
+    loss, indices = _of_outputs(output_loss_fn, listed)
+    bends = hvp(loss, outputs, moves, batches=indices)
+    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
+    total = {name: torch.zeros_like(param) for name, param in leaves.items()}
+    with random.replayed(), torch.enable_grad():
+        for index, batch in enumerate(_batches(listed)):
+            found = model_fn(leaves, *batch)
+            pulled = torch.autograd.grad(found, list(leaves.values()), bends[str(index)], allow_unused=True)
+            for name, part in zip(leaves, pulled, strict=True):
+                total[name] = total[name] if part is None else total[name] + part
+    return total
+
+
+def _batches(listed: list[Any] | None) -> list[tuple[Any, ...]]:
+    return [()] if listed is None else [(item,) for item in listed]
+
+
+def _of_outputs(output_loss_fn: Callable[..., Any], listed: list[Any] | None) -> tuple[Callable[..., Any], Any]:
+    """Return the loss as a function of all batches' outputs by index, and the indices; None without batches."""
+    if listed is None:
+        return lambda at: output_loss_fn(at["0"]), None
+    return lambda at, index: output_loss_fn(at[str(index)], listed[index]), range(len(listed))
+
+
+def _all_moved(
+    model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, listed: list[Any] | None, random: RandomState
+) -> tuple[Tensors, Tensors]:
+    """Return the outputs and their derivatives Ju, by the batch's index."""
+    with random.replayed(), sdpa_kernel(SDPBackend.MATH):
+        pairs = [_moved(model_fn, params, direction, batch) for batch in _batches(listed)]
+    outputs, moves = ({str(index): pair[k] for index, pair in enumerate(pairs)} for k in (0, 1))
+    _check_moved(model_fn, params, direction, _batches(listed)[0], moves["0"], random)
+    return outputs, moves
+
+
+def _check_moved(
+    model_fn: Callable[..., Tensor],
+    params: Tensors,
+    direction: Tensors,
+    batch: tuple[Any, ...],
+    moves: Tensor,
+    random: RandomState,
+) -> None:
+    """Compare Ju with differences of the outputs where a custom Function may have a forward mode of its own, or, as
+    `torch.library.custom_op` has, one that is silently zero."""
+    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
+    with random.replayed(), torch.enable_grad():
+        unvouched = custom_function(model_fn(leaves, *batch))
+    if not unvouched or not moves.numel():
+        return
+    size = DISPLACEMENTS[1] / (norm(direction) or 1.0)
+    ends = []
+    for shift in (size, -size):
+        with random.replayed(), torch.no_grad():
+            ends.append(
+                model_fn({name: param.detach() + shift * direction[name] for name, param in params.items()}, *batch)
+            )
+    found = (ends[0] - ends[1]) / (2 * size)
+    rounding = torch.finfo(found.dtype).eps * float(ends[0].double().norm()) / size
+    if float((found - moves).double().norm()) > AGREEMENT * float(found.double().norm()) + rounding:
+        raise NoSecondDerivative(
+            f"{unvouched} (a custom autograd.Function) has a wrong forward-mode derivative: Ju differs from "
+            "differences of the outputs; give it a jvp"
+        )
 
 
 def _moved(
@@ -78,10 +158,11 @@ def _moved(
     return outputs.detach(), moves.detach()
 
 
+@any_tree
 def block_shares(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     *,
     batches: Iterable[Any] | None = None,
     block: Callable[[str], str] | int = 2,
@@ -116,9 +197,8 @@ class NoiseScale:
     microbatches: int
 
 
-def gradient_noise_scale(
-    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any]
-) -> NoiseScale:
+@any_tree
+def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Iterable[Any]) -> NoiseScale:
     """Estimate the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
     microbatches.
 

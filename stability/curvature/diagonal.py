@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from stability.curvature._inputs import Tensors, check_params
+from stability.curvature._inputs import check_params
+from stability.curvature._trees import Tree, any_tree
+from stability.curvature.lanczos import hessian_operator, unflatten
 from stability.curvature.products import hvp
 
 
+@dataclass(frozen=True)
+class Diagonal:
+    """An estimate of the Hessian's diagonal. ``value`` and its ``standard_error`` (NaN from one sample): tensors with
+    the structure of the parameters."""
+
+    value: Tree
+    standard_error: Tree
+    samples: int
+
+
+@any_tree
+def hessian_diagonal(
+    loss_fn: Callable[..., Any],
+    params: Tree,
+    *,
+    batches: Iterable[Any] | None = None,
+    samples: int = 30,
+    seed: int = 0,
+) -> Diagonal:
+    """Estimate the Hessian's diagonal by the mean of z ⊙ Hz over ``samples`` Rademacher vectors z, with its standard
+    error in each entry (Bekas et al. 2007)."""
+    if samples < 1:
+        raise ValueError(f"samples is {samples}; at least one is needed")
+    params = check_params(params)
+    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
+    total = squares = torch.zeros(operator.size, dtype=operator.dtype, device=operator.device)
+    for _ in range(samples):
+        z = operator.probe(generator)
+        estimate = z * operator.apply(z)
+        total, squares = total + estimate, squares + estimate * estimate
+    mean = total / samples
+    variance = (squares - samples * mean * mean).clamp_min(0) / (samples - 1) if samples > 1 else mean * math.nan
+    return Diagonal(unflatten(mean, params), unflatten((variance / samples).sqrt(), params), samples)
+
+
+@any_tree
 def hutchinson_diagonal(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
+    params: Tree,
     *,
     generator: torch.Generator,
     batches: Iterable[Any] | None = None,
-) -> Tensors:
+    check: bool | None = None,
+) -> Tree:
     """Estimate the Hessian's diagonal by z ⊙ Hz, z of independent N(0, 1), whose mean it is (Hutchinson 1989; Liu et
     al. 2023, Algorithm 1).
 
-    Loss, ``params`` and ``batches`` as `hvp` takes them. ``generator``: of the CPU, whatever the device; z depends on
-    it and on the names' order alone, not on how the batch is cut. The result has the keys and shapes of ``params``.
+    Loss, ``params``, ``batches`` and ``check`` as `hvp` takes them. ``generator``: of the CPU, whatever the device; z
+    depends on it and on the names' order alone, not on how the batch is cut. The result has the structure of
+    ``params``.
     """
     probe = {
         name: torch.randn(param.shape, generator=generator, dtype=param.dtype).to(param.device)
         for name, param in check_params(params).items()
     }
-    product = hvp(loss_fn, params, probe, batches=batches)
+    product = hvp(loss_fn, params, probe, batches=batches, check=check)
     return {name: z * product[name] for name, z in probe.items()}

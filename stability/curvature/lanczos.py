@@ -54,15 +54,19 @@ def hessian_operator(
     scale: Mapping[str, Tensor] | None = None,
 ) -> Operator:
     """Return H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``)
-    diag(s) H diag(s)."""
+    diag(s) H diag(s). The first product is compared with differences where `hvp` does so."""
     params = check_params(params)
     batches = None if batches is None else list(batches)  # one pass for each product
     factor = None if scale is None else flatten(check_direction(params, scale))
     sample = flatten({name: param[:0] if param.ndim else param for name, param in params.items()})
 
+    check: bool | None = None
+
     def apply(vector: Tensor) -> Tensor:
+        nonlocal check
         inside = vector if factor is None else factor * vector
-        product = flatten(hvp(loss_fn, params, unflatten(inside, params), batches=batches))
+        product = flatten(hvp(loss_fn, params, unflatten(inside, params), batches=batches, check=check))
+        check = False
         return product if factor is None else factor * product
 
     return Operator(apply, sum(param.numel() for param in params.values()), sample.dtype, sample.device)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stability.curvature._inputs import mean_of
+from stability.curvature._trees import Tree, any_tree
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.products import Directional, directional
 
@@ -25,10 +26,11 @@ class _Part:
     error: str | None = None
 
 
+@any_tree
 def parallel_directional(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     method: str = "auto",
     *,
     batches: Iterable[Any],

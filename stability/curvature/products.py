@@ -32,6 +32,7 @@ from stability.curvature._graph import (
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import HeldConstant, NoRule
 from stability.curvature._nonfinite import first_nonfinite
+from stability.curvature._trees import Tree, any_tree
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
@@ -71,16 +72,18 @@ class Directional:
     note: str | None = None
 
 
+@any_tree
 def directional(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     method: str = "auto",
     *,
     batches: Iterable[Any] | None = None,
     check: bool | None = None,
 ) -> Directional:
-    """Compute loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction`` (same keys and shapes).
+    """Compute loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction``: two dicts of tensors
+    with the same keys and shapes, or any nesting of lists, tuples and dicts.
 
     ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count,
     one microbatch at a time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an
@@ -105,22 +108,36 @@ def directional(
     )
 
 
+@any_tree
 def hvp(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Tree,
+    direction: Tree,
     *,
     batches: Iterable[Any] | None = None,
-) -> dict[str, Tensor]:
-    """Compute H u by double backward (reverse over reverse, right through LayerNorm), for a loss as in `directional`;
-    zeros where nothing depends."""
+    check: bool | None = None,
+) -> Tree:
+    """Compute H u by double backward (reverse over reverse, right through LayerNorm).
+
+    Args:
+        loss_fn, params, direction, batches: as in `directional`.
+        check: compare uᵀHu with differences of gradients along u. None does so where a custom `autograd.Function` is in
+            the graph, False never.
+
+    Returns:
+        H u with the structure of ``params``; zeros where nothing depends.
+
+    Raises:
+        NoSecondDerivative: an operation has no second derivative, or differences contradict it.
+    """
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     products = {name: torch.zeros_like(param.detach()) for name, param in params.items()}
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
-    total = 0.0
-    with problem.random.replayed(), torch.enable_grad():
+    total, unvouched = 0.0, ""
+    with problem.random.replayed(), torch.enable_grad(), refusals_named():
         for value, count in problem.objective.terms(leaves, twice=True):
+            unvouched = unvouched or custom_function(value)
             gradients = gradient_with_graph(value, leaves)
             check_used(gradients)
             for name, product in product_along(gradients, leaves, problem.direction).items():
@@ -129,7 +146,11 @@ def hvp(
             total += count
             del value, gradients
     mean_of(0.0, total)
-    return {name: product.div_(total) for name, product in products.items()}
+    products = {name: product.div_(total) for name, product in products.items()}
+    if check or (check is None and unvouched):
+        curvature = sum(dot(product, problem.direction[name]) for name, product in products.items())
+        _compared(problem, curvature, unvouched)
+    return products
 
 
 @dataclass(frozen=True)
@@ -229,15 +250,21 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
     """
     if check is False or not (check or unvouched):
         return result
+    reference = _compared(problem, result.curvature, unvouched)
+    return replace(result, rel_error=relative_error(result.curvature, reference), difference=reference)
+
+
+def _compared(problem: Problem, curvature: float, unvouched: str) -> float:
+    """Return uᵀHu by differences; raise `NoSecondDerivative` where it contradicts one through a custom Function."""
     reference, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
-    off, size = abs(result.curvature - reference), max(abs(result.curvature), abs(reference))
+    off, size = abs(curvature - reference), max(abs(curvature), abs(reference))
     if unvouched and off > bar + AGREEMENT * size:  # never true of a NaN
         raise NoSecondDerivative(
             f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as "
-            f"{result.curvature:.4g}, by differences of gradients as {reference:.4g} ± {bar:.1g}; use "
+            f"{curvature:.4g}, by differences of gradients as {reference:.4g} ± {bar:.1g}; use "
             "method='finite_difference'"
         )
-    return replace(result, rel_error=relative_error(result.curvature, reference), difference=reference)
+    return reference
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:

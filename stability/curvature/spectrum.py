@@ -9,7 +9,7 @@ state is left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Tensors, check_params
+from stability.curvature._trees import Tree, any_tree
 from stability.curvature.lanczos import Krylov, Operator, hessian_operator, krylov, unflatten
 
 
@@ -70,9 +71,10 @@ class Trace:
     products: int
 
 
+@any_tree
 def top_eigenvalue(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
+    params: Tree,
     *,
     batches: Iterable[Any] | None = None,
     tolerance: float = 1e-2,
@@ -91,25 +93,83 @@ def top_eigenvalue(
     return largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
 
 
+@any_tree
+def eigenvalues(
+    loss_fn: Callable[..., Any],
+    params: Tree,
+    k: int = 1,
+    *,
+    which: str = "largest",
+    batches: Iterable[Any] | None = None,
+    tolerance: float = 1e-2,
+    iterations: int = 64,
+    seed: int = 0,
+) -> list[Eigenvalue]:
+    """Compute k eigenpairs of the Hessian at one end of its spectrum, by one run of Lanczos' iteration.
+
+    Args:
+        k: how many. A Hessian with fewer distinct eigenvalues gives fewer: one that occurs several times is found once.
+        which: "largest", "smallest" (both by sign; smallest first) or "magnitude" (largest |λ| first).
+        tolerance: stop once each residual is at most this share of its |λ|.
+        iterations: products at most; at least k.
+
+    Returns:
+        The pairs with their residuals, the outermost first. `top_eigenvalue` says what a residual proves.
+    """
+    params = check_params(params)
+    if which not in _ORDERS:
+        raise ValueError(f"which is {which!r}; choose one of {', '.join(_ORDERS)}")
+    operator = hessian_operator(loss_fn, params, batches)
+    return _outermost(operator, params, k, _ORDERS[which], tolerance, iterations, seed)
+
+
+# which Ritz values come first, as a key to sort them by
+_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "largest": torch.neg,
+    "smallest": torch.clone,
+    "magnitude": lambda values: -values.abs(),
+}
+
+
 def largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
     """Compute the largest Ritz value of an operator over ``params`` (see `top_eigenvalue`)."""
-    if iterations < 1:
-        raise ValueError(f"iterations is {iterations}; at least one product is needed")
+    return _outermost(operator, params, 1, torch.neg, tolerance, iterations, seed)[0]
+
+
+def _outermost(
+    operator: Operator,
+    params: Tensors,
+    k: int,
+    order: Callable[[Tensor], Tensor],
+    tolerance: float,
+    iterations: int,
+    seed: int,
+) -> list[Eigenvalue]:
+    if not 1 <= k <= iterations:
+        raise ValueError(f"k={k}, iterations is {iterations}; at least one product is needed for each eigenvalue")
+
+    def settled(space: Krylov) -> list[bool]:
+        first = order(space.values).argsort()[:k]
+        return (space.residuals[first] <= tolerance * space.values[first].abs()).tolist()
+
     start = operator.probe(torch.Generator().manual_seed(seed), "normal")
-    found = _last(krylov(operator, start, iterations), until=lambda space: _settled(space, tolerance))
-    vector = unflatten(found.combine(found.vectors[:, -1]), params)
-    return Eigenvalue(
-        float(found.values[-1]), float(found.residuals[-1]), len(found.values), _settled(found, tolerance), vector
-    )
+    space = _last(krylov(operator, start, iterations), until=lambda found: sum(settled(found)) == k)
+    return [
+        Eigenvalue(
+            float(space.values[index]),
+            float(space.residuals[index]),
+            len(space.values),
+            converged,
+            unflatten(space.combine(space.vectors[:, index]), params),
+        )
+        for index, converged in zip(order(space.values).argsort()[:k].tolist(), settled(space), strict=True)
+    ]
 
 
-def _settled(found: Krylov, tolerance: float) -> bool:
-    return float(found.residuals[-1]) <= tolerance * abs(float(found.values[-1]))
-
-
+@any_tree
 def spectral_density(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
+    params: Tree,
     *,
     batches: Iterable[Any] | None = None,
     probes: int = 4,
@@ -143,9 +203,10 @@ def _last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda spa
     return last
 
 
+@any_tree
 def trace(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
+    params: Tree,
     *,
     batches: Iterable[Any] | None = None,
     products: int = 30,
@@ -178,6 +239,25 @@ def trace(
         samples.append(float(outside.double() @ operator.apply(outside).double()))
     beside = torch.tensor(samples, dtype=torch.float64)
     return Trace(inside + float(beside.mean()), _standard_error(beside), sketched.shape[1] + range_of.shape[1] + third)
+
+
+@any_tree
+def hutchinson_trace(
+    loss_fn: Callable[..., Any],
+    params: Tree,
+    *,
+    batches: Iterable[Any] | None = None,
+    products: int = 30,
+    seed: int = 0,
+) -> Trace:
+    """Estimate tr H by the mean of zᵀHz over ``products`` Rademacher vectors z, with its standard error (Hutchinson
+    1989). `trace` needs fewer products where few eigenvalues hold most of the trace."""
+    if products < 1:
+        raise ValueError(f"products is {products}; at least one is needed")
+    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
+    probes = (operator.probe(generator) for _ in range(products))
+    samples = torch.tensor([float(z.double() @ operator.apply(z).double()) for z in probes], dtype=torch.float64)
+    return Trace(float(samples.mean()), _standard_error(samples), products)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:

@@ -3,11 +3,10 @@ exactly, and stores no activations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # Imported for the rules that they register.
 import stability.curvature._rules_activations
@@ -21,6 +20,7 @@ import stability.curvature._rules_products
 import stability.curvature._rules_reductions  # noqa: F401
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
+from stability.curvature._trees import Tree, any_tree
 
 __all__ = ["NoRule", "missing_rule", "taylor_sums"]
 
@@ -48,9 +48,8 @@ def taylor_sums(
     return loss, slope, curvature
 
 
-def missing_rule(
-    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None
-) -> str | None:
+@any_tree
+def missing_rule(loss_fn: Callable[..., Any], params: Tree, *, batches: Iterable[Any] | None = None) -> str | None:
     """Say why taylor cannot differentiate this loss (the operation's name is in the text), or None where it can."""
     params = check_params(params)
     try:

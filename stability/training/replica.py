@@ -148,7 +148,8 @@ class Replica:
         parts = [(rows * index, microbatch) for index, microbatch in enumerate(examples.split(rows))]
         named = dict(self.model.named_parameters())
         drawn_by = generator_for(seed, "hessian", step)
-        found = hutchinson_diagonal(loss, named, generator=drawn_by, batches=parts)
+        # the kernels' second derivatives are held to oracles by their tests
+        found = hutchinson_diagonal(loss, named, generator=drawn_by, batches=parts, check=False)
         return {parameter: found[name] for name, parameter in named.items()}
 
     def _copied(self, parameters: list[Tensor]) -> list[Tensor]:

@@ -1,0 +1,79 @@
+"""Let functions of a dict of tensors take any nesting of lists, tuples and dicts of tensors, or one tensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
+from torch.utils import _pytree
+
+Tree = Any  # a dict of name -> tensor, or any other pytree of tensors
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def any_tree(function: Callable[P, R]) -> Callable[P, R]:
+    """Let ``params`` (and ``direction``) be any pytree: the function gets a dict by dotted path, the caller's loss his
+    own structure, and tensors by name come back in it. A dict of tensors passes as it is."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        if _is_flat(given["params"]):
+            return function(*args, **kwargs)
+        pairs, spec = _pytree.tree_flatten_with_path(given["params"])
+        names = [".".join(map(_word, path)) or "params" for path, _ in pairs]
+        if len(set(names)) < len(names):
+            raise ValueError("params holds two tensors of one dotted path; rename the keys that contain dots")
+
+        def inside(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda at, *batch: loss_fn(_pytree.tree_unflatten([at[name] for name in names], spec), *batch)
+
+        for key in ("params", "direction"):
+            if key in given:
+                leaves, structure = _pytree.tree_flatten(given[key])
+                if structure != spec:
+                    raise ValueError(f"{key} must have the structure of params: the same nesting, lengths and keys")
+                given[key] = dict(zip(names, leaves, strict=True))
+        for key in {"loss_fn", "model_fn"} & given.keys():
+            if callable(given[key]):
+                given[key] = inside(given[key])
+        return _restored(function(*bound.args, **bound.kwargs), names, spec)
+
+    return called
+
+
+def _is_flat(tree: Any) -> bool:
+    """Whether there is nothing to flatten: a dict without nesting, or something that holds no tensor and is refused
+    further on."""
+    if isinstance(tree, Mapping):
+        return all(map(_is_leaf, tree.values()))
+    return not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(tree))
+
+
+def _is_leaf(item: Any) -> bool:
+    return _pytree.tree_structure(item).is_leaf()
+
+
+def _word(key: Any) -> str:
+    """Return one step of a path: a dict's key, a list's index, a named tuple's field."""
+    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
+
+
+def _restored(result: Any, names: list[str], spec: Any) -> Any:
+    """Return a result with its tensors by name in the caller's structure."""
+    if isinstance(result, dict):
+        whole = list(result) == names and all(isinstance(item, Tensor) for item in result.values())
+        return _pytree.tree_unflatten(list(result.values()), spec) if whole else result
+    if isinstance(result, list):
+        return [_restored(item, names, spec) for item in result]
+    if is_dataclass(result) and not isinstance(result, type):
+        return replace(
+            result, **{field.name: _restored(getattr(result, field.name), names, spec) for field in fields(result)}
+        )
+    return result
