@@ -376,6 +376,8 @@ def test_the_library_example_of_the_docs_runs():
         for part in (0.0, 1.0, 0.5)
     )
     assert end.item() == pytest.approx(start.item(), rel=1e-5) and half < start
+    exec(block("python", "import eigenvalues"), names)  # goes on with its loss_fn and params
+    assert names["pair"].converged
 
 
 def test_the_monitor_of_the_docs_runs(capsys):

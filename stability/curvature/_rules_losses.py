@@ -36,7 +36,8 @@ def _cross_entropy(
     step = max(PIECE // input.shape[1], 1)
     for start in range(0, len(target), step):
         rows = slice(start, start + step)
-        block = _nll_rows(*(None if z is None else z[rows].to(wide) for z in (z0, z1, z2)), safe[rows, None])
+        first, second = (None if z is None else z[rows].to(wide) for z in (z1, z2))
+        block = _nll_rows(z0[rows].to(wide), first, second, safe[rows, None])
         for out, piece in zip(losses, block, strict=True):
             out[rows] = piece
     value, first, second = (loss.masked_fill_(~kept, 0) for loss in losses)
@@ -60,7 +61,7 @@ def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / counts.sum()
 
 
-def _nll_rows(z0: Any, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (L, L′, L″) of each row."""
     log_p = torch.log_softmax(z0, -1)
     value = -log_p.gather(-1, target).squeeze(-1)

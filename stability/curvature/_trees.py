@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree
 
 Tree = Any  # a dict of name -> tensor, or any other pytree of tensors
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def any_tree(function: Callable[P, R]) -> Callable[P, R]:
@@ -34,8 +35,8 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
         def inside(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
             return lambda at, *batch: loss_fn(_pytree.tree_unflatten([at[name] for name in names], spec), *batch)
 
-        for key in ("params", "direction"):
-            if key in given:
+        for key in ("params", "direction", "held"):
+            if given.get(key) is not None:
                 leaves, structure = _pytree.tree_flatten(given[key])
                 if structure != spec:
                     raise ValueError(f"{key} must have the structure of params: the same nesting, lengths and keys")

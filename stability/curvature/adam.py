@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Tensors, check_params
+from stability.curvature._trees import Tree, any_tree
 from stability.curvature.alpha_max import has_paper_state
 from stability.curvature.lanczos import hessian_operator
 from stability.curvature.spectrum import largest
@@ -65,12 +66,13 @@ def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, T
     return found
 
 
+@any_tree
 def preconditioned_sharpness(
     loss_fn: Callable[..., Any],
-    params: Mapping[str, Tensor],
+    params: Tree,
     optimizer: torch.optim.Optimizer,
     *,
-    held: Mapping[str, Tensor] | None = None,
+    held: Tree = None,
     batches: Iterable[Any] | None = None,
     tolerance: float = 1e-2,
     iterations: int = 64,
