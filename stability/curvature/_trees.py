@@ -23,6 +23,7 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Flatten the arguments, call the function, and give its tensors the caller's structure."""
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
         if _is_flat(given["params"]):
@@ -50,8 +51,7 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_flat(tree: Any) -> bool:
-    """Whether there is nothing to flatten: a dict without nesting, or something that holds no tensor and is refused
-    further on."""
+    """Return True for a dict without nesting, and for what holds no tensor, which the function itself refuses."""
     if isinstance(tree, Mapping):
         return all(map(_is_leaf, tree.values()))
     return not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(tree))

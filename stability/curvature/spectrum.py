@@ -145,6 +145,7 @@ def _outermost(
     iterations: int,
     seed: int,
 ) -> list[Eigenvalue]:
+    """Compute the k Ritz pairs that come first in ``order``, a key to sort by."""
     if not 1 <= k <= iterations:
         raise ValueError(f"k={k}, iterations is {iterations}; at least one product is needed for each eigenvalue")
 
