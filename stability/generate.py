@@ -139,10 +139,10 @@ def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
 
 def _print_scores(directory: RunDirectory, phase: str) -> None:
     """Print one run's generative NLL, a line a phase."""
-    import pandas as pd
+    from stability.runs.parquet import read_table
 
     path = directory.generation_file(phase)
-    if path.exists() and len(table := pd.read_parquet(path)):
+    if path.exists() and len(table := read_table(path).to_pandas()):
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
         print_text(

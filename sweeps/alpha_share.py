@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.directory import RunDirectory, readable_rows
 
 
 def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a_time: int) -> str:
@@ -15,13 +15,13 @@ def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a
     a run it is α_max's part of training and α_max together, whenever these were; of the sweep what was measured between
     the two times, over their difference and the runs at a time.
     """
-    spent = {run: list(read_jsonl(run.curvature_timing_file)) for run in runs}
+    spent = {run: readable_rows(run.curvature_timing_file, ("wall_s", "ended")) for run in runs}
     now = [row["wall_s"] for rows in spent.values() for row in rows if started <= row["ended"] <= ended]
     shares = []
     for run, rows in spent.items():
-        training = [row["wall_s"] for row in read_jsonl(run.timing_file)]
-        if rows and training:
-            alpha_s = sum(row["wall_s"] for row in rows)
+        training = [row["wall_s"] for row in readable_rows(run.timing_file, ("wall_s",))]
+        alpha_s = sum(row["wall_s"] for row in rows)
+        if rows and training and alpha_s + training[-1] > 0:
             shares.append(alpha_s / (alpha_s + training[-1]))
     if not now or not shares:
         return ""

@@ -25,7 +25,7 @@ from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord, words_of
 from sweeps.requirements import require
 from sweeps.slots import cpus_per_trial
-from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
+from sweeps.trial import IsMeasured, Trial, is_done, run_trial, set_failed, tidy
 from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole, print_line
 from sweeps.view.live import LiveView
@@ -99,11 +99,12 @@ def run(
     if pending:
         require(spec, pending)
     _tidy(unique)
+    refused: list[Trial] = []
     with ExitStack() as stack:
         if record is not None:
             stack.enter_context(put_back_unless_begun(record.study, pending, folder_of(spec)))
-            for trial in trials:
-                trial.directory.write_spec(trial.spec)
+            refused = [trial for trial in unique if not _writes_spec(trial)]
+            pending = [trial for trial in pending if trial not in refused]
             record.write(trials)
         print_line(console, _plan(num_skipped, pending, left))
         interrupted = False
@@ -121,7 +122,7 @@ def run(
                 words=words_of(spec),
             )
             pending, interrupted = _work(spec, pending, view, done, console, run, sinks, unique)
-    failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
+    failed = [*refused, *left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
     _report(console, outcome, spec.retry)
     _report_sinks(console, [trial for trial in pending if trial.sinks])
@@ -133,6 +134,16 @@ def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
     how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
     unique = {trial.run_id: trial for trial in trials}.values()
     return [replace(trial, **how, failed_at=trial.last_failure()) for trial in unique]
+
+
+def _writes_spec(trial: Trial) -> bool:
+    """Write a trial's spec and return whether its folder takes it. One with another spec fails this trial alone."""
+    try:
+        trial.directory.write_spec(trial.spec)
+    except ValueError as error:
+        set_failed(trial, str(error))
+        return False
+    return True
 
 
 def _tidy(trials: Sequence[Trial]) -> None:

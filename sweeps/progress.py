@@ -16,7 +16,8 @@ from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
 from stability.runs.words import Words
 from sweeps.standing import standing_s
-from sweeps.trial import Trial, variants
+from sweeps.trial import Trial
+from sweeps.trial_names import variants
 
 TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
@@ -146,7 +147,7 @@ class Progress:
 
     def _read_status(self, row: Row, status: dict[str, Any]) -> None:
         """Take step, state, result and times of a row from its status."""
-        row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
+        row.step, row.num_steps = status["step"], status.get("num_steps", row.num_steps)
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
         row.reason, row.stood_s = status.get("reason", ""), None
         row.started_at = row.started_at or self._start_of(status)
@@ -283,14 +284,20 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def _read_logs(row: Row) -> None:
     """Take in the ends of a run's logs."""
     directory = row.trial.directory
-    metrics, timing = tail(directory.metrics_file), tail(directory.timing_file)
+    metrics = tail(directory.metrics_file)
+    timing = tail(directory.timing_file, numbers=("step", "wall_s", "tokens_per_s"))
     if metrics:
         row.step = max(row.step, metrics[-1]["step"])
-        row.loss = metrics[-1]["loss"]
-        row.val_nll = next((line["val_nll"] for line in reversed(metrics) if line["val_nll"] is not None), row.val_nll)
+        row.loss = _number(metrics[-1].get("loss"))
+        validated = [nll for line in metrics if (nll := _number(line.get("val_nll"))) is not None]
+        row.val_nll = validated[-1] if validated else row.val_nll
     if timing:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
         if (steps := timing[-1]["step"] - timing[0]["step"]) > 0:

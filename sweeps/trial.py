@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
 from stability.runs.sinks import Sinks
+from sweeps.trial_names import choice_name, several_of
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
@@ -104,27 +105,6 @@ class Trial:
         return status.get("changed_at", 0.0) if status["state"] == "failed" else None
 
 
-def choice_name(choice: Any) -> str:
-    """Return the name of a part as a ``spec.json`` writes it; of a norm in older ones it is all that there is."""
-    return choice["name"] if isinstance(choice, dict) else str(choice)
-
-
-def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Return a trial's ``several``, from what a sweep chooses on each axis."""
-    return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
-
-
-def variants(trials: Sequence[Trial]) -> list[str]:
-    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
-    has several, an ablation's setting."""
-    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
-    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
-    chosen = [
-        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
-    ]
-    return [" ".join(filter(None, words)) for words in chosen]
-
-
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
     """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
     training."""
@@ -141,8 +121,8 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
-    """Return whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the
-    probe's own in tests."""
+    """Return whether a trial has its verdict and all that was asked for beside it: none that has a file by which that
+    cannot be told, which whoever works on the run will name. ``is_measured`` stands in for the probe's own in tests."""
     # at its last step a run has a verdict to come, which an interrupt may have kept it from
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at < trial.spec["steps"]:
         return True
@@ -150,11 +130,21 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
         return True
     if not trial.directory.finished:
         return False
-    if trial.curvature is not None:
-        if is_measured is None:
-            from stability.probes.curvature.alpha_max import is_measured
-        if not is_measured(trial.directory, checked(CurvatureSpec, trial.curvature)):
-            return False
+    try:
+        return _is_measured(trial, is_measured) and _is_generated(trial)
+    except ValueError:
+        return False
+
+
+def _is_measured(trial: Trial, is_measured: IsMeasured | None) -> bool:
+    if trial.curvature is None:
+        return True
+    if is_measured is None:
+        from stability.probes.curvature.alpha_max import is_measured
+    return is_measured(trial.directory, checked(CurvatureSpec, trial.curvature))
+
+
+def _is_generated(trial: Trial) -> bool:
     if trial.generate is None:
         return True
     from stability.probes.generation.generating import is_generated
@@ -225,6 +215,16 @@ def tidy(trial: Trial) -> None:
 def _clear(directory: RunDirectory) -> None:
     for path in leftovers(directory.path):
         remove(path)
+
+
+def set_failed(trial: Trial, reason: str) -> None:
+    """Set a trial ``failed`` whose files are not its own, unless somebody works on it."""
+    lock = trial.lock
+    if lock.acquire():
+        try:
+            trial.directory.fail(reason, f"{reason}\n", trial.spec["steps"])
+        finally:
+            lock.release()
 
 
 def mark_failed(trial: Trial, reason: str, account: str) -> None:

@@ -169,12 +169,19 @@ def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or found.get("version") != THROUGHPUT_VERSION or not found.get("rows"):
+    if not _is_throughput(found):
         again = f"`python -m benchmarks.throughput {study_dir}` writes it again"
         raise ValueError(f"{path} holds no throughput of version {THROUGHPUT_VERSION}: {again}")
     return found | {"rows": [row | {"series": renamed.get(row["series"], row["series"])} for row in found["rows"]]}
+
+
+def _is_throughput(found: Any) -> bool:
+    """Return whether a file holds the rows of `benchmarks.throughput`, of this version."""
+    if not isinstance(found, dict) or found.get("version") != THROUGHPUT_VERSION or not found.get("rows"):
+        return False
+    return isinstance(found["rows"], list) and all(isinstance(row, dict) and "series" in row for row in found["rows"])
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def _manifest(study_dir: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: `{_sweep_command(study_dir, {})}` makes it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): `{_sweep_command(study_dir, {})}` writes it again") from None
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} holds no JSON object: `{_sweep_command(study_dir, {})}` writes it again")
@@ -215,8 +222,10 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
         raise ValueError(f"{path} is missing: `{command}` makes it")
     try:
         table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is no parquet file ({error}): `{command}` writes it again") from None
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is no parquet file ({why}): `{command}` writes it again") from None
     version = _schema_version(table.schema.metadata or {})
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
@@ -236,12 +245,11 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
     """Read the schema's version from the file's own key, else from the attributes that pandas stores; None where
     neither has one."""
-    raw = metadata.get(b"schema_version")
-    if raw is None:
-        raw = json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get("schema_version")
+    raw, attributes = metadata.get(b"schema_version"), metadata.get(b"PANDAS_ATTRS", b"{}")
     try:
+        raw = json.loads(attributes).get("schema_version") if raw is None else raw
         return None if raw is None else int(raw)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
 import sys
@@ -65,7 +66,9 @@ def _of_the_machine(error: OSError, invocation: Invocation) -> str:
     place = str(error.filename or "")
     holders = (Path(place).absolute(), *Path(place).absolute().parents)
     named = [word.key for word in invocation.words if word.value and Path(word.value).absolute() in holders]
-    return ": ".join([*named[:1], error.strerror or str(error), place])
+    what = ": ".join(filter(None, [*named[:1], error.strerror or str(error), place]))
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{what}\nfree some room there; the same command goes on from here" if is_full else what
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -36,9 +36,10 @@ def publish(
         from analysis.report import build_together, summary
 
     with seldom_collected():
-        known = collected(study)
+        left_out = _collect(study)
+        known = _loaded(study)
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
-        text = summary(known, phases)
+        text = "\n".join([*left_out, summary(known, phases)])
     published.record(text)
     print_text(text)  # last, since a terminal that is gone or cannot show it takes nothing else along
     if written is not None:
@@ -47,18 +48,27 @@ def publish(
 
 
 def collected(study: StudyFolder) -> Study:
-    """Collect a study's runs into parquet anew and return it as its tables and figures read it."""
+    """Collect a study's runs into parquet anew and return it as its tables and figures read it; a line is printed for
+    each run and file that is left out."""
+    for line in _collect(study):
+        print_text(line)
+    return _loaded(study)
+
+
+def _loaded(study: StudyFolder) -> Study:
     from analysis.study.load import load
 
-    _collect(study)
     return load(study.path)
 
 
-def _collect(study: StudyFolder) -> None:
+def _collect(study: StudyFolder) -> list[str]:
+    """Collect a study's runs into parquet; return a line for each run and file that was left out."""
     with uncollected():
         from stability.runs.results import collect, write
 
-    write(collect(study.path, {"state_bytes": _state_bytes}), study.results)
+    found = collect(study.path, {"state_bytes": _state_bytes})
+    write(found, study.results)
+    return [f"left out: {line}" for line in found.left_out]
 
 
 def _state_bytes(spec: dict[str, Any]) -> int | None:

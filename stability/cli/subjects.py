@@ -17,6 +17,7 @@ from stability.printable import print_note
 from stability.registry import near_misses, require_plugins
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
+from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 
 
@@ -82,11 +83,12 @@ class Subject:
         """
         if self.checkpoint is not None:
             return [self.directory]
-        unfinished = [directory for directory in self.directories if not directory.finished]
+        asked = self._with_spec()
+        unfinished = [directory for directory in asked if not directory.finished]
         if unfinished and len(self.directories) == 1:
-            raise ValueError(
-                f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first"
-            )
+            status = unfinished[0].status()
+            why = f" ({status['reason']})" if status["state"] == "failed" and status.get("reason") else ""
+            raise ValueError(f"{unfinished[0].run_id} is {status['state']}{why}; run its sweep to the end first")
         if unfinished:
             print_note(
                 f"leaves out {len(unfinished)} of {len(self.directories)} runs, which have not reached their verdict"
@@ -94,7 +96,22 @@ class Subject:
         if without_checkpoint is not None and len(self.directories) == 1 and not self.directory.checkpoints():
             state = self.directory.status()["state"]
             raise ValueError(f"{self.directory.run_id} is {state} and left no checkpoint: {without_checkpoint}")
-        return [directory for directory in self.directories if directory.finished]
+        return [directory for directory in asked if directory.finished]
+
+    def _with_spec(self) -> list[RunDirectory]:
+        """Return the runs whose spec can be read; a line names each of the others. ``ValueError`` where it is the only
+        run."""
+        found = []
+        for directory in self.directories:
+            try:
+                read_json(directory.spec_file, SpecFile)
+            except ValueError as error:
+                if len(self.directories) == 1:
+                    raise
+                print(f"leaves out run {directory.run_id}: {error}")
+            else:
+                found.append(directory)
+        return found
 
 
 def _folder(ckpt: str) -> Path:
@@ -156,9 +173,19 @@ class Work:
 
 
 def take_steps(works: Sequence[Work]) -> None:
-    """Do one work after another under one bar, each under its run's lock."""
+    """Do one work after another under one bar, each under its run's lock. Of several, one whose files are damaged is
+    left out with a line."""
     labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
-    follow((locked(work.directory, work.steps) for work in works), labels, [work.num_steps for work in works])
+    steps = (locked(work.directory, work.steps if len(works) == 1 else _told(work)) for work in works)
+    follow(steps, labels, [work.num_steps for work in works])
+
+
+def _told(work: Work) -> Iterator[None]:
+    """Take a work's steps; print what is wrong with the run where that ends them."""
+    try:
+        yield from work.steps
+    except ValueError as error:
+        print(f"leaves out run {work.directory.run_id}: {error}")
 
 
 def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:

@@ -3,6 +3,7 @@ be measured again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,13 @@ class Stored:
         self.path, self.protocol, self.columns = path, protocol, columns
 
     def found(self) -> str | None:
-        """Return the protocol that the file was measured by; None where there is no file, or it does not say."""
-        return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
+        """Return the protocol that the file was measured by; None where there is no file, it is damaged, or it does not
+        say."""
+        try:
+            found = read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
+            return found if found is not None and isinstance(json.loads(found), dict) else None
+        except (ValueError, RecursionError):
+            return None
 
     def decisive(self, protocol: str) -> Any:
         """Return what of a protocol has to agree for the file to count as measured; all, for most tables."""

@@ -36,9 +36,15 @@ class Unlisted:
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
-    """Return the runs of the pool that no study lists, by id. Errors: as `listed`."""
-    known = listed(pool)
-    return [Unlisted.of(directory) for directory in _runs(pool) if directory.run_id not in known]
+    """Return the runs of the pool that no study lists, by id. Errors: as `listed`; ``ValueError`` where there are runs
+    and not one study, as where the folder of studies is not mounted."""
+    known, runs = listed(pool), _runs(pool)
+    if runs and not StudyFolder.all_of(pool):
+        raise ValueError(
+            f"{pool} holds {len(runs)} run{'s' * (len(runs) > 1)} and no study (studies/NAME/study.json), so which are "
+            "needed is not known; nothing is removed.\nTo remove all of them: rm -r the runs' folders"
+        )
+    return [Unlisted.of(directory) for directory in runs if directory.run_id not in known]
 
 
 def listed(pool: Path) -> set[str]:

@@ -4,21 +4,26 @@ all."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from stability.config.base import Settings
 from stability.config.identity import same_run
 from stability.config.run import RunSpec
 from stability.runs.leftovers import temporary
+from stability.runs.records import StatusFile
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
+CHECKPOINT = re.compile(r"step_(\d{6,})")
 STOPPED = "stopped"  # at a rung of a search: resumable, and no result
 # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
 INTERRUPTED = "interrupted"
@@ -57,18 +62,36 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Return the object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something
-    else."""
+def read_json(path: Path, record: type[BaseModel] | None = None) -> Any:
+    """Return the object of a JSON file.
+
+    Args:
+        path: a file of ours.
+        record: the fields that its readers rely on (`stability.runs.records`), checked.
+
+    Raises:
+        ValueError: it names the file, which is missing, damaged, or holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"no {path.name} in {path.parent}; is this a folder that a sweep wrote?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from None
     if not isinstance(found, dict):
         raise damaged(path, f"it holds a {type(found).__name__} instead of an object")
+    if record is not None:
+        try:
+            record.model_validate(found)
+        except ValidationError as error:
+            raise damaged(path, _first_of(error)) from None
     return found
+
+
+def _first_of(error: ValidationError) -> str:
+    """Return the first field that does not fit, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def damaged(path: Path, why: str) -> ValueError:
@@ -106,26 +129,37 @@ class RunDirectory:
         return self.path / "generation" / f"{phase}.parquet"
 
     def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
-        """Write ``spec.json`` once; from then on where the data lie may differ, and what else is outside of the id.
-        ``schema``: the class of which ``spec`` holds the plain values. ``ValueError`` where the folder holds another
-        run's spec."""
-        if not self.spec_file.exists():
+        """Write ``spec.json`` once, and again where nobody can read it; from then on where the data lie may differ, and
+        what else is outside of the id. ``schema``: the class of which ``spec`` holds the plain values. ``ValueError``
+        where the folder holds another run's spec."""
+        try:
+            found = read_json(self.spec_file)
+        except ValueError:  # there is none, or it is damaged: the folder's name stands for this one
+            found = None
+        if found is None:
             try:
                 write_json(self.spec_file, spec)
             # whoever got the run's lock in this moment took the file being written for a leftover
             except FileNotFoundError:
                 write_json(self.spec_file, spec)
-        if not same_run(read_json(self.spec_file), spec, schema):
+            found = read_json(self.spec_file)
+        if not same_run(found, spec, schema):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
-        """Return the last status; ``{"state": "queued"}`` where none was written yet."""
-        if not self.status_file.exists():
+        """Return the last status; ``{"state": "queued"}`` where none was written yet. A run whose status is damaged has
+        failed: the reason names the file, and the same command goes on from the last whole checkpoint."""
+        try:
+            changed_at = self.status_file.stat().st_mtime
+        except FileNotFoundError:
             return {"state": "queued", "step": 0}
-        found = read_json(self.status_file)
-        if found.get("state") not in STATES or not isinstance(found.get("step"), int):
-            raise damaged(self.status_file, "it names no state and step of a run")
-        return found
+        try:
+            found = read_json(self.status_file, StatusFile)
+            if found["state"] not in STATES:
+                raise damaged(self.status_file, "state: no state of a run")
+        except ValueError as error:
+            found = {"state": "failed", "step": 0, "reason": str(error)}
+        return {"changed_at": changed_at, **found}
 
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
         assert state in STATES, state
@@ -137,17 +171,17 @@ class RunDirectory:
 
     def fail(self, reason: str, account: str, num_steps: int) -> None:
         """Set the status ``failed`` at the last logged step, with ``account`` in the traceback's file. What training
-        gave before a crash in what follows it stays."""
-        write_atomically(self.traceback_file, account.encode())
+        gave before a crash in what follows it stays. ``OSError`` names the run where the disk does not take that."""
         rows = tail(self.metrics_file)
-        try:
-            result = self.status().get("result")
-        except ValueError:  # the status itself is what is damaged
-            result = None
+        result = self.status().get("result")
         kept = {"result": result} if result else {}
-        self.set_status(
-            "failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=num_steps, **kept
-        )
+        step = rows[-1]["step"] if rows else 0
+        try:
+            write_atomically(self.traceback_file, account.encode())
+            self.set_status("failed", step=step, reason=reason[:500], num_steps=num_steps, **kept)
+        except OSError as error:
+            why = f"{error.strerror or error}; the run failed and that could not be written down ({reason[:200]})"
+            raise OSError(error.errno, why, str(self.path)) from error
 
     def raised_at(self) -> str:
         """Return the line that raised in the last failure, of the last frame outside of installed packages:
@@ -170,9 +204,15 @@ class RunDirectory:
         return self.status()["state"] in FINISHED
 
     def checkpoints(self) -> list[Path]:
-        """List complete checkpoints by step; folders still being written have temporary names and are not among
-        them."""
-        return sorted((self.path / "checkpoints").glob("step_[0-9]*"), key=step_of)
+        """List complete checkpoints by step. Folders still being written have temporary names and are not among them,
+        nor is a backup (``step_000012 (copy)``)."""
+        folder = self.path / "checkpoints"
+        try:
+            with os.scandir(folder) as entries:
+                found = [entry.name for entry in entries if CHECKPOINT.fullmatch(entry.name) and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted((folder / name for name in found), key=step_of)
 
 
 def checkpoint_name(step: int) -> str:
@@ -182,28 +222,70 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint, by its folder's name."""
-    return int(folder.name.removeprefix("step_"))
+    """Return the step of a checkpoint, by its folder's name; of a copy, ``step_000012_backup``, too."""
+    if match := CHECKPOINT.match(folder.name):
+        return int(match[1])
+    raise ValueError(f"{folder} has no name of a checkpoint, like {checkpoint_name(200)}")
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a log. A last line that a crash cut short is left out; damage anywhere else raises
-    ``ValueError``."""
+def read_jsonl(path: Path, numbers: Sequence[str] = ("step",)) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a log. A last line that a crash cut short is left out.
+
+    Args:
+        path: a file of one JSON object a line; one that is missing has no rows.
+        numbers: the fields in which each row must hold a finite number, a whole one in ``step``.
+
+    Raises:
+        ValueError: it names the file and the first line that is damaged.
+    """
+    for number, row in _rows(path, numbers):
+        if isinstance(row, str):
+            raise ValueError(f"{path}, line {number}, is damaged: {row}")
+        yield row
+
+
+def readable_rows(path: Path, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
+    """Return the rows of a log without those that are damaged, for clocks and displays; arguments: as `read_jsonl`."""
+    return [row for _, row in _rows(path, numbers) if not isinstance(row, str)]
+
+
+def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield each line's number with its row, or with what is wrong with it."""
     if not path.exists():
         return
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}, is damaged: {error}") from None
+            if line.endswith(b"\n"):
+                yield number, _row(line, numbers)
+            elif b"\0" in line:
+                yield number, "it holds zeros, as a power failure leaves them"
 
 
-def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """Return the last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is
-    none."""
+def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
+    """Return a line's row, or what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    if not isinstance(row, dict):
+        return f"it holds a {type(row).__name__} instead of an object"
+    for name in numbers:
+        value = row.get(name)
+        if type(value) is int and abs(value) < 2**63:
+            continue
+        if name == "step" or type(value) is not float or not math.isfinite(value):
+            return f"{name}: no {'whole ' if name == 'step' else ''}number"
+    return row
+
+
+def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
+    """Return the last whole rows of a log without damaged ones; [] where there is none.
+
+    Args:
+        path: as `read_jsonl`.
+        num_bytes: how much of its end is read, at most.
+        numbers: as `read_jsonl`.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -212,4 +294,5 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     lines = block.split(b"\n")[:-1]  # what follows the last newline is still being written
-    return [json.loads(line) for line in (lines[1:] if size > num_bytes else lines)]
+    rows = (_row(line, numbers) for line in (lines[1:] if size > num_bytes else lines))
+    return [row for row in rows if not isinstance(row, str)]

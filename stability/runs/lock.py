@@ -35,13 +35,18 @@ class LostLock(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none."""
+    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none;
+    ``folder``: the inode of the run's folder, 0 in claims older than it, which tells a claim from its copy."""
 
     process: Process
     launch: str = ""
+    folder: int = 0
 
     def __str__(self) -> str:
-        return str(self.process)
+        return str(self.process) if self.process.pid else f"a damaged lock file, which counts for {STALE_S:.0f} s"
+
+
+UNKNOWN = Owner(Process("an unknown host", "", 0, ""))
 
 
 class RunLock:
@@ -56,7 +61,8 @@ class RunLock:
 
     Dead is, on the same machine, a process that is gone or whose number belongs to a later one: known at once. After a
     restart, or from another machine or container: one whose claim was not touched for `STALE_S`, by the clock of the
-    file system that the folder is on, so that machines whose clocks differ agree. Within one launch, whose launcher
+    file system that the folder is on, so that machines whose clocks differ agree. So is a claim that was copied with
+    its folder, though its process lives. Within one launch, whose launcher
     knows that a worker has ended, its claim falls to the next worker without that wait.
 
     On NFS this needs no lock daemon, only what its clients do by default: a file created or renamed is there for
@@ -152,7 +158,7 @@ class RunLock:
     def _make_claim(self) -> Path:
         claim = self._folder / f"{CLAIM}{secrets.token_hex(8)}.json"
         aside = temporary(claim)  # complete as soon as it has its name
-        aside.write_text(json.dumps(asdict(Owner(Process.current(), self._launch))))
+        aside.write_text(json.dumps(asdict(Owner(Process.current(), self._launch, self._folder.stat().st_ino))))
         aside.replace(claim)
         return claim
 
@@ -185,21 +191,39 @@ class RunLock:
 
     def _is_alive(self, path: Path, owner: Owner) -> bool:
         lives = owner.process.lives
-        if lives is not None:
+        if lives is not None and not (lives and self._is_copy(owner)):
             return lives
-        if self._launch and owner.launch == self._launch:
+        if lives is None and self._launch and owner.launch == self._launch:
             return False
-        return _file_system_time(self._folder) - path.stat().st_mtime < STALE_S
+        # a time far ahead is no sign of life either: the file system's clock was set back
+        return abs(_file_system_time(self._folder) - path.stat().st_mtime) < STALE_S
+
+    def _is_copy(self, owner: Owner) -> bool:
+        """Return whether a claim was made in another folder, from which it was copied with the pool. A few file systems
+        give a folder another inode later: a claim that looks like a copy still counts while it is touched."""
+        return owner.folder not in (0, self._folder.stat().st_ino)
 
 
 def _read(path: Path) -> Owner:
     """Return the owner that a claim names; one that nobody can see where the file is damaged, as after a power
     failure."""
     try:
-        values = json.loads(path.read_text())
-        return Owner(Process(**values["process"]), values["launch"])
-    except (ValueError, TypeError, KeyError):
-        return Owner(Process("an unknown host", "", 0, ""))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        owner = Owner(Process(**values["process"]), values["launch"], values.get("folder", 0))
+        return owner if _is_sound(owner) else UNKNOWN
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return UNKNOWN
+
+
+def _is_sound(owner: Owner) -> bool:
+    process = owner.process
+    texts = (process.host, process.machine, process.started, owner.launch)
+    numbers = (process.pid, owner.folder)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+        and 0 < process.pid < 2**31
+    )
 
 
 def _file_system_time(folder: Path) -> float:

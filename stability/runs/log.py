@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stability.runs.directory import RunDirectory, read_jsonl, write_atomically
+from stability.runs.directory import RunDirectory, read_jsonl, readable_rows, write_atomically
 from stability.runs.rows import by_block
 from stability.runs.sinks import Sinks
 
@@ -44,10 +45,43 @@ class JsonLines:
 
 def truncate_after(path: Path, step: int) -> None:
     """Drop the rows after ``step``: what a crashed run logged beyond the checkpoint that it resumes from is logged
-    again."""
+    again. Damaged rows go, too, and those whose step was altered; up to `logged_until` there are none."""
     if path.exists():
-        kept = [json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= step]
-        write_atomically(path, "".join(kept).encode())
+        kept: dict[tuple[int, Any], str] = {}
+        last = -1
+        for row in readable_rows(path):
+            if last <= row["step"] <= step:
+                last = row["step"]
+                kept.setdefault((last, row.get("block")), json.dumps(row) + "\n")
+        write_atomically(path, "".join(kept.values()).encode())
+
+
+def logged_until(directory: RunDirectory) -> tuple[int, str]:
+    """Return the last step up to which no deterministic row of a run is missing, and the damage after it, "" for none.
+
+    A checkpoint is written once the rows up to it are on the disk. One that stands beyond this step tells of rows that
+    were lost since, which only an earlier checkpoint can give again.
+    """
+    # a step's metrics are one row each, without a gap
+    steps, damage = _whole_steps(directory.metrics_file, lambda last, step: step == last + 1)
+    until = steps[-1] if steps else -1
+    blocks, of_blocks = _whole_steps(directory.gradients_file, lambda last, step: step >= last)
+    if of_blocks:  # the last step there may lack some of its blocks
+        until, damage = min(until, (blocks[-1] if blocks else 0) - 1), damage or of_blocks
+    return until, damage
+
+
+def _whole_steps(path: Path, follows: Callable[[int, int], bool]) -> tuple[list[int], str]:
+    """Return the steps of a log's rows before the first that is damaged or does not follow, and what is wrong there."""
+    steps: list[int] = []
+    try:
+        for row in read_jsonl(path):
+            if steps and not follows(steps[-1], row["step"]):
+                return steps, f"{path}, line {len(steps) + 1}, is damaged: step {row['step']} after step {steps[-1]}"
+            steps.append(row["step"])
+    except ValueError as error:
+        return steps, str(error)
+    return steps, ""
 
 
 class RunLog:

@@ -4,6 +4,7 @@ once. No torch."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +26,47 @@ def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> 
     table = pa.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     content = pa.BufferOutputStream()
-    pq.write_table(table, content)
+    pq.write_table(table, content, write_page_checksum=True)
     write_atomically(path, memoryview(content.getvalue()))
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Raise what Arrow says of a damaged file as a ``ValueError`` that names it: it has errors of several classes for
+    that, bare ``OSError`` among them."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is damaged ({why}); move it away and measure again") from None
+
+
 def read_metadata(path: Path) -> dict[str, str]:
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+    """Return the strings kept in a file's schema. ``ValueError`` names it where it is damaged."""
+    with _named(path):
+        return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
 def holds_columns(path: Path, columns: Sequence[str]) -> bool:
     """Return whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
-    return set(columns) <= set(pq.read_schema(path).names)
+    with _named(path):
+        return set(columns) <= set(pq.read_schema(path).names)
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read a small parquet file. ``ValueError`` names it where it is damaged."""
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read(use_threads=False)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is damaged ({error}); move it away and measure again") from None
+def holds_rows(path: Path) -> bool:
+    """Return whether a file has a row. ``ValueError`` names it where it is damaged."""
+    with _named(path):
+        return pq.read_metadata(path).num_rows > 0
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a small parquet file, or some of its columns. ``ValueError`` names it where it is damaged."""
+    with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read(None if columns is None else list(columns), use_threads=False)
+        table.validate(full=True)  # texts that are no text
+        return table
 
 
 def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
@@ -55,20 +77,22 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
     return pa.concat_tables(filled, promote_options="permissive").to_pandas().reindex(columns=list(columns))
 
 
-def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
+def read_curves(
+    logs: Sequence[tuple[str, Path]], columns: Sequence[str], left_out: dict[Path, str] | None = None
+) -> pd.DataFrame:
     """Return the rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
     A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
     missing. A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError``
-    names the damaged file and line.
+    names the damaged file and line; with ``left_out`` the log has no rows, and the error stands there.
     """
     schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
     for group in _groups(logs):
         table = _parsed([data for _, _, data in group], schema)
-        parts = [_read_by_line(path, schema) for _, path, _ in group] if table is None else [table]
+        parts = [_read_alone(path, data, schema, left_out) for _, path, data in group] if table is None else [table]
         ids += [run_id for run_id, _, _ in group]
-        counts += [data.count(b"\n") for _, _, data in group]
+        counts += [data.count(b"\n") for _, _, data in group] if table is not None else map(len, parts)
         tables += parts
     owner = pa.array(ids, pa.string()).take(pa.array(np.repeat(np.arange(len(ids)), counts)))
     return pa.concat_tables(tables).add_column(0, "run_id", owner).to_pandas()
@@ -86,7 +110,9 @@ def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, 
             data = path.read_bytes()
         except FileNotFoundError:
             continue
-        group.append((run_id, path, data[: data.rfind(b"\n") + 1]))
+        end = data.rfind(b"\n") + 1
+        # zeros after the last line are no line that is being written
+        group.append((run_id, path, data if b"\0" in data[end:] else data[:end]))
         size += len(data)
         if size > GROUP_BYTES:
             yield group
@@ -105,7 +131,22 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
         table = pj.read_json(pa.BufferReader(data), parse_options=options)
     except pa.ArrowInvalid:
         return None
-    return table.select(schema.names) if len(table) == data.count(b"\n") else None
+    is_whole = len(table) == data.count(b"\n") and ("step" not in schema.names or not table["step"].null_count)
+    return table.select(schema.names) if is_whole else None
+
+
+def _read_alone(path: Path, data: bytes, schema: pa.Schema, left_out: dict[Path, str] | None) -> pa.Table:
+    """Return the table of one log of a group that cannot be parsed as a whole."""
+    table = _parsed([data], schema)
+    if table is not None:
+        return table
+    try:
+        return _read_by_line(path, schema)
+    except ValueError as error:
+        if left_out is None:
+            raise
+        left_out[path] = str(error)
+        return schema.empty_table()
 
 
 def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
@@ -115,5 +156,5 @@ def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         # a cast refuses what from_pylist would round
         return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None

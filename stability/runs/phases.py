@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from stability.runs.directory import RunDirectory, read_json, step_of
+from stability.runs.parquet import holds_rows
+from stability.runs.records import SpecFile
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 PHASES = (EARLIEST, TERMINAL, LAST)
@@ -45,7 +45,7 @@ def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
 
 def planned_steps(directory: RunDirectory) -> int | None:
     """Return how many steps a run was to take; None in a folder without a spec."""
-    return read_json(directory.spec_file).get("steps") if directory.spec_file.exists() else None
+    return read_json(directory.spec_file, SpecFile)["steps"] if directory.spec_file.exists() else None
 
 
 def file_of(file: Callable[[str], Path], phase: str) -> Path:
@@ -55,4 +55,7 @@ def file_of(file: Callable[[str], Path], phase: str) -> Path:
     if phase != LAST or own.exists():
         return own
     old = file(TERMINAL)
-    return old if old.exists() and pq.read_metadata(old).num_rows else own
+    try:
+        return old if old.exists() and holds_rows(old) else own
+    except ValueError:  # a damaged table counts as missing
+        return own

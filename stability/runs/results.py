@@ -16,7 +16,7 @@ from stability.runs.directory import RunDirectory
 from stability.runs.parquet import joined, read_curves, read_table, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
-from stability.runs.samples import sample_rows
+from stability.runs.samples import meta_file, sample_rows
 from stability.runs.schema import (
     CHECKPOINT_STEP,
     COLLECTED_CURVATURE_COLUMNS,
@@ -51,7 +51,8 @@ class Results:
     (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
     of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
     row a scored sample (`COLLECTED_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
-    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has."""
+    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has.
+    ``left_out``: a line for each run and file that could not be read."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -59,17 +60,25 @@ class Results:
     spectra: dict[str, pd.DataFrame] = field(default_factory=dict)
     probes: dict[str, pd.DataFrame] = field(default_factory=dict)
     searches: dict[str, pd.DataFrame] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Results:
-    """Read every run that a study lists, finished or not. ``told_by_spec``: by name the columns that a run's spec
-    tells, for results that are older than such a column. Errors: ``ValueError`` where the folder is no study or a file
-    is damaged."""
+    """Read every run that a study lists, finished or not; what of them is damaged or gone is left out.
+
+    Args:
+        study: the study's folder.
+        told_by_spec: by name the columns that a run's spec tells, for results that are older than such a column.
+
+    Raises:
+        ValueError: the folder is no study, or its record is damaged.
+    """
     folder = StudyFolder(study)
     record = folder.read()
     # a run's name for what it changes is the study's: another study may call it the base
     variants = record.get("variants", {})
-    files = [RunFiles.of(RunDirectory(folder.pool, run_id)) for run_id in record["run_ids"]]
+    files, left_out = _listed(folder, record["run_ids"])
+    broken: dict[Path, str] = {}
     spectra = {
         name: joined(
             chain.from_iterable(each.read(_named(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]
@@ -88,7 +97,7 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
         [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
     )
     probes["gradients"] = read_curves(
-        [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:]
+        [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:], broken
     )
     stopped = record.get("stopped", {})  # of a search: why it left a run
     runs = [
@@ -96,19 +105,38 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
         | {"variant": variants.get(each.directory.run_id, "")}
         for each in files
     ]
-    steps = [{path: read_table(path) for path in _of_steps(each.curvature)} for each in files]
+    steps = [_recorded_steps(each) for each in files]
     runs = [row | undefined_of(list(tables.values())) for row, tables in zip(runs, steps, strict=True)]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
+    curves = read_curves(
+        [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:], broken
+    )
     return Results(
         runs=pd.DataFrame(runs, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(runs)])]),
         curvature=_recorded(list(chain.from_iterable(map(_steps, files, steps)))),
-        curves=read_curves(
-            [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]
-        ),
+        curves=curves,
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
         searches=search_tables(record),
+        left_out=(*left_out, *chain.from_iterable(each.left_out.values() for each in files), *broken.values()),
     )
+
+
+def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles], list[str]]:
+    """Return the files of the runs that have a readable spec, and a line for each of the others."""
+    files, left_out = [], []
+    for run_id in run_ids:
+        try:
+            files.append(RunFiles.of(RunDirectory(folder.pool, run_id)))
+        except ValueError as error:
+            left_out.append(f"run {run_id}: {error}")
+    return files, left_out
+
+
+def _recorded_steps(files: RunFiles) -> dict[Path, pa.Table]:
+    """Return a run's tables of recorded steps by their files."""
+    tables = {path: files.table(path) for path in _of_steps(files.curvature)}
+    return {path: table for path, table in tables.items() if table is not None}
 
 
 def write(results: Results, folder: Path) -> None:
@@ -133,7 +161,11 @@ def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
 
 def _sample_rows(files: RunFiles, scores: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """Return the first sample of the run's last checkpoint that a report shows: the terminal one."""
-    return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
+    try:
+        return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
+    except ValueError as error:
+        files.left_out[meta_file(files.directory, TERMINAL)] = str(error)
+        return []
 
 
 def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
@@ -156,7 +188,7 @@ def _run_row(
     }
     row["num_steps"] = status.get("step", 0)
     row["last_checkpoint_step"] = files.checkpoint_steps[-1] if files.checkpoint_steps else None
-    row |= _spec_columns(files.spec) if files.spec else {}
+    row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
     younger = {name: tell(files.spec) for name, tell in told_by_spec.items() if found and name not in found}
@@ -193,7 +225,7 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
         "cross": cross["name"],
         "lr": spec["lr_peak"],
         "seed": spec["seed"],
-        "planned_steps": spec.get("steps"),
+        "planned_steps": spec["steps"],
     }
     return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
 

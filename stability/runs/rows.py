@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.directory import RunDirectory, readable_rows
 
 
 def said(row: dict[str, Any]) -> dict[str, Any]:
@@ -18,17 +18,17 @@ def by_block(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row in rows:
         values = {name: value for name, value in row.items() if name not in ("step", "block")}
-        found |= {"step": row["step"]} | {f"{name}/{row['block']}": value for name, value in values.items()}
+        found |= {"step": row["step"]} | {f"{name}/{row.get('block')}": value for name, value in values.items()}
     return found
 
 
 def logged(directory: RunDirectory) -> Iterator[dict[str, Any]]:
     """Yield what a run's files hold by now in the order in which it was logged: each step's metrics, then its
-    blocks."""
+    blocks. Damaged rows are left out."""
     blocks: dict[int, list[dict[str, Any]]] = {}
-    for row in read_jsonl(directory.gradients_file) if directory.gradients_file.exists() else ():
+    for row in readable_rows(directory.gradients_file):
         blocks.setdefault(row["step"], []).append(row)
-    for row in read_jsonl(directory.metrics_file) if directory.metrics_file.exists() else ():
+    for row in readable_rows(directory.metrics_file):
         yield said(row)
         if row["step"] in blocks:
             yield said(by_block(blocks[row["step"]]))

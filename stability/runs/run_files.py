@@ -8,24 +8,26 @@ to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from stability.runs.directory import FINISHED, RunDirectory, read_json, step_of
+from stability.runs.directory import CHECKPOINT, FINISHED, RunDirectory, read_json, step_of
 from stability.runs.parquet import read_table
 from stability.runs.phases import EARLIEST, LAST, TERMINAL
+from stability.runs.records import TabulatedSpec
+from stability.runs.steps import damage_of
 
 NOTHING_READ: Mapping[Path, pa.Table] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's spec ({} before it has one), its status, and the tables in its folder, each folder listed once; steps of
-    its checkpoints in order."""
+    """A run's spec, its status, and the tables in its folder, each folder listed once; steps of its checkpoints in
+    order. ``left_out``: the files that are damaged or no tables of ours, and why; it grows as they are read."""
 
     directory: RunDirectory
     spec: dict[str, Any]
@@ -34,10 +36,12 @@ class RunFiles:
     curvature: tuple[Path, ...]
     probes: tuple[Path, ...]
     generation: tuple[Path, ...]
+    left_out: dict[Path, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, directory: RunDirectory) -> RunFiles:
-        spec = read_json(directory.spec_file) if directory.spec_file.exists() else {}
+        """List a run's files. ``ValueError`` names its spec where that is missing or damaged."""
+        spec = read_json(directory.spec_file, TabulatedSpec)
         folders = [
             path.parent
             for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))
@@ -51,26 +55,42 @@ class RunFiles:
         checkpoints."""
         if self.status["state"] in FINISHED:
             return self.status["state"] == "diverged"
-        planned = self.spec.get("steps")
-        return planned is not None and bool(self.checkpoint_steps) and self.checkpoint_steps[-1] < planned
+        return bool(self.checkpoint_steps) and self.checkpoint_steps[-1] < self.spec["steps"]
 
     def step_of_phase(self, phase: str) -> int | None:
         """Return the step that a phase's checkpoint stands at; None where no checkpoint is left to tell."""
         if phase == TERMINAL:
-            return self.spec.get("steps")
-        if phase.startswith("step_"):
-            return int(phase.removeprefix("step_"))
+            return self.spec["steps"]
+        if CHECKPOINT.match(phase):
+            return step_of(Path(phase))
         return (
             {EARLIEST: self.checkpoint_steps[0], LAST: self.checkpoint_steps[-1]}.get(phase)
             if self.checkpoint_steps
             else None
         )
 
+    def table(self, path: Path) -> pa.Table | None:
+        """Read a table; None where it is left out."""
+        if path in self.left_out:
+            return None
+        try:
+            found = read_table(path)
+        except (ValueError, FileNotFoundError) as error:
+            self.left_out[path] = str(error)
+            return None
+        if "phase" not in found.column_names:
+            self.left_out[path] = f"{path} is no table of ours (it has no column phase); move it away"
+        elif why := damage_of(found):
+            self.left_out[path] = f"{path} is damaged ({why}); move it away and measure again"
+        return None if path in self.left_out else found
+
     def read(self, paths: Iterable[Path], known: Mapping[Path, pa.Table] = NOTHING_READ) -> Iterator[pa.Table]:
         """Yield the tables that have rows, each under the phase of its checkpoint; those of one checkpoint once.
         ``known``: files that were read before."""
         for path in paths:
-            table = known[path] if path in known else read_table(path)
+            table = known[path] if path in known else self.table(path)
+            if table is None:
+                continue
             phase = self._phase(path, table) if len(table) else None
             if phase is not None:
                 yield table.set_column(
@@ -94,9 +114,9 @@ class RunFiles:
         that gave the same numbers."""
         if len(self.checkpoint_steps) > 1 or not other.exists():
             return False
-        found = read_table(other)
-        if self.checkpoint_steps or not len(found):
-            return bool(len(found))
+        found = self.table(other)
+        if found is None or self.checkpoint_steps or not len(found):
+            return bool(found is not None and len(found))
         frames = [each.to_pandas().drop(columns="phase") for each in (table, found)]
         return list(frames[0]) == list(frames[1]) and frames[0].equals(frames[1])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import RunDirectory, damaged, read_json, read_jsonl
+from stability.runs.records import SamplesFile
 
 SHOWN = 200  # characters of a sample that a table keeps
 
@@ -23,18 +23,27 @@ def meta_file(directory: RunDirectory, phase: str) -> Path:
 def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
     """Return what the first samples say; their tokens' numbers where what these stand for was not kept, or no letters
     (a protein's structure alone)."""
-    return list(
-        islice(_texts(meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])), num)
-    )
+    path = meta_file(directory, phase)
+    return list(islice(_texts(path.with_name(read_json(path, SamplesFile)["file"])), num))
 
 
 def _texts(path: Path) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
     if path.suffix == ".fasta":
-        yield from ("".join(record.splitlines()[1:]) for record in text.split(">")[1:])
+        yield from (text for text in fasta_sequences(path))
         return
-    for row in map(json.loads, text.splitlines()):
-        yield " ".join(map(str, row.get("tokens", row.get("structure")))) if row["text"] is None else row["text"]
+    for row in read_jsonl(path, ()):
+        text, numbers = row.get("text"), row.get("tokens", row.get("structure"))
+        if text is None and not isinstance(numbers, list) or not isinstance(text, str | None):
+            raise damaged(path, "a row has neither text nor tokens")
+        yield " ".join(map(str, numbers)) if text is None else text
+
+
+def fasta_sequences(path: Path) -> list[str]:
+    """Return the letters of each record of a FASTA file. ``ValueError`` names it where it is damaged."""
+    try:
+        return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:]]
+    except UnicodeDecodeError as error:
+        raise damaged(path, str(error)) from None
 
 
 def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) -> list[dict[str, Any]]:
@@ -43,7 +52,7 @@ def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) ->
     to sample from; [] where nobody has sampled."""
     if not meta_file(directory, phase).exists():
         return []
-    meta = read_json(meta_file(directory, phase))
+    meta = read_json(meta_file(directory, phase), SamplesFile)
     if not meta_file(directory, phase).with_name(meta["file"]).is_file():
         return []
     labels = {

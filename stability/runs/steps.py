@@ -17,6 +17,23 @@ UNDEFINED = "undefined"
 OPTIMIZER = "optimizer"
 
 
+def damage_of(table: pa.Table) -> str:
+    """Return what is wrong with what a file says beside its rows, "" for nothing."""
+    kinds = {PROTOCOL: dict, UNDEFINED: list, OPTIMIZER: dict}
+    for key, text in (table.schema.metadata or {}).items():
+        kind = kinds.get(key.decode(errors="replace"))
+        try:
+            is_right = kind is None or isinstance(json.loads(text), kind)
+        except (ValueError, RecursionError):
+            is_right = False
+        if not is_right:
+            return f"its {key.decode()} is no JSON {'list' if kind is list else 'object'}"
+    stored = _stored(table) or {"state": []}
+    if "state" in table.column_names and not isinstance(stored.get("state"), list):
+        return "its protocol names no states"
+    return ""
+
+
 def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
     """Return a file of recorded steps with its protocol beside each row; none there where the file is too old to say.
     ``spec``: the run's, as in its file."""

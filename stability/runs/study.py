@@ -10,6 +10,7 @@ from typing import Any
 from stability.registry import near_misses
 from stability.runs.directory import RunDirectory, damaged, read_json, write_json
 from stability.runs.leftovers import remove_abandoned
+from stability.runs.records import StudyFile
 
 RUN_ID = r"[0-9a-f]{12}"
 
@@ -60,17 +61,10 @@ class StudyFolder:
                 f"no study at {self.path}; "
                 + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first")
             )
-        record = read_json(self.file)
-        run_ids = record.get("run_ids")
-        if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):
-            raise damaged(self.file, "it has no list run_ids")
-        if other := [run_id for run_id in run_ids if not re.fullmatch(RUN_ID, run_id)]:  # "../../etc" is a folder, too
+        record = read_json(self.file, StudyFile)
+        listed = [*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])]
+        if other := [run_id for run_id in listed if not re.fullmatch(RUN_ID, run_id)]:  # "../../etc" is a folder, too
             raise damaged(self.file, f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits")
-        for key in ("spec", "provenance", "variants", "stopped"):
-            if not isinstance(record.get(key, {}), dict):
-                raise damaged(self.file, f"its '{key}' is no object")
-        if not _are_earlier(record.get("earlier", [])):
-            raise damaged(self.file, "its 'earlier' is no list of commands with their runs")
         return record
 
     def run_ids_on_record(self) -> set[str]:
@@ -81,15 +75,3 @@ class StudyFolder:
 
     def runs(self) -> list[RunDirectory]:
         return [RunDirectory(self.pool, run_id) for run_id in self.read()["run_ids"]]
-
-
-def _are_earlier(value: Any) -> bool:
-    """Return whether a record's ``earlier`` lists what `sweeps.earlier.Earlier` writes."""
-    return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and isinstance(each.get("command"), str)
-        and isinstance(each.get("reported"), bool)
-        and isinstance(each.get("run_ids"), list)
-        and all(isinstance(run_id, str) for run_id in each["run_ids"])
-        for each in value
-    )

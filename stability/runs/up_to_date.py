@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.records import PublishedFile
 from stability.runs.samples import meta_file
 from stability.runs.study import StudyFolder
 
@@ -23,16 +24,15 @@ class Published:
     def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):
         self._study, self._pdf = study, pdf
         self._file = study.path / "published.json"
-        asked = "\n".join(
-            (str(pdf and pdf.absolute()), *phases, study.file.read_text(encoding="utf-8"), _stamp(_read_files(study)))
-        )
-        self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in sorted(code))).hexdigest()
+        asked = "\n".join((str(pdf and pdf.absolute()), *phases, _stamp(_read_files(study))))
+        files = [study.file, *sorted(code)]
+        self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in files)).hexdigest()
 
     def summary(self) -> str | None:
         """Return the tables as they were printed; None where something changed since, or a file that was written is
         gone."""
         try:
-            last = read_json(self._file)
+            last = read_json(self._file, PublishedFile)
         except ValueError:  # none was written, or it is damaged: it is made again
             return None
         return last["summary"] if (last["inputs"], last["outputs"]) == (self._inputs, self._outputs()) else None

@@ -245,8 +245,8 @@ class TokenizerStore(Store):
     def read(self, folder: Path) -> Held:
         return load_checkpoint(folder).state_dict(), checkpoint.load_trainer(folder)
 
-    def latest(self) -> Held | None:
-        found = super().latest()
+    def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
+        found = super().latest(until, damage)
         if found is None and self._directory.checkpoints():
             print_text(
                 f"{self._directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True

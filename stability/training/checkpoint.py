@@ -18,8 +18,9 @@ from stability.config.computed import parts_of_model
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
-from stability.runs.directory import fsync
+from stability.runs.directory import fsync, read_json
 from stability.runs.leftovers import temporary
+from stability.runs.records import ManifestFile
 from stability.training.machine import require_kernels
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
@@ -80,8 +81,8 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
     spec = parse_run(manifest["spec"], folder)
     require_kernels(parts_of_model(spec))
-    model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
+        model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
         model.load_state_dict(load_file(folder / MODEL))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
@@ -112,14 +113,13 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ValueError(f"no checkpoint at {folder}; give a folder like runs/<run_id>/checkpoints/step_000200")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        _ = manifest["sha256"], manifest["spec"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(folder / MANIFEST, ManifestFile)
+    except (OSError, ValueError) as error:
+        why = f" ({error})" if (folder / MANIFEST).is_file() else ""
         raise ValueError(
-            f"{folder} has no readable {MANIFEST}; it is no checkpoint, run (runs/<run_id>) or study "
+            f"{folder} has no readable {MANIFEST}{why}; it is no checkpoint, run (runs/<run_id>) or study "
             "(runs/studies/<name>), or it was cut short"
         ) from None
-    return manifest
 
 
 def verified_manifest(folder: Path) -> dict[str, Any]:

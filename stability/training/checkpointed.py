@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
-from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, read_jsonl, write_json
-from stability.runs.log import RunLog
+from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, readable_rows, write_json
+from stability.runs.log import RunLog, logged_until
 from stability.runs.provenance import provenance
 from stability.runs.sinks import Sinks
 from stability.training.store import Store
@@ -60,15 +60,15 @@ class Checkpointed(ABC):
         return True
 
     def open(self, command: str = "", sinks: Sinks | None = None, **described: Any) -> None:
-        """Resume from the last readable checkpoint, and say that it is running. ``described``: what provenance.json
-        holds beside that of every training."""
+        """Resume from the last readable checkpoint up to which no row of the log is missing, and say that it is
+        running. ``described``: what provenance.json holds beside that of every training."""
         of_this = {"device": str(self.device), "threads": self.spec.threads}
         write_json(self.directory.provenance_file, {**provenance(command), **described, **of_this})
-        found = self.store.latest()
+        found = self.store.latest(*logged_until(self.directory))
         if found is not None:
             self.restore(*found)
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, sinks=sinks)
-        timings = list(read_jsonl(self.directory.timing_file))
+        timings = readable_rows(self.directory.timing_file, ("step", "wall_s"))
         self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         self.directory.set_status("running", step=self.step, num_steps=self.num_steps, **self.running)
         if self.step == 0:

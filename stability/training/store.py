@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,9 +48,19 @@ class Store(ABC):
         from its beginning."""
         return max(self._standing, default=0)
 
-    def latest(self) -> Held | None:
-        """Return the newest checkpoint that can be read, whoever left it; None where there is none."""
-        return self._first(reversed(self._directory.checkpoints()))
+    def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
+        """Return the newest readable checkpoint, or None.
+
+        Args:
+            until: the step after which rows of the log are missing; no later checkpoint is taken.
+            damage: of the log after that step, for the line that says so; "" where it just ends.
+        """
+        found = self._directory.checkpoints()
+        whole = [folder for folder in found if step_of(folder) <= until]
+        if len(whole) < len(found):
+            why = damage or f"{self._directory.metrics_file} ends at step {max(until, 0)}"
+            print(f"{self._directory.run_id}: {why}; goes on from before that step", flush=True)
+        return self._first(reversed(whole))
 
     def first_of(self, steps: Sequence[int]) -> Held | None:
         """Return the first of these steps' checkpoints that can be read."""
@@ -104,10 +115,10 @@ class RunStore(Store):
     def kept(self, step: int) -> set[int]:
         return self._keeper.kept(step)
 
-    def latest(self) -> Held | None:
+    def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
         """Return the newest checkpoint that can be read; of a run that has none yet the one that its ``init`` names, of
         another run in the same pool. That one does not stand in this run's folder."""
-        return super().latest() or self._inherited()
+        return super().latest(until, damage) or self._inherited()
 
     def _inherited(self) -> Held | None:
         init = self._init

@@ -14,7 +14,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
 from stability.optimizers import Averaging, state_bytes
-from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.directory import RunDirectory, readable_rows
 from stability.training.checkpoint import MOVING
 from stability.training.checkpointed import Checkpointed
 from stability.training.devices.base import Devices
@@ -164,7 +164,8 @@ class Trainer(Replica, Checkpointed):
         """Return the median seconds of a step, which validations and other interruptions of a few hardly move; None
         without a logged one."""
         tokens = self.spec.batch * self.spec.model.positions
-        seconds = [tokens / row["tokens_per_s"] for row in read_jsonl(self.directory.timing_file)]
+        timings = readable_rows(self.directory.timing_file, ("step", "tokens_per_s"))
+        seconds = [tokens / row["tokens_per_s"] for row in timings if row["tokens_per_s"] > 0]
         return median(seconds) if seconds else None
 
     def close(self) -> None:

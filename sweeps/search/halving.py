@@ -15,7 +15,7 @@ from typing import Any
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.runs.directory import FINISHED, RunDirectory, read_jsonl
+from stability.runs.directory import FINISHED, RunDirectory, readable_rows
 
 
 class HalvingSearch:
@@ -88,8 +88,8 @@ class HalvingSearch:
         failed. It is read from the log: by now a run may stand further on."""
         nlls = []
         for each in rate.ids:
-            rows = read_jsonl(RunDirectory(self._pool, each).metrics_file)
-            found = next((row["val_nll"] for row in rows if row["step"] == step), None)
+            rows = readable_rows(RunDirectory(self._pool, each).metrics_file)
+            found = next((row.get("val_nll") for row in rows if row["step"] == step), None)
             failed = statuses[each]["state"] == "failed" and statuses[each]["step"] < step
             nlls.append(math.inf if found is None or failed else found)
         return math.fsum(nlls) / len(nlls)

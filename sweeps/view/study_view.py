@@ -10,9 +10,11 @@ from typing import Any
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
 from stability.runs.phases import TERMINAL, file_of, phases, wanted
 from stability.runs.recorded_words import recorded
+from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.progress import STALLED, Progress, Row
-from sweeps.trial import Trial, several_of
+from sweeps.trial import Trial
+from sweeps.trial_names import choice_name, several_of
 from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
 
 MOST_NAMED = 3
@@ -55,12 +57,12 @@ class StudyView:
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):
             try:
-                spec = read_json(RunDirectory(study.pool, run_id).spec_file)
+                spec = read_json(RunDirectory(study.pool, run_id).spec_file, SpecFile)
                 asks = without if run_id in earlier else common
                 trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **asks))
             except ValueError as error:
                 unreadable.append((run_id, str(error)))
-        words = recorded(record, {trial.spec.get("objective", {}).get("name") for trial in trials})
+        words = recorded(record, {choice_name(trial.spec.get("objective", "")) for trial in trials})
         progress = Progress(trials, is_complete, from_outside=True, words=words)
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 

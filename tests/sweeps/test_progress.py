@@ -12,7 +12,7 @@ from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
 from sweeps.progress import TAIL_BYTES, Progress, tail
-from sweeps.trial import several_of, variants
+from sweeps.trial_names import several_of, variants
 from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes

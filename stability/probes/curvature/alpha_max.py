@@ -19,7 +19,7 @@ from stability.probes.curvature import spectra
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.protocol import StoredSteps
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory, read_json, read_jsonl, step_of, write_atomically
+from stability.runs.directory import RunDirectory, read_json, readable_rows, step_of, write_atomically
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import SPECTRA
 from stability.training.checkpoint import manifest_of
@@ -96,7 +96,8 @@ def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iter
         spent_s += time.perf_counter() - started
     finally:
         file = directory.curvature_timing_file
-        rows = [*read_jsonl(file), {"phase": phase, "wall_s": spent_s, "ended": time.time()}]
+        known = readable_rows(file, ("wall_s", "ended"))
+        rows = [*known, {"phase": phase, "wall_s": spent_s, "ended": time.time()}]
         write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 

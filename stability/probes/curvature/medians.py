@@ -13,6 +13,7 @@ import pandas as pd
 from stability.config.curvature import CurvatureSpec
 from stability.curvature import NOT_DEFINED
 from stability.runs.directory import RunDirectory, read_json
+from stability.runs.parquet import read_table
 from stability.runs.phases import file_of, wanted
 from stability.runs.schema import CHECKPOINT_STEP
 
@@ -40,7 +41,7 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
 
 def _recorded(file: Path) -> list[dict[str, Any]]:
     """Return the recorded steps of a file that have an α_max by definition."""
-    rows: list[Any] = pd.read_parquet(file, columns=READ).to_dict("records") if file.exists() else []
+    rows: list[Any] = read_table(file).to_pandas().reindex(columns=READ).to_dict("records") if file.exists() else []
     return [row for row in rows if row["method"] != NOT_DEFINED]
 
 

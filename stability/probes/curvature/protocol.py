@@ -12,7 +12,7 @@ import pandas as pd
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.probes.stored import Stored
-from stability.runs.parquet import holds_columns, read_metadata, write_parquet
+from stability.runs.parquet import holds_columns, read_metadata, read_table, write_parquet
 from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL, own_columns
 from stability.runs.steps import OPTIMIZER, UNDEFINED
 
@@ -99,7 +99,7 @@ class StoredSteps(Stored):
         columns = [*columns, *own_columns("curvature", [name for row in rows for name in row])]
         table = pd.DataFrame(rows, columns=columns)
         if others:
-            kept = pd.read_parquet(self.path).query("state in @others").reindex(columns=list(columns))
+            kept = read_table(self.path).to_pandas().query("state in @others").reindex(columns=list(columns))
             # a file may be older than the column
             kept["gradient"] = [curvature.gradient_of(state) for state in kept["state"]]
             table = pd.concat([kept, table], ignore_index=True) if rows else kept

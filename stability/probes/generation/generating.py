@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 
@@ -24,6 +23,7 @@ from stability.probes.generation.text_oracle import key_of, weights_sha256
 from stability.probes.stored import Stored
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, step_of
+from stability.runs.parquet import read_table
 from stability.runs.phases import phases
 from stability.training import checkpoint
 from stability.training.machine import prepare_torch
@@ -92,7 +92,7 @@ def replaced(directory: RunDirectory, folder: Path, phase: str, spec: Generation
     before, asked = json.loads(scores.found() or "{}"), json.loads(scores.protocol)
     if before.get("oracle") == asked["oracle"]:
         return f"scores with {_differences(before, asked)}"
-    oracles = pd.read_parquet(scores.path, columns=["oracle"]).oracle
+    oracles = read_table(scores.path, ["oracle"]).to_pandas().oracle
     return f"scores of another oracle ({oracles.iloc[0] if len(oracles) else 'of no sample'}; asked for: {spec.oracle})"
 
 
@@ -109,7 +109,7 @@ def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: Generat
 def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     """Return what samples depend on (of the batch, no more than by rounding), with the sampler that ``auto`` stands
     for."""
-    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"], folder)
+    run = parse_run(checkpoint.manifest_of(folder)["spec"], folder)
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in _stepped(run) else {}
     values = {
@@ -134,7 +134,7 @@ def _scores(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
 
 def _scored_by(folder: Path, spec: GenerationSpec) -> str:
     assert spec.oracle is not None
-    run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"], folder)
+    run = parse_run(checkpoint.manifest_of(folder)["spec"], folder)
     return json.dumps(
         {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **kind_of(run).scored_by(spec)}, sort_keys=True
     )

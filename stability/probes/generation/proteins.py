@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +20,8 @@ from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.protein_oracle import ScoresProteins
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.probes.generation.protein_structures import Decoding, write_structures
-from stability.runs.directory import RunDirectory, read_json, write_atomically
+from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_atomically
+from stability.runs.records import SamplesFile
 from stability.runs.schema import GENERATION_COLUMNS
 from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
 
@@ -110,7 +110,7 @@ class ProteinKind:
 
     def read(self, directory: RunDirectory, phase: str, corpus: ProteinCorpus) -> list[ProteinSample]:
         path = stored_samples.meta_file(directory, phase)
-        rows = map(json.loads, path.with_name(read_json(path)["file"]).read_text(encoding="utf-8").splitlines())
+        rows = read_jsonl(path.with_name(read_json(path, SamplesFile)["file"]), ())
         return [ProteinSample(row["text"], row["structure"], row["protein"]) for row in rows]
 
     def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ScoresProteins:

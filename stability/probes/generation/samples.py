@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from stability.corpora.tokens.corpus import Corpus
-from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
-from stability.runs.samples import meta_file
+from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_atomically, write_json
+from stability.runs.records import SamplesFile
+from stability.runs.samples import fasta_sequences, meta_file
 
 LINE = 80  # letters a line of FASTA
 
@@ -79,31 +80,30 @@ def vouch(
 
 def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
     """Return what `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
-    meta = read_json(meta_file(directory, phase))
+    meta = read_json(meta_file(directory, phase), SamplesFile)
     path = meta_file(directory, phase).with_name(meta["file"])
-    text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
-        return [Sample(row["tokens"], row["text"]) for row in map(json.loads, text.splitlines())]
+        return [Sample(row["tokens"], row["text"]) for row in read_jsonl(path, ())]
     assert corpus.vocabulary is not None
     token_of = {piece.decode(): token for token, piece in enumerate(corpus.vocabulary.pieces)}
-    sequences = ["".join(record.splitlines()[1:]) for record in text.split(">")[1:]]
-    return [Sample([token_of[letter] for letter in sequence], sequence) for sequence in sequences]
+    return [Sample([token_of[letter] for letter in sequence], sequence) for sequence in fasta_sequences(path)]
 
 
 def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
     """Return a line for each thing that belongs to the samples beside their file: where it is, and what."""
-    beside = read_json(meta_file(directory, phase)).get("beside", {})
+    beside = read_json(meta_file(directory, phase), SamplesFile).get("beside", {})
     return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
 
 
 def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
     """Return what the samples on disk were made by; None where there are none, or not those that were written (a hand
-    may have changed them)."""
+    may have changed them, or a disk)."""
     path = meta_file(directory, phase)
-    if not path.exists():
+    try:
+        meta = read_json(path, SamplesFile)
+    except ValueError:
         return None
-    meta = read_json(path)
-    file = path.with_name(meta.get("file", ""))
+    file = path.with_name(meta["file"])
     if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != meta.get("file_sha256"):
         return None
     if not all(path.with_name(name).exists() for name in meta.get("beside", {})):

@@ -27,7 +27,7 @@ from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import evo2_oracle
 from stability.probes.generation.samples import Sample, has_text, is_nucleotides
 from stability.probes.pretrained.loading import load_model, load_tokenizer
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import RunDirectory
 from stability.runs.found import run_or_checkpoint
 from stability.training import checkpoint
 
@@ -155,9 +155,10 @@ def key_of(given: str) -> str:
 def weights_sha256(folder: Path) -> str:
     """Return the sha256 of a checkpoint's model, as its manifest says. Errors: ``ValueError`` where there is no
     manifest."""
-    if not (folder / checkpoint.MANIFEST).exists():
+    manifest = checkpoint.manifest_of(folder)
+    if checkpoint.MODEL not in manifest["sha256"]:
         checkpoint.verified_manifest(folder)  # which says what is wrong
-    return read_json(folder / checkpoint.MANIFEST)["sha256"][checkpoint.MODEL]
+    return manifest["sha256"][checkpoint.MODEL]
 
 
 def oracle_checkpoint(place: str) -> Path:

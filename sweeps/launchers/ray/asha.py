@@ -10,7 +10,7 @@ from typing import Any
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from stability.runs.directory import read_jsonl
+from stability.runs.directory import readable_rows
 from sweeps.launchers.ray.trainable import RUN
 from sweeps.trial import Trial, mark_stopped
 
@@ -31,7 +31,7 @@ class Asha(FIFOScheduler):
         self._leaving: dict[str, int] = {}
         for trial in trials:
             self._enter(trial.run_id)
-            for row in read_jsonl(trial.directory.metrics_file):
+            for row in readable_rows(trial.directory.metrics_file):
                 if row["step"] in rungs and row.get("val_nll") is not None:
                     self._decide(trial.run_id, row["step"], row["val_nll"])
             self._count_divergence(trial.run_id, trial.directory.status())

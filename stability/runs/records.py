@@ -1,0 +1,206 @@
+"""State the fields of our JSON files that readers rely on. `stability.runs.directory.read_json` checks a file against
+them; other fields may be there, of younger and older versions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stability.runs.schema import RUNS_COLUMNS, TEXT
+
+LARGEST = 2**63  # whole numbers of a table are below it
+
+Whole = Annotated[int, Field(ge=0, lt=LARGEST)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Record(BaseModel):
+    """A JSON object. No value is converted: a number in quotes is no number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ResultFile(Record):
+    """The result in a status: numbers or nothing in the columns of a table that hold no text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    val_nll: float | None = None
+    wall_s: float | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_table(self) -> ResultFile:
+        for name, value in (self.model_extra or {}).items():
+            if type(value) is int and abs(value) >= LARGEST:
+                raise ValueError(f"{name} is too large a number")
+            is_number = value is None or isinstance(value, int | float)
+            if name in RUNS_COLUMNS and not (isinstance(value, str | None) if name in TEXT else is_number):
+                raise ValueError(f"{name} is no {'text' if name in TEXT else 'number'}")
+        return self
+
+
+class StatusFile(Record):
+    """The fields of ``status.json``."""
+
+    state: str
+    step: Whole
+    reason: str = ""
+    num_steps: Whole = 0
+    changed_at: Number = 0.0
+    phase: str = ""
+    by: str = ""
+    result: ResultFile = Field(default_factory=ResultFile)
+
+
+class Part(Record):
+    """A part of a spec: its name, beside settings of its own."""
+
+    name: str
+
+
+class WeightsPart(Record):
+    """The weights that a run starts from."""
+
+    sha256: str
+
+
+class SpecFile(Record):
+    """The fields of ``spec.json`` that name a run."""
+
+    mechanism: Part
+    residual: Part
+    optimizer: Part
+    norm: Part | str  # a name alone in runs older than its settings
+    lr_peak: Number
+    seed: int
+    steps: Whole
+
+
+class TabulatedSpec(SpecFile):
+    """The fields of ``spec.json`` that a run's row in a table is made of."""
+
+    objective: Part
+    data: Part
+    model: Part
+    data_fingerprint: str
+    cross: Part | None = None
+    ffn: Part | str = ""
+    position: Part | str = ""
+    linear: Part | str = ""
+    precision: Part | str = ""
+    weights: WeightsPart | None = None
+
+
+class ManifestFile(Record):
+    """The fields of a checkpoint's ``manifest.json``. ``vocab_size`` or ``format``: of the data that it was trained
+    on."""
+
+    step: Whole
+    sha256: dict[str, str]
+    spec: dict[str, Any]
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    format: Any = None
+
+    @model_validator(mode="after")
+    def _knows_its_data(self) -> ManifestFile:
+        if self.vocab_size is None and self.format is None:
+            raise ValueError("neither vocab_size nor format is there")
+        return self
+
+
+class CurvaturePart(Record):
+    """The fields of a study's curvature settings."""
+
+    measure: list[str] = Field(default_factory=list)
+    phase: str
+
+
+class GeneratePart(Record):
+    """The fields of a study's samples."""
+
+    oracle: str | None
+
+
+class StudySpec(Record):
+    """The fields of a sweep's spec."""
+
+    curvature: CurvaturePart | None = None
+    generate: GeneratePart | None = None
+    objective: Part | None = None
+    data: Part | None = None
+    mechanism: list[Any] = Field(default_factory=list)
+    residual: list[Any] = Field(default_factory=list)
+    optimizer: list[Any] = Field(default_factory=list)
+    norm: list[Any] = Field(default_factory=list)
+
+
+class SharePart(Record):
+    """The words of a share (`stability.runs.words.ShareWords`)."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    column: str
+    name: str
+    of: str
+
+
+class AblationValue(Record):
+    """A value of a setting that is varied, and the variant that has it."""
+
+    value: Any
+    variant: str
+
+
+class AblationPart(Record):
+    """A setting that is varied."""
+
+    part: str
+    setting: str
+    values: list[AblationValue]
+
+
+class WordsPart(Record):
+    """The words of a study (`stability.runs.words.Words`): texts, but for these."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, str]
+    position: list[str] = Field(default=["", ""], min_length=2, max_length=2)
+    is_text: bool = True
+    share: SharePart | None = None
+
+
+class EarlierPart(Record):
+    """Runs of a study that an earlier command of the same name asked for (`sweeps.earlier`)."""
+
+    command: str
+    reported: bool
+    run_ids: list[str]
+
+
+class StudyFile(Record):
+    """The fields of ``study.json``."""
+
+    run_ids: list[str]
+    spec: StudySpec = Field(default_factory=StudySpec)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    variants: dict[str, str] = Field(default_factory=dict)
+    stopped: dict[str, str] = Field(default_factory=dict)
+    ablations: list[AblationPart] | None = None
+    earlier: list[EarlierPart] = Field(default_factory=list)
+    words: WordsPart | None = None
+
+
+class PublishedFile(Record):
+    """The fields of ``published.json``."""
+
+    inputs: str
+    outputs: str
+    summary: str
+
+
+class SamplesFile(Record):
+    """The fields of ``samples/<phase>.json`` that its readers rely on: the name of the file of samples beside it, its
+    hash, and what else lies there."""
+
+    file: Annotated[str, Field(pattern=r"^[^/\x00]+$")]
+    file_sha256: str | None = None
+    beside: dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], str] = Field(default_factory=dict)
