@@ -1,0 +1,229 @@
+"""A pool of three finished runs whose files are damaged one byte at a time, and all that reads them in one process:
+status, a sweep that trains nothing, the tables.
+
+``python -m tests.faults.damage`` damages every byte of one run's files and of the study's, by a flipped bit and by a cut,
+and prints the counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import shutil
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from stability.corpora.cache import prepare
+from stability.runs.directory import RunDirectory
+from stability.runs.log import RunLog, logged_until
+from stability.runs.results import collect, read_steps
+from stability.runs.run_files import RunFiles
+from stability.runs.study import StudyFolder
+from stability.training import checkpoint
+from sweeps.launch import run
+from sweeps.record import StudyRecord
+from sweeps.trial import Trial, is_done, run_trial
+from sweeps.view.study_view import StudyView
+from tests.sweeps.real import make_sweep
+
+WORDS = [
+    *("mechanism=[sc]", "lr=[1e-3,1e-2,3e-2]", "steps=4", "name=mine", "log.gradients=2", "hessian=true"),
+    *("evaluation.every_steps=2", "evaluation.sequences=2", "curvature.batch=2", "curvature.microbatch=2"),
+    *("curvature.warmup_batches=1", "curvature.warmup_steps=1", "curvature.recorded_steps=2"),
+    *("curvature.state=[paper]", "curvature.parity_steps=0"),
+]
+LOGS = ("metrics.jsonl", "gradients.jsonl", "timing.jsonl", "curvature_timing.jsonl")
+MANIFEST = "checkpoints/step_000002/manifest.json"
+STUDY = "study.json"
+INTERRUPTED = '{"state": "interrupted", "step": 2, "num_steps": 4}'
+TABLE = "curvature/terminal.parquet"
+FILES = (*LOGS, "status.json", "spec.json", MANIFEST, TABLE)
+DECIDES = ("status.json", "spec.json")  # by these a sweep tells what is missing
+
+
+class Pool:
+    """Three finished runs of one study, of which the first is damaged, and put right again by `mended`."""
+
+    def __init__(self, folder: Path):
+        self.spec, self.trials = make_sweep(folder, *WORDS)
+        self.study = StudyFolder.of(folder / "runs", "mine")
+        self.record = StudyRecord.begun(self.spec, prepare(self.spec.data, folder / "runs" / "cache"))
+        run(self.spec, self.trials, record=self.record, console=quiet())
+        self.victim = self.trials[0].directory
+        self._small = [path for path in self._files() if path.stat().st_size < 40_000]
+        self.whole = {path: path.read_bytes() for path in self._small}
+        self._known = set(self._files())
+        self.others = [trial.directory.run_id for trial in self.trials[1:]]
+        self.tables = self.rows_of_others()
+        self._count = -1
+
+    def _files(self) -> list[Path]:
+        return [path for path in (*self.victim.path.rglob("*"), self.study.file) if path.is_file()]
+
+    def file(self, name: str) -> Path:
+        return self.study.file if name == STUDY else self.victim.path / name
+
+    def mend(self) -> None:
+        """Write the first run's and the study's files as they were, the large ones aside."""
+        for path in set(self._files()) - self._known:
+            path.unlink()
+        for path, content in self.whole.items():
+            if not path.exists() or path.read_bytes() != content:
+                path.write_bytes(content)
+
+    def rows_of_others(self) -> dict[str, dict[str, list[Any]]]:
+        """The tables of the runs that are not damaged: by table and column the values that there are."""
+        found = collect(self.study.path)
+        tables: dict[str, dict[str, list[Any]]] = {}
+        for name, frame in (("runs", found.runs), ("curves", found.curves), ("curvature", found.curvature)):
+            mask = frame["run_id"].isin(self.others).to_numpy()
+            columns = {str(key): frame[key].to_numpy(dtype=object)[mask] for key in frame}
+            tables[name] = {key: [each for each in values if not pd.isna(each)] for key, values in columns.items()}
+        return tables
+
+    def train_nothing(self, trial: Trial) -> Iterator[None]:
+        """Read what training reads before its first step, then end as training does."""
+        for folder in trial.directory.checkpoints():
+            try:
+                checkpoint.manifest_of(folder)
+            except ValueError:
+                continue
+        trial.directory.write_spec(trial.spec)
+        RunLog(trial.directory, resume_after=logged_until(trial.directory)[0]).close()
+        yield
+        table = trial.directory.curvature_file("terminal")
+        table.write_bytes(self.whole[self.victim.curvature_file("terminal")])
+        trial.directory.set_status("plateaued", step=4, num_steps=4, result={"val_nll": 2.5, "wall_s": 1.0})
+
+    def sweep(self) -> int:
+        """The same command: its exit code, as far as the runs decide it."""
+        outcome = run(
+            self.spec, self.trials, record=self.record, console=quiet(), run=partial(run_trial, work=self.train_nothing)
+        )
+        return 1 if outcome.num_failed else 0
+
+    def look(self) -> None:
+        """All of `stability.status`."""
+        view = StudyView.of(self.study)
+        view.progress.poll()
+        _ = view.heading(), view.details(), view.line()
+
+    def check(self, name: str, *, is_interrupted: bool) -> str:
+        """Read the pool as it stands, a run that is to go on by the sweep and a finished one by status and tables, too;
+        return what became of it, "" where another run suffered."""
+        if name == STUDY:
+            return self._check_study()
+        if name == TABLE:
+            return self._check_table()
+        if not is_interrupted:
+            self.look()
+            if not self._is_same(self.rows_of_others()):
+                return ""
+        code = self.sweep() if is_interrupted or name in DECIDES else 0
+        if not all(RunDirectory(self.victim.path.parent, each).finished for each in self.others):
+            return ""
+        return "failed" if code else "goes on"
+
+    def _check_table(self) -> str:
+        """What a sweep asks of a table, and what a report reads of it; the tables of all runs at every sixteenth."""
+        end = "counts as measured" if is_done(self.trials[0]) else "is measured again"
+        try:
+            files = RunFiles.of(self.victim)
+            end += ", is left out" if files.table(self.file(TABLE)) is None else ", is read"
+            read_steps(self.victim)
+        except ValueError as error:
+            return end if str(self.file(TABLE)) in str(error) else ""
+        self._count += 1
+        return end if self._count % 16 or self._is_same(self.rows_of_others()) else ""
+
+    def _check_study(self) -> str:
+        try:
+            self.look()
+            collect(self.study.path)
+            StudyRecord.begun(self.spec, prepare(self.spec.data, self.victim.path.parent / "cache"))
+        except ValueError as error:
+            return "named" if str(self.study.file) in str(error) else ""
+        return "goes on"
+
+    def _is_same(self, tables: dict[str, dict[str, list[Any]]]) -> bool:
+        return all(
+            tables[name].get(key) == values for name, whole in self.tables.items() for key, values in whole.items()
+        )
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+def flipped(content: bytes, at: int, bit: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
+
+
+def damages(content: bytes, bits: int, seed: str) -> Iterator[tuple[str, bytes]]:
+    """At every byte ``bits`` flips of a bit and a cut before it."""
+    draws = random.Random(seed)
+    for at in range(len(content)):
+        for bit in draws.sample(range(8), bits):
+            yield f"byte {at}, bit {bit}", flipped(content, at, bit)
+        yield f"cut at {at}", content[:at]
+
+
+def states(pool: Pool, name: str) -> tuple[bytes | None, ...]:
+    """The statuses with which the damaged run is read: finished, and for what is read on the way also interrupted."""
+    return (None,) if name in (STUDY, "status.json", TABLE) else (None, INTERRUPTED.encode())
+
+
+def damaged_in_turn(pool: Pool, name: str, cases: Iterator[tuple[str, bytes]]) -> tuple[Counter[str], list[str]]:
+    """Damage a file in every way that is given; return how often each end was met, and what must not be."""
+    ends: Counter[str] = Counter()
+    faults: list[str] = []
+    for what, content in cases:
+        for status in states(pool, name):
+            if status is not None:
+                pool.victim.status_file.write_bytes(status)
+            pool.file(name).write_bytes(content)
+            try:
+                end = pool.check(name, is_interrupted=status is not None)
+            except Exception:  # noqa: BLE001 the fault that is looked for
+                end = ""
+                faults.append(f"{name}, {what}: {traceback.format_exc(limit=-3)}")
+            else:
+                faults += [] if end else [f"{name}, {what}: another run suffered"]
+            ends[end or "fault"] += 1
+            pool.mend()
+    return ends, faults
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bits", type=int, default=1)
+    parser.add_argument("--files", nargs="+", default=[*FILES, STUDY])
+    parser.add_argument("--step", type=int, default=1, help="every how manieth byte")
+    options = parser.parse_args()
+    os.fsync = lambda descriptor: None
+    folder = Path(tempfile.mkdtemp(prefix="damage-"))
+    try:
+        pool = Pool(folder)
+        for name in options.files:
+            whole = pool.file(name).read_bytes()
+            cases = list(damages(whole, options.bits, name))[:: options.step]
+            ends, faults = damaged_in_turn(pool, name, iter(cases))
+            print(f"{name}: {len(whole)} bytes, {len(cases)} damages: {dict(ends)}", flush=True)
+            for fault in faults[:5]:
+                print(fault, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
