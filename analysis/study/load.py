@@ -239,7 +239,8 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
         raise ValueError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again"
         )
-    return _typed(table.select([name for name in columns if name not in absent]).to_pandas().reindex(columns=columns))
+    there = table.select([name for name in columns if name not in absent]).replace_schema_metadata(None)
+    return _typed(there.to_pandas().reindex(columns=columns))
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:

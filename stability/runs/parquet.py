@@ -66,7 +66,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read(None if columns is None else list(columns), use_threads=False)
         table.validate(full=True)  # texts that are no text
-        return table
+    # pandas's own notes say nothing that the columns do not, and raise errors of every class where they are damaged
+    own = {key: value for key, value in (table.schema.metadata or {}).items() if key != b"pandas"}
+    return table.replace_schema_metadata(own)
 
 
 def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
