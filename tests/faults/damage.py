@@ -34,7 +34,7 @@ from sweeps.launch import run
 from sweeps.record import StudyRecord
 from sweeps.trial import Trial, is_done, run_trial
 from sweeps.view.study_view import StudyView
-from tests.sweeps.real import make_sweep
+from tests.sweeps.real import TINY, make_sweep
 
 WORDS = [
     *("mechanism=[sc]", "lr=[1e-3,1e-2,3e-2]", "steps=4", "name=mine", "log.gradients=2", "hessian=true"),
@@ -159,6 +159,14 @@ class Pool:
         return all(
             tables[name].get(key) == values for name, whole in self.tables.items() for key, values in whole.items()
         )
+
+
+def words_of_pool(pool: Pool) -> list[str]:
+    """The command line of the sweep, as the user would type it."""
+    folder = pool.study.pool.parent
+    keys = {word.partition("=")[0] for word in WORDS}
+    tiny = [word for word in TINY.split() if word.partition("=")[0] not in keys]
+    return [*tiny, f"data.path={folder / 'text.txt'}", f"runs_dir={pool.study.pool}"]
 
 
 def quiet() -> Console:
