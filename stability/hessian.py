@@ -136,7 +136,9 @@ def _print_table(directory: RunDirectory) -> None:
     from analysis.study.step_terms import explained
     from stability.runs.results import read_steps, read_undefined
 
-    tables = read_steps(directory)
+    tables, left_out = read_steps(directory)
+    for line in left_out:
+        print(f"left out: {line}")
     for table in tables:
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             _print_state(table.query("phase == @phase and state == @state"), phase, state)

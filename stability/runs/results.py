@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from stability.runs.directory import RunDirectory
-from stability.runs.parquet import joined, read_curves, read_table, write_parquet
+from stability.runs.parquet import joined, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
 from stability.runs.samples import meta_file, sample_rows
@@ -243,27 +243,27 @@ def _model_name(spec: dict[str, Any]) -> str:
     return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])
 
 
-def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
-    """Return one run's recorded steps, a table a phase; a phase without any has none."""
+def read_steps(directory: RunDirectory) -> tuple[list[pd.DataFrame], list[str]]:
+    """Return one run's recorded steps, a table a phase (a phase without any has none), and a line for each file that is
+    left out."""
     files = RunFiles.of(directory)
-    return [
-        table.to_pandas() for table in _steps(files, {path: read_table(path) for path in _of_steps(files.curvature)})
-    ]
+    tables = [table.to_pandas() for table in _steps(files, _recorded_steps(files))]
+    return tables, list(files.left_out.values())
 
 
 def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
     """Return the phases and optimizer states that were asked for and that one run's optimizer does not define."""
-    return [
-        (path.stem, state)
-        for path in _of_steps(RunFiles.of(directory).curvature)
-        for state in undefined_states(read_table(path))
-    ]
+    tables = _recorded_steps(RunFiles.of(directory))
+    return [(path.stem, state) for path, table in tables.items() for state in undefined_states(table)]
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
-    """Return one run's table of `PROBE_COLUMNS`, all its phases."""
+    """Return one run's table of `PROBE_COLUMNS`, all its phases. ``ValueError`` names a file that is damaged."""
     files = RunFiles.of(directory)
-    return joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
+    found = joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
+    for line in files.left_out.values():
+        raise ValueError(line)
+    return found
 
 
 def _named(table: str, paths: Sequence[Path]) -> list[Path]:

@@ -15,7 +15,8 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,23 @@ import pandas as pd
 from rich.console import Console
 
 from stability.corpora.cache import prepare
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, read_json, read_jsonl
 from stability.runs.log import RunLog, logged_until
-from stability.runs.results import collect, read_steps
+from stability.runs.parquet import read_curves
+from stability.runs.phases import planned_steps
+from stability.runs.records import SpecFile
+from stability.runs.results import _run_row, collect, read_steps
+from stability.runs.rows import logged
 from stability.runs.run_files import RunFiles
+from stability.runs.schema import CURVES_COLUMNS, GRADIENT_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
+from sweeps.alpha_share import alpha_share
 from sweeps.launch import run
+from sweeps.progress import Progress
 from sweeps.record import StudyRecord
 from sweeps.trial import Trial, is_done, run_trial
+from sweeps.trial_names import variants
 from sweeps.view.study_view import StudyView
 from tests.sweeps.real import TINY, make_sweep
 
@@ -48,7 +57,6 @@ STUDY = "study.json"
 INTERRUPTED = '{"state": "interrupted", "step": 2, "num_steps": 4}'
 TABLE = "curvature/terminal.parquet"
 FILES = (*LOGS, "status.json", "spec.json", MANIFEST, TABLE)
-DECIDES = ("status.json", "spec.json")  # by these a sweep tells what is missing
 
 
 class Pool:
@@ -60,12 +68,11 @@ class Pool:
         self.record = StudyRecord.begun(self.spec, prepare(self.spec.data, folder / "runs" / "cache"))
         run(self.spec, self.trials, record=self.record, console=quiet())
         self.victim = self.trials[0].directory
-        self._small = [path for path in self._files() if path.stat().st_size < 40_000]
-        self.whole = {path: path.read_bytes() for path in self._small}
-        self._known = set(self._files())
+        self.whole = {path: path.read_bytes() for path in self._files()}
+        self._stamps = {path: _stamp(path) for path in self.whole}
         self.others = [trial.directory.run_id for trial in self.trials[1:]]
         self.tables = self.rows_of_others()
-        self._count = -1
+        self.every, self._count = 1, -1
 
     def _files(self) -> list[Path]:
         return [path for path in (*self.victim.path.rglob("*"), self.study.file) if path.is_file()]
@@ -74,12 +81,14 @@ class Pool:
         return self.study.file if name == STUDY else self.victim.path / name
 
     def mend(self) -> None:
-        """Write the first run's and the study's files as they were, the large ones aside."""
-        for path in set(self._files()) - self._known:
+        """Write the first run's and the study's files as they were."""
+        for path in set(self._files()) - self.whole.keys():
             path.unlink()
         for path, content in self.whole.items():
-            if not path.exists() or path.read_bytes() != content:
+            if not path.exists() or _stamp(path) != self._stamps[path]:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+                self._stamps[path] = _stamp(path)
 
     def rows_of_others(self) -> dict[str, dict[str, list[Any]]]:
         """The tables of the runs that are not damaged: by table and column the values that there are."""
@@ -120,31 +129,70 @@ class Pool:
 
     def check(self, name: str, *, is_interrupted: bool) -> str:
         """Read the pool as it stands, a run that is to go on by the sweep and a finished one by status and tables, too;
-        return what became of it, "" where another run suffered."""
+        return what became of it, "" where another run suffered. All but one in ``every`` times only by what reads the
+        file."""
         if name == STUDY:
             return self._check_study()
-        if name == TABLE:
-            return self._check_table()
+        self._count += 1
+        if self._count % self.every:
+            return self.read_alone(name, is_interrupted=is_interrupted)
         if not is_interrupted:
             self.look()
             if not self._is_same(self.rows_of_others()):
                 return ""
-        code = self.sweep() if is_interrupted or name in DECIDES else 0
+        code = self.sweep()
         if not all(RunDirectory(self.victim.path.parent, each).finished for each in self.others):
             return ""
         return "failed" if code else "goes on"
 
-    def _check_table(self) -> str:
-        """What a sweep asks of a table, and what a report reads of it; the tables of all runs at every sixteenth."""
-        end = "counts as measured" if is_done(self.trials[0]) else "is measured again"
-        try:
-            files = RunFiles.of(self.victim)
-            end += ", is left out" if files.table(self.file(TABLE)) is None else ", is read"
-            read_steps(self.victim)
-        except ValueError as error:
-            return end if str(self.file(TABLE)) in str(error) else ""
-        self._count += 1
-        return end if self._count % 16 or self._is_same(self.rows_of_others()) else ""
+    def read_alone(self, name: str, *, is_interrupted: bool) -> str:
+        """Call what reads one of the damaged run's files, and nothing else; return what became of it, "" where an error
+        does not name the file."""
+        run, ends = self.victim, []
+        readers: list[Callable[[], Any]] = {
+            "status.json": [run.status, lambda: is_done(self.trials[0]), Progress(self.trials, from_outside=True).poll],
+            "spec.json": [self._read_spec, lambda: run.write_spec(self.trials[0].spec)],
+            MANIFEST: [
+                lambda: checkpoint.manifest_of(run.checkpoints()[0]),
+                lambda: checkpoint.load(run.checkpoints()[0]),
+            ],
+            TABLE: [
+                lambda: is_done(self.trials[0]),
+                lambda: RunFiles.of(run).table(self.file(TABLE)),
+                lambda: read_steps(run),
+            ],
+        }.get(name, [self._read_logs])
+        for reader in readers:
+            try:
+                reader()
+                ends.append("read")
+            except ValueError as error:
+                folder = self.file(name).parent if name == MANIFEST else self.file(name)
+                if str(folder) not in str(error) and name != MANIFEST:
+                    return ""
+                ends.append("named")
+        return ", ".join(ends)
+
+    def _read_spec(self) -> None:
+        files = RunFiles.of(self.victim)
+        _run_row("mine", files, [], {})
+        read_json(self.victim.spec_file, SpecFile)
+        planned_steps(self.victim)
+        variants([replace(self.trials[0], spec=files.spec)])
+
+    def _read_logs(self) -> None:
+        run, left_out = self.victim, {}
+        for path, columns in ((run.metrics_file, CURVES_COLUMNS), (run.gradients_file, GRADIENT_COLUMNS)):
+            read_curves([(run.run_id, path)], columns[1:], left_out)
+        assert all(str(path) in line for path, line in left_out.items())
+        list(logged(run))
+        alpha_share([run], 0.0, 1e12, 1)
+        Progress(self.trials[:1], from_outside=True).poll()
+        until, damage = logged_until(run)
+        assert not damage or str(run.path) in damage
+        run.fail("a reason", "an account", 4)
+        RunLog(run, resume_after=until).close()
+        assert [row["step"] for row in read_jsonl(run.metrics_file)] == list(range(until + 1))
 
     def _check_study(self) -> str:
         try:
@@ -159,6 +207,10 @@ class Pool:
         return all(
             tables[name].get(key) == values for name, whole in self.tables.items() for key, values in whole.items()
         )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_mtime_ns, path.stat().st_size
 
 
 def words_of_pool(pool: Pool) -> list[str]:
@@ -216,12 +268,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bits", type=int, default=1)
     parser.add_argument("--files", nargs="+", default=[*FILES, STUDY])
+    parser.add_argument("--whole-every", type=int, default=32, help="every how manieth damage all commands read")
     parser.add_argument("--step", type=int, default=1, help="every how manieth byte")
     options = parser.parse_args()
     os.fsync = lambda descriptor: None
     folder = Path(tempfile.mkdtemp(prefix="damage-"))
     try:
         pool = Pool(folder)
+        pool.every = options.whole_every
         for name in options.files:
             whole = pool.file(name).read_bytes()
             cases = list(damages(whole, options.bits, name))[:: options.step]

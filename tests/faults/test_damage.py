@@ -68,7 +68,7 @@ def test_the_same_command_goes_on_after_a_damaged_file_and_gives_what_it_would_h
         whole.file(name).write_bytes(whole.file(name).read_bytes()[:-7])
     try:
         outcome = command(whole, entered)
-        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         assert "left out" not in outcome.stdout
         assert all(trial.directory.finished for trial in whole.trials)
         assert {run.run_id: run.metrics_file.read_bytes() for run in (first, third)} == expected
