@@ -14,7 +14,9 @@ from sweeps.trial import run_trial
 from tests.faults import damage
 from tests.faults.damage import FILES, INTERRUPTED, STUDY, TABLE, WORDS, damaged_in_turn, damages
 
-SAMPLE = 12  # damages of a file in the default suite; all of them are slow
+PROTOCOL = [word.removeprefix("curvature.") for word in WORDS if word.startswith(("curvature.w", "curvature.r"))]
+PROTOCOL += ["state=[paper]", "parity_steps=0"]
+SAMPLE = 8  # damages of a file in the default suite; all of them are slow
 
 
 @pytest.fixture(scope="module")
@@ -158,23 +160,23 @@ def test_a_failure_is_reported_though_status_and_log_are_damaged(tmp_path):
     assert (status["state"], status["step"], status["reason"]) == ("failed", 2, "ValueError: planted")
 
 
-def test_runs_that_are_gone_or_have_no_spec_are_left_out_of_a_report_and_named(whole, entered):
-    first, second, _ = (trial.directory for trial in whole.trials)
+def test_runs_that_are_gone_or_have_no_spec_are_left_out_and_named(whole, entered):
+    """By `hessian`, and by the tables that it prints as a report does."""
+    second = whole.trials[1].directory
     record = whole.study.read()
-    whole.study.write(
-        [*record["run_ids"], "0" * 12], **{k: v for k, v in record.items() if k not in ("name", "run_ids")}
-    )
-    second_spec = second.spec_file.read_bytes()
+    more = {key: value for key, value in record.items() if key not in ("name", "run_ids")}
+    whole.study.write([*record["run_ids"], "0" * 12], **more)
+    spec = second.spec_file.read_bytes()
     second.spec_file.unlink()
     try:
-        outcome = entered("stability.report", f"name={whole.study.path}", f"reports_dir={whole.study.pool.parent}")
-        assert outcome.returncode == 0, outcome.stderr
-        lines = [line for line in outcome.stdout.splitlines() if line.startswith("left out: run ")]
-        assert [line.split()[3] for line in lines] == [f"{second.run_id}:", f"{'0' * 12}:"]
-        assert "none none" not in outcome.stdout
+        outcome = entered("stability.hessian", f"ckpt={whole.study.path}", "batch=2", "microbatch=2", *PROTOCOL)
     finally:
-        second.spec_file.write_bytes(second_spec)
-    assert first.run_id not in str(lines)
+        second.spec_file.write_bytes(spec)
+    assert outcome.returncode == 0, outcome.stderr
+    for words in ("leaves out run", "left out: run"):
+        lines = [line for line in outcome.stdout.splitlines() if line.startswith(words)]
+        assert [line.removeprefix(words).split()[0] for line in lines] == [f"{second.run_id}:", f"{'0' * 12}:"]
+    assert "skips 2 of 2: measured already" in outcome.stdout and "none none" not in outcome.stdout
 
 
 def test_a_table_that_is_damaged_or_none_of_ours_is_left_out_of_the_tables_and_named(whole):

@@ -208,6 +208,8 @@ def test_a_damaged_status_of_a_run_is_said_in_a_line(sandbox, tmp_path, status):
         each.mkdir(parents=True)
     (folder / "study.json").write_text(json.dumps({"run_ids": [run_folder.name]}))
     (run_folder / "status.json").write_text(status)
+    parts = {name: {"name": name} for name in ("mechanism", "residual", "optimizer", "norm")}
+    (run_folder / "spec.json").write_text(json.dumps(parts | {"lr_peak": 0.1, "seed": 0, "steps": 4}))
     _, outcome = run(sandbox, "hessian", f"ckpt={folder}")
     assert (outcome.code, outcome.raised) == (2, "")
-    assert f"error: {run_folder}/status.json is damaged (" in outcome.err
+    assert f"{run_folder}/status.json is damaged (" in outcome.err

@@ -68,7 +68,7 @@ def test_every_table_has_its_columns_and_both_states(measured):
         assert list(found.columns) == SPECTRA_COLUMNS[name]
         assert set(found.state) == {"paper", "checkpoint"}
         assert set(found.run_id) == {directory.run_id}
-    assert len(read_steps(directory)) == 1  # the spectra beside it are no tables of steps
+    assert len(read_steps(directory)[0]) == 1  # the spectra beside it are no tables of steps
 
 
 def test_below_the_critical_rate_the_step_lowers_its_loss_and_above_it_does_not(measured):

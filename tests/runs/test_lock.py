@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ def test_a_lock_is_held_by_one_and_says_by_whom_until_it_is_released(tmp_path):
     assert first.owner() is None
     assert first.acquire() and first.refresh()
     assert not second.acquire()
-    assert second.owner() == Owner(Process.current(), "a")
+    assert second.owner() == Owner(Process.current(), "a", (tmp_path / "run").stat().st_ino)
     assert str(second.owner()) == f"{Process.current().host}:{os.getpid()}"
     first.release()
     assert second.owner() is None and list((tmp_path / "run").iterdir()) == []
@@ -82,6 +83,55 @@ def test_a_living_claim_is_left_alone(tmp_path, owner):
     assert lock.owner() is not None
     assert claims(tmp_path) == [path]
     assert [file for file in tmp_path.iterdir() if file != path] == [], "the clock's probe is gone"
+
+
+@pytest.mark.parametrize("process", [ELSEWHERE, None])
+def test_a_claim_of_next_year_holds_nothing(tmp_path, process):
+    """The file system's clock was set back; of a damaged claim the same is true."""
+    path = claim_as(tmp_path, process or ELSEWHERE, age_s=-365 * 86_400)
+    if process is None:
+        stamp = path.stat().st_mtime
+        path.write_text("")
+        os.utime(path, (stamp, stamp))
+    lock = RunLock(tmp_path)
+    assert lock.owner() is None and lock.acquire()
+    lock.release()
+
+
+def test_a_claim_that_was_copied_with_its_folder_holds_nothing_there_once_it_is_old(tmp_path):
+    original = RunLock(tmp_path / "run")
+    assert original.acquire()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    [claim] = claims(tmp_path / "copy")
+    copied = RunLock(tmp_path / "copy")
+    assert copied.owner(), "it may be the claim of a folder whose inode changed: it counts while it is touched"
+    os.utime(claim, (time.time() - STALE_S - 5,) * 2)
+    assert copied.owner() is None and copied.acquire()
+    assert RunLock(tmp_path / "run").owner() == original.owner() is not None
+    copied.release()
+    original.release()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"process": {"pid": "x"}}', b"[" * 100_000])
+def test_a_damaged_claim_says_what_it_is(tmp_path, content):
+    claim_as(tmp_path, ELSEWHERE).write_bytes(content)
+    assert str(RunLock(tmp_path).owner()) == "a damaged lock file, which counts for 120 s"
+
+
+@pytest.mark.parametrize("change", [{"pid": "x"}, {"pid": -1}, {"pid": 2**40}, {"started": None}, {"host": 3}])
+def test_a_claim_of_no_process_is_a_damaged_one(tmp_path, change):
+    path = claim_as(tmp_path, Process.current())
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"process": values["process"] | change}))
+    assert RunLock(tmp_path).owner() == lock_module.UNKNOWN
+
+
+def test_a_claim_older_than_the_folders_inode_is_read(tmp_path):
+    path = claim_as(tmp_path, Process.current(), age_s=10 * STALE_S)
+    values = json.loads(path.read_text())
+    del values["folder"]
+    path.write_text(json.dumps(values))
+    assert RunLock(tmp_path).owner() == Owner(Process.current())
 
 
 def test_within_a_launch_a_dead_machines_claim_falls_to_the_next_worker_at_once(tmp_path):

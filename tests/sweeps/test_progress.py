@@ -225,7 +225,7 @@ def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkey
     started(trials[40])
     progress.poll()
     opened = []
-    monkeypatch.setattr("sweeps.progress.tail", lambda path: opened.append(path) or [])
+    monkeypatch.setattr("sweeps.progress.tail", lambda path, **_: opened.append(path) or [])
     progress.poll()
     assert {path.parent.name for path in opened} == {trials[40].run_id}
     assert progress.counts() == {"done": 10, "running": 1, "queued": 39}
