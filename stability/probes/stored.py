@@ -3,7 +3,6 @@ be measured again."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ class Stored:
         """Return the protocol that the file was measured by; None where there is no file, it is damaged, or it does not
         say."""
         try:
-            found = read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
-            return found if found is not None and isinstance(json.loads(found), dict) else None
-        except (ValueError, RecursionError):
+            return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
+        except ValueError:
             return None
 
     def decisive(self, protocol: str) -> Any:

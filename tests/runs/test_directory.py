@@ -100,14 +100,20 @@ def test_tail_reads_whole_lines_only(tmp_path):
 def test_damaged_files_are_named(tmp_path):
     (tmp_path / "status.json").write_text("{")
     with pytest.raises(ValueError, match="status.json is damaged"):
-        RunDirectory.at(tmp_path).status()
+        read_json(tmp_path / "status.json")
     with pytest.raises(ValueError, match="no spec.json in"):
         read_json(tmp_path / "spec.json")
 
 
 def test_a_study_with_queued_and_failed_runs_is_collected_as_it_stands(tmp_path):
     study = StudyFolder.of(tmp_path, "mine")
-    study.write(["0" * 12, "1" * 12])
+    study.write(run_ids := ["0" * 12, "1" * 12])
+    parts = {
+        name: {"name": name} for name in ("mechanism", "residual", "optimizer", "norm", "objective", "data", "model")
+    }
+    for run_id in run_ids:
+        spec = {**parts, "lr_peak": 0.1, "seed": 0, "steps": 4, "data_fingerprint": "f"}
+        write_json(RunDirectory(study.pool, run_id).spec_file, spec)
     RunDirectory(study.pool, "1" * 12).set_status("failed", step=3, reason="crash")
     runs = collect(study.path).runs.set_index("run_id")
     assert list(runs.status) == ["queued", "failed"]

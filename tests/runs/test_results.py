@@ -13,7 +13,7 @@ import pytest
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.alpha_max import measure
 from stability.runs import parquet as tables
-from stability.runs import results, run_files
+from stability.runs import run_files
 from stability.runs.directory import read_json, read_jsonl
 from stability.runs.parquet import read_curves, read_metadata
 from stability.runs.results import collect, write

@@ -42,7 +42,7 @@ def spec_of(protocol: str) -> CurvatureSpec | None:
     field. None: by a field or value that is no longer, thus by another protocol."""
     try:
         return checked(CurvatureSpec, BEFORE | json.loads(protocol))
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):  # or the file is damaged
         return None
 
 
