@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stability.runs.schema import RUNS_COLUMNS, TEXT
 
 LARGEST = 2**63  # whole numbers of a table are below it
+TABULATED = frozenset(RUNS_COLUMNS)
 
 Whole = Annotated[int, Field(ge=0, lt=LARGEST)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -34,7 +35,7 @@ class ResultFile(Record):
             if type(value) is int and abs(value) >= LARGEST:
                 raise ValueError(f"{name} is too large a number")
             is_number = value is None or isinstance(value, int | float)
-            if name in RUNS_COLUMNS and not (isinstance(value, str | None) if name in TEXT else is_number):
+            if name in TABULATED and not (isinstance(value, str | None) if name in TEXT else is_number):
                 raise ValueError(f"{name} is no {'text' if name in TEXT else 'number'}")
         return self
 
