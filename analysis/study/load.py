@@ -171,7 +171,7 @@ def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         found = None
-    if not _is_throughput(found):
+    if found is None or not _is_throughput(found):
         again = f"`python -m benchmarks.throughput {study_dir}` writes it again"
         raise ValueError(f"{path} holds no throughput of version {THROUGHPUT_VERSION}: {again}")
     return found | {"rows": [row | {"series": renamed.get(row["series"], row["series"])} for row in found["rows"]]}

@@ -47,7 +47,8 @@ class RunFiles:
             for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))
         ]
         steps = tuple(step_of(path) for path in directory.checkpoints())
-        return cls(directory, spec, directory.status(), steps, *(tuple(parquet_files(folder)) for folder in folders))
+        curvature, probes, generation = (tuple(parquet_files(folder)) for folder in folders)
+        return cls(directory, spec, directory.status(), steps, curvature, probes, generation)
 
     @property
     def ended_early(self) -> bool:

@@ -33,9 +33,12 @@ def _texts(path: Path) -> Iterator[str]:
         return
     for row in read_jsonl(path, ()):
         text, numbers = row.get("text"), row.get("tokens", row.get("structure"))
-        if text is None and not isinstance(numbers, list) or not isinstance(text, str | None):
+        if isinstance(text, str):
+            yield text
+        elif text is None and isinstance(numbers, list):
+            yield " ".join(map(str, numbers))
+        else:
             raise damaged(path, "a row has neither text nor tokens")
-        yield " ".join(map(str, numbers)) if text is None else text
 
 
 def fasta_sequences(path: Path) -> list[str]:

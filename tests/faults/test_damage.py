@@ -10,6 +10,8 @@ from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_
 from stability.runs.log import RunLog, logged_until
 from stability.runs.parquet import read_metadata, read_table
 from stability.runs.results import collect
+from stability.runs.up_to_date import Published
+from stability.training import checkpoint
 from sweeps.trial import run_trial
 from tests.faults import damage
 from tests.faults.damage import FILES, INTERRUPTED, STUDY, TABLE, WORDS, damaged_in_turn, damages
@@ -200,6 +202,49 @@ def test_a_table_that_is_damaged_or_none_of_ours_is_left_out_of_the_tables_and_n
         assert second.run_id not in set(found.curvature["run_id"])
     finally:
         second.curvature_file("terminal").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sha256": []}, {"sha256": None}, {"vocab_size": None}, {"vocab_size": -1}, {"vocab_size": "x"}, {"spec": 3}]
+    + [{"step": "x"}],
+)
+def test_a_manifest_with_another_value_is_named(whole, change):
+    folder = whole.victim.checkpoints()[0]
+    path = whole.file(damage.MANIFEST)
+    write_json(path, read_json(path) | change)
+    with pytest.raises(ValueError, match=f"{folder} has no readable manifest.json"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"spec": -1}, {"spec": {"curvature": {"measure": None, "phase": "all"}}}, {"spec": {"generate": {}}}]
+    + [{"words": {"share": {"column": "x"}}}, {"ablations": [{}]}, {"run_ids": [1]}, {"variants": {"a": 1}}],
+)
+def test_a_record_with_another_value_is_named(whole, change):
+    write_json(whole.study.file, read_json(whole.study.file) | change)
+    with pytest.raises(ValueError, match=f"{whole.study.file} is damaged"):
+        whole.look()
+
+
+@pytest.mark.parametrize(
+    "change", [{"mechanism": 3}, {"mechanism": {}}, {"lr_peak": "x"}, {"model": None}, {"seed": "x"}]
+)
+def test_a_spec_with_another_value_is_left_out_and_named(whole, change):
+    path = whole.victim.spec_file
+    write_json(path, read_json(path) | change)
+    whole.look()
+    (line,) = collect(whole.study.path).left_out
+    assert f"{path} is damaged" in line
+    assert whole.rows_of_others() == whole.tables
+
+
+@pytest.mark.parametrize("content", ["{}", '{"inputs": "a", "outputs": "b", "summary": 3}', "[", "[]"])
+def test_a_damaged_record_of_what_was_published_makes_it_again(whole, content):
+    published = Published(whole.study, None, (), [])
+    (whole.study.path / "published.json").write_text(content)
+    assert published.summary() is None
 
 
 @pytest.mark.parametrize("cut", [7, 500, 3000])
