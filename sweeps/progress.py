@@ -289,7 +289,7 @@ def _number(value: Any) -> float | None:
 
 
 def _read_logs(row: Row) -> None:
-    """Take in the ends of a run's logs."""
+    """Take step, loss, validation and speed of a row from the ends of its logs."""
     directory = row.trial.directory
     metrics = tail(directory.metrics_file)
     timing = tail(directory.timing_file, numbers=("step", "wall_s", "tokens_per_s"))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stability.config.base import AXES
 
-if TYPE_CHECKING:
-    from sweeps.trial import Trial
+
+class Named(Protocol):
+    """A trial, as far as its name goes."""
+
+    @property
+    def spec(self) -> dict[str, Any]: ...
+
+    @property
+    def variant(self) -> str: ...
 
 
 def choice_name(choice: Any) -> str:
@@ -21,7 +28,7 @@ def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 
 
-def variants(trials: Sequence[Trial]) -> list[str]:
+def variants(trials: Sequence[Named]) -> list[str]:
     """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
     has several, an ablation's setting."""
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]

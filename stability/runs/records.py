@@ -17,7 +17,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """A JSON object. No value is converted: a number in quotes is no number."""
+    """An object of a JSON file, no value of which is converted: a number in quotes is no number."""
 
     model_config = ConfigDict(strict=True)
 
@@ -125,6 +125,7 @@ class GeneratePart(Record):
 class StudySpec(Record):
     """The fields of a sweep's spec."""
 
+    hessian: bool = False
     curvature: CurvaturePart | None = None
     generate: GeneratePart | None = None
     objective: Part | None = None
@@ -133,6 +134,12 @@ class StudySpec(Record):
     residual: list[Any] = Field(default_factory=list)
     optimizer: list[Any] = Field(default_factory=list)
     norm: list[Any] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _says_how_it_measures(self) -> StudySpec:
+        if self.hessian and self.curvature is None:
+            raise ValueError("hessian is asked for, and there is no curvature")
+        return self
 
 
 class SharePart(Record):

@@ -28,6 +28,7 @@ def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
 
 
 def _texts(path: Path) -> Iterator[str]:
+    """Yield what each sample of a file says."""
     if path.suffix == ".fasta":
         yield from (text for text in fasta_sequences(path))
         return

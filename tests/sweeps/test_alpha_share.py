@@ -61,7 +61,7 @@ def test_seconds_between_steps_are_not_counted_and_those_of_a_measurement_that_w
     next(left)
     now[0] += 50.0
     left.close()
-    rows = list(read_jsonl(run.curvature_timing_file))
+    rows = list(read_jsonl(run.curvature_timing_file, ()))
     assert [(row["phase"], row["wall_s"]) for row in rows] == [("terminal", 7.0), ("earliest", 2.0)]
 
 
@@ -70,7 +70,7 @@ def test_a_row_that_a_crash_cut_short_is_dropped(tmp_path):
     with open(run.curvature_timing_file, "a") as file:
         file.write('{"phase": "termi')
     list(alpha_max._clocked(iter(()), run, "terminal"))
-    assert [row["phase"] for row in read_jsonl(run.curvature_timing_file)] == ["terminal", "terminal"]
+    assert [row["phase"] for row in read_jsonl(run.curvature_timing_file, ())] == ["terminal", "terminal"]
 
 
 def test_a_sweep_ends_with_the_line_and_a_second_one_that_measures_nothing_has_none(lab, capsys):
@@ -104,7 +104,7 @@ def test_a_sweep_ends_with_the_line_and_a_second_one_that_measures_nothing_has_n
     found = [int(each) for each in re.fullmatch(pattern, line).groups()]
     middle, low, high, of_sweep, seconds = found
     runs = StudyFolder(lab.pool / "studies" / "shared").runs()
-    alpha_s = [sum(row["wall_s"] for row in read_jsonl(run.curvature_timing_file)) for run in runs]
+    alpha_s = [sum(row["wall_s"] for row in read_jsonl(run.curvature_timing_file, ())) for run in runs]
     train_s = [list(read_jsonl(run.timing_file))[-1]["wall_s"] for run in runs]
     shares = sorted(100 * one / (one + other) for one, other in zip(alpha_s, train_s, strict=True))
     assert [low, high] == pytest.approx(shares, abs=0.51) and low <= middle <= high
@@ -121,5 +121,5 @@ def test_a_measurement_of_its_own_is_recorded_too(lab):
     started = time.perf_counter()
     short = CurvatureSpec(warmup_batches=1, warmup_steps=0, recorded_steps=1)
     assert len(list(alpha_max.measure(run, short, cache_dir=lab.cache, device="cpu"))) == 2
-    (row,) = read_jsonl(run.curvature_timing_file)
+    (row,) = read_jsonl(run.curvature_timing_file, ())
     assert row["phase"] == "terminal" and 0 < row["wall_s"] < time.perf_counter() - started
