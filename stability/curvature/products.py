@@ -212,7 +212,7 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
     # a custom Function looks like a no_grad block to taylor, and has been checked
     if unforeseen is not None and result.rel_error is None:
         warnings.warn(
-            f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=3
+            f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=4
         )
     return result
 
@@ -296,4 +296,4 @@ def check_method(method: str) -> None:
 
 def announce(error: RuntimeError) -> None:
     reason = str(error).strip().splitlines()[0]
-    warnings.warn(f"curvature by central differences of gradients, not exactly: {reason}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"curvature by central differences of gradients, not exactly: {reason}", RuntimeWarning, stacklevel=5)

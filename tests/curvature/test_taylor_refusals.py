@@ -97,8 +97,9 @@ def test_a_value_dependent_branch_is_refused():
 @pytest.mark.parametrize("function", [lambda x: x / x.detach().abs().max(), lambda x: x * x.sum().item(), without_grad])
 def test_auto_says_that_what_is_detached_counts_as_a_constant(function):
     x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
-    with pytest.warns(RuntimeWarning, match="taylor refuses .*takes for a constant what is detached"):
+    with pytest.warns(RuntimeWarning, match="taylor refuses .*takes for a constant what is detached") as caught:
         assert directional(lambda p: (function(p["x"]) * p["x"]).sum(), x, x).method == "double_backward"
+    assert caught[0].filename == __file__  # the caller's line, each of which warns once
 
 
 def first_column_written(x):
