@@ -59,8 +59,8 @@ def test_a_launch_that_found_everything_done_leaves_the_record_of_the_one_that_d
 def test_the_runs_asked_for_and_what_a_search_keeps_are_on_record_before_the_end(closed):
     spec, trials = closed
     record = record_of(spec, ago_s=0)
-    record.write(trials, {"stopped": {"a": 3}})
+    record.write(trials, {"stopped": {"a": "why"}})
     found = record.study.read()
     assert found["run_ids"] == [trial.run_id for trial in trials]
-    assert (found["stopped"], found["launcher"]) == ({"a": 3}, "serial")
+    assert (found["stopped"], found["launcher"]) == ({"a": "why"}, "serial")
     assert "wall_s" not in found["provenance"]
