@@ -33,14 +33,13 @@ def scattered_padding(num_positions: int) -> Tensor:
 
 
 def sensitivity(module: nn.Module, num_positions: int = NUM_POSITIONS) -> Tensor:
-    """‖∂y_i/∂x_j‖₁ for each pair of positions, (N, N)."""
-    x_BND = inputs(num_positions=num_positions).requires_grad_()
-    y_BND = module.double()(x_BND)
-    weight_BND = torch.randn(y_BND.shape, dtype=y_BND.dtype, generator=torch.Generator().manual_seed(2))
-    rows = [
-        torch.autograd.grad((weight_BND * y_BND)[:, i].sum(), x_BND, retain_graph=True)[0] for i in range(num_positions)
-    ]
-    return torch.stack([row.abs().sum((0, 2)) for row in rows])
+    """‖∂y_i/∂x_j‖₁ for each pair of positions, (N, N): sequence i of N copies has position i's gradient."""
+    x_MND = inputs(num_positions=num_positions).repeat(num_positions, 1, 1).requires_grad_()
+    y_NBND = module.double()(x_MND).unflatten(0, (num_positions, BATCH))
+    weight_BND = torch.randn(y_NBND.shape[1:], dtype=y_NBND.dtype, generator=torch.Generator().manual_seed(2))
+    own_DBN = (weight_BND * y_NBND).diagonal(dim1=0, dim2=2)
+    (gradient_MND,) = torch.autograd.grad(own_DBN.sum(), x_MND)
+    return gradient_MND.unflatten(0, (num_positions, BATCH)).abs().sum((1, 3))
 
 
 def check_future_is_unseen(module: nn.Module, lengths: Sequence[int] = LENGTHS) -> None:
@@ -52,13 +51,15 @@ def check_future_is_unseen(module: nn.Module, lengths: Sequence[int] = LENGTHS) 
             f"N = {num_positions}: outputs depend on later positions: {ahead.nonzero().tolist()[:3]}"
         )
         x_BND = inputs(num_positions=num_positions)
+        later_BND = 3 * x_BND.flip(0, 2)
+        # all positions at once, and unchanged beside changed ones in batches of one shape: those of others round otherwise
+        others = [torch.cat([x_BND[:, : i + 1], later_BND[:, i + 1 :].flip(1)], 1) for i in range(num_positions)]
         with torch.no_grad():
-            y_BND = module.double()(x_BND)
-            for i in range(num_positions - 1):
-                other_BND = torch.cat([x_BND[:, : i + 1], 3 * x_BND[:, i + 1 :].flip(0, 1, 2)], dim=1)
-                assert torch.equal(module(other_BND)[:, : i + 1], y_BND[:, : i + 1]), (
-                    f"N = {num_positions}: what comes after position {i} changes outputs up to it"
-                )
+            same_MND, other_MND = (module.double()(torch.cat(batch)) for batch in ([x_BND] * num_positions, others))
+        for i, (same_BND, other_BND) in enumerate(zip(same_MND.split(BATCH), other_MND.split(BATCH), strict=True)):
+            assert torch.equal(other_BND[:, : i + 1], same_BND[:, : i + 1]), (
+                f"N = {num_positions}: what comes after position {i} changes outputs up to it"
+            )
 
 
 def check_past_is_seen(module: nn.Module, lengths: Sequence[int] = LENGTHS) -> None:
