@@ -42,6 +42,8 @@ if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.env
 # kernels run in Triton's interpreter where there is no GPU; it is chosen when Triton is first imported, by whomever
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    # each seed is also left, with the stack of the call as text, for accelerators that may start later: a millisecond
+    torch.random._manual_seed_impl = lambda seed: torch.default_generator.manual_seed(int(seed))
 # OmegaConf parses YAML in Python, for a fifth of the time of reading a command line; libyaml gives the same
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # a command line reads thirty files of conf/, most of them twice, and the tests read hundreds of command lines: each file
