@@ -145,12 +145,18 @@ def study_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pieces(study_dir):
-    return [piece for part in assembly.pieces(load(study_dir)) for piece in part]
+def study(study_dir):
+    """Read and drawn once; what is to be the same twice is read anew."""
+    return load(study_dir)
 
 
-def test_the_page_has_every_table_and_figure_and_needs_nothing_beside_itself(study_dir, pieces, tmp_path):
-    page = build_page([study_dir], "synthetic", tmp_path).read_text("utf-8")
+@pytest.fixture(scope="module")
+def pieces(study):
+    return [piece for part in assembly.pieces(study) for piece in part]
+
+
+def test_the_page_has_every_table_and_figure_and_needs_nothing_beside_itself(study, study_dir, pieces, tmp_path):
+    page = build_page([study], "synthetic", tmp_path).read_text("utf-8")
     body = page.partition("</head>")[2]
     tables = [piece for piece in pieces if isinstance(piece, Table)]
     pictures = [piece for piece in pieces if isinstance(piece, Picture)]
@@ -187,8 +193,8 @@ class Scripts(HTMLParser):
             self.texts[-1] += data
 
 
-def test_the_page_runs_its_own_scripts_alone_and_loads_nothing(study_dir, pieces, tmp_path):
-    found = Scripts(build_page([study_dir], "synthetic", tmp_path).read_text("utf-8"))
+def test_the_page_runs_its_own_scripts_alone_and_loads_nothing(study, pieces, tmp_path):
+    found = Scripts(build_page([study], "synthetic", tmp_path).read_text("utf-8"))
     rules = dict(rule.split(" ", 1) for rule in found.policy.split("; "))
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found.texts}
     assert len(found.texts) == 1 + sum(isinstance(piece, Picture) for piece in pieces)
@@ -203,13 +209,13 @@ def test_the_page_runs_its_own_scripts_alone_and_loads_nothing(study_dir, pieces
     }
 
 
-def test_a_page_of_two_studies_names_each(study_dir, tmp_path):
-    page = build_page([study_dir, study_dir], "both", tmp_path).read_text("utf-8")
+def test_a_page_of_two_studies_names_each(study, tmp_path):
+    page = build_page([study, study], "both", tmp_path).read_text("utf-8")
     assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" in page
 
 
-def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study_dir, pieces, tmp_path):
-    paths = {path.relative_to(tmp_path).as_posix() for path in export(study_dir, tmp_path)}
+def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study, study_dir, pieces, tmp_path):
+    paths = {path.relative_to(tmp_path).as_posix() for path in export(study, tmp_path)}
     pictures = {
         f"figures/{piece.name}.{suffix}"
         for piece in pieces

@@ -14,15 +14,15 @@ import pypdf
 import pytest
 import typst
 
+from analysis.assembly import pictures, sections
 from analysis.drawing import pieces, style, typeset
+from analysis.drawing.layout import lay_out
 from analysis.export import write_figures
 from analysis.report import build, build_together, summary
-from analysis.sections import curves as curve_plots
 from analysis.sections import nll_figures
 from analysis.sections.alpha import state_ratio
 from analysis.sections.alpha_figures import alpha_figures
 from analysis.sections.differences import verification
-from analysis.sections.window_figures import window_figure
 from analysis.study.load import load
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
@@ -37,8 +37,8 @@ def text_of(pdf):
 
 
 @pytest.fixture(scope="session")
-def quickstart_text(quickstart_dir, tmp_path_factory):
-    path = build(quickstart_dir, tmp_path_factory.mktemp("reports"))
+def quickstart_text(quickstart, tmp_path_factory):
+    path = build_together([quickstart], quickstart.name, tmp_path_factory.mktemp("reports"))
     assert path.name == "quickstart.pdf" and [each.name for each in path.parent.iterdir()] == ["quickstart.pdf"]
     return text_of(path)
 
@@ -257,14 +257,11 @@ def test_a_state_that_a_series_lacks_says_so_in_its_panel(tmp_path):
 
 
 def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
+    drawn = {each.name: each.figure for part in sections(quickstart) for each in pictures(part, quickstart)}
+    assert set(drawn) >= {"nll", "window", "curves", "alpha-terminal-0"}
     with matplotlib.rc_context(style.RC):
-        curves = [each.figure for each in curve_plots.figures(quickstart).values()]
-        for figure in (
-            nll_figures.nll_figure(quickstart),
-            window_figure(quickstart),
-            *curves,
-            *alpha_figures(quickstart),
-        ):
+        for figure in drawn.values():
+            lay_out(figure)
             figure.savefig(io.BytesIO(), format="png", dpi=72)
             page = figure.bbox
             for ax in figure.axes:
