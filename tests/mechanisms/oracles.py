@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,16 +13,10 @@ from torch import Tensor
 def rotated(u_NK: Tensor, base: float = 10_000.0) -> Tensor:
     """RoPE as a product of complex numbers: the halves of u are real and imaginary parts."""
     num_positions, width = u_NK.shape
-    half = width // 2
-    turned = torch.empty_like(u_NK)
-    for position in range(num_positions):
-        for k in range(half):
-            angle = torch.tensor(position * base ** (-2 * k / width), dtype=torch.float64)
-            number = torch.complex(u_NK[position, k], u_NK[position, half + k]) * torch.polar(
-                torch.ones_like(angle), angle
-            )
-            turned[position, k], turned[position, half + k] = number.real, number.imag
-    return turned
+    angles = [[position * base ** (-2 * k / width) for k in range(width // 2)] for position in range(num_positions)]
+    angle_NJ = torch.tensor(angles, dtype=torch.float64)
+    turned_NJ = torch.complex(*u_NK.chunk(2, 1)) * torch.polar(torch.ones_like(angle_NJ), angle_NJ)
+    return torch.cat([turned_NJ.real, turned_NJ.imag], 1).to(u_NK.dtype)
 
 
 def softmax_attention(module: torch.nn.Module, x_BND: Tensor, visible_BNN: Tensor) -> Tensor:
@@ -58,6 +53,7 @@ def consensus_edge_weight(module: torch.nn.Module, head: int, y_i: Tensor, y_j: 
     return alpha * torch.eye(head_width, dtype=y_i.dtype) + beta * rows.T @ rows
 
 
+@cache
 def rotation(position: int, head_width: int, base: float = 10_000.0) -> Tensor:
     """ρ(p) as a dense matrix (Eq. 42): u ⊙ cos θ + (P u) ⊙ sin θ."""
     half = head_width // 2

@@ -37,7 +37,8 @@ def inputs(num_positions, batch=1, seed=1):
 
 def alikeness(rows):
     """The mean cosine of all pairs of a block."""
-    return sum(float(torch.dot(a, b) / (a.norm() * b.norm())) for a in rows for b in rows) / len(rows) ** 2
+    unit_LK = torch.stack([row / row.norm() for row in rows])
+    return float((unit_LK @ unit_LK.T).mean())
 
 
 def blocks_taken(q, k, asking, blocks, tau, theta):

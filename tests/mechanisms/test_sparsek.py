@@ -34,8 +34,7 @@ def projected(scores: list[float], k: int) -> list[float]:
     if len(scores) <= k:
         return [1.0] * len(scores)
     low, high = min(scores) - 2, max(scores)
-    for _ in range(200):
-        tau = (low + high) / 2
+    while (tau := (low + high) / 2) not in (low, high):
         if sum(min(max(u - tau, 0.0), 1.0) for u in scores) > k:
             low = tau
         else:
@@ -191,15 +190,14 @@ def test_no_set_changes_within_the_margin_and_one_does_soon_beyond_it(monkeypatc
     margin = float(layer.margin(inputs(num_positions=8)[:1]))
     assert 1e-6 < margin < math.inf
     shifted = {share: [] for share in (0.99, 10.0)}
+    unshifted = [sets_of(u_N.tolist(), k, layer.causal) for u_N in u]
     for share, changes in shifted.items():
         for head in range(HEADS):
             for j in range(8):
                 for sign in (-1, 1):
                     other = u[head].clone()
                     other[j] += sign * share * margin
-                    changes.append(
-                        sets_of(other.tolist(), k, layer.causal) != sets_of(u[head].tolist(), k, layer.causal)
-                    )
+                    changes.append(sets_of(other.tolist(), k, layer.causal) != unshifted[head])
     assert not any(shifted[0.99]) and any(shifted[10.0])
 
 
