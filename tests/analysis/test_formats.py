@@ -146,7 +146,7 @@ def study_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(study_dir):
-    """Read and drawn once; what is to be the same twice is read anew."""
+    """Read and drawn once."""
     return load(study_dir)
 
 
@@ -214,7 +214,7 @@ def test_a_page_of_two_studies_names_each(study, tmp_path):
     assert page.count("<h2 id=") == 2 and "<h1>Learning-rate stability: both</h1>" in page
 
 
-def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study, study_dir, pieces, tmp_path):
+def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study, pieces, tmp_path):
     paths = {path.relative_to(tmp_path).as_posix() for path in export(study, tmp_path)}
     pictures = {
         f"figures/{piece.name}.{suffix}"
@@ -231,5 +231,5 @@ def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study,
         texts = [column for column in whole if not column.endswith(": number")]
         pd.testing.assert_frame_equal(as_text, whole[texts], check_dtype=False)
     before = {path: (tmp_path / path).read_bytes() for path in paths}
-    export(study_dir, tmp_path)
+    export(study, tmp_path)
     assert {path: (tmp_path / path).read_bytes() for path in paths} == before
