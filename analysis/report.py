@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import typst
-
 from analysis import assembly
 from analysis.drawing import typeset
 from analysis.drawing.files import replaced
@@ -61,7 +59,12 @@ def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir
 
 
 def _compiled(text: Callable[[Path], str], path: Path) -> Path:
-    """Write a document, ``text`` of the folder in which its figures are to lie, as a PDF into ``path``."""
+    """Write a document, ``text`` of the folder in which its figures are to lie, as a PDF into ``path``. Errors:
+    ``RuntimeError`` without typst."""
+    try:
+        import typst  # here, so that tables are printed where it is not installed
+    except ImportError:
+        raise RuntimeError(f"{path.name} needs typst: pip install typst, or choose report=false") from None
     with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
         source = Path(folder) / "report.typ"
         source.write_text(text(Path(folder)), encoding="utf-8")

@@ -43,7 +43,7 @@ def quickstart_text(quickstart, tmp_path_factory):
     return text_of(path)
 
 
-def test_importing_the_report_imports_no_torch_and_of_stability_columns_and_words_alone():
+def test_importing_the_report_imports_no_torch_and_of_stability_columns_words_and_printing_alone():
     heavy = "('torch', 'hydra', 'ray', 'matplotlib.pyplot')"
     ours = f"[m for m in sorted(sys.modules) if m in {heavy} or m.split('.')[0] == 'stability']"
     code = f"import sys, analysis.report; print({ours})"
@@ -51,7 +51,7 @@ def test_importing_the_report_imports_no_torch_and_of_stability_columns_and_word
     words = (
         "'stability.runs.older_words', 'stability.runs.recorded_words', 'stability.runs.schema', 'stability.runs.words'"
     )
-    assert found == f"['stability', 'stability.runs', {words}]"
+    assert found == f"['stability', 'stability.printable', 'stability.runs', {words}]"
 
 
 def test_the_report_says_what_was_run(quickstart_text):
@@ -183,6 +183,23 @@ def test_a_failed_build_leaves_the_old_report_and_no_rubbish(tmp_path, monkeypat
     with pytest.raises(OSError, match="disk full"):
         build(folder, tmp_path / "reports")
     assert (tmp_path / "reports" / "s.pdf").read_bytes() == before and len(list((tmp_path / "reports").iterdir())) == 1
+
+
+def test_without_typst_tables_are_printed_and_a_pdf_says_what_it_needs(tmp_path):
+    """In a process of its own: this one has imported it."""
+    study = write_study(tmp_path, mechanisms=("sa",), lrs=(1e-3,))
+    code = f"""
+import sys
+sys.modules["typst"] = None
+from analysis.report import build, summary
+print(len(summary({str(study)!r})) > 100)
+try:
+    build({str(study)!r}, {str(tmp_path)!r})
+except RuntimeError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == ["True", f"{study.name}.pdf needs typst: pip install typst, or choose report=false"]
 
 
 def test_a_missing_study_is_a_value_error(tmp_path):
