@@ -91,7 +91,7 @@ def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
     """Return a row as one line, and one more for each line of its longest detail."""
     below = [list(map(visible, cell.detail.split("\n"))) if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
-    lines = [[visible(cell.text) + "*" * cell.bold for cell in row]]
+    lines = [[visible(cell.text) + ("*" if cell.bold else "") for cell in row]]
     return lines + [[part[index] if index < len(part) else "" for part in below] for index in range(depth)]
 
 

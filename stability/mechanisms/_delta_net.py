@@ -70,7 +70,7 @@ class AbstractDeltaNet(AbstractWithKernels):
             size, shape.head_width, values // shape.heads, decays=cls.gate_weights(config, shape)[0] > 0
         )
         projected = width * (2 * width + values + shape.heads) + values * width + sum(cls.gate_weights(config, shape))
-        convolved = config.conv * (2 * width + values)
+        convolved = min(config.conv, num_positions) * (2 * width + values)
         return num_positions * (projected + convolved) + math.ceil(num_positions / size) * shape.heads * of_rule
 
     @classmethod

@@ -81,7 +81,7 @@ class GatedLinearAttention(AbstractGatedDecay):
         """Count the map to the decays and the convolutions beside the rest."""
         of_keys = shape.heads * share_of_head(config.expand_k, shape)
         gates = config.gate_rank * (shape.width + of_keys)
-        convolved = (config.conv or 0) * cls._num_convolved(config, shape)
+        convolved = min(config.conv or 0, num_positions) * cls._num_convolved(config, shape)
         return super().cost(config, shape, num_positions) + num_positions * (gates + convolved)
 
     @classmethod

@@ -87,7 +87,7 @@ class Mamba(AbstractRecurrent):
         exponents, what decays from a position and from before the chunk, what is added and what is read; the first
         decay is left out. The last chunk counts as a whole one."""
         inner, rank = config.expand * shape.width, dt_rank(config, shape.width)
-        of_feature = 3 * shape.width + config.conv + 2 * rank + 2 * config.state + 3
+        of_feature = 3 * shape.width + min(config.conv, num_positions) + 2 * rank + 2 * config.state + 3
         chunk = min(config.chunk, num_positions)
         scanned = -(-num_positions // chunk) * chunk
         return float(inner * (num_positions * of_feature + (6 * scanned - 1) * config.state))

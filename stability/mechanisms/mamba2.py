@@ -87,7 +87,8 @@ class Mamba2(AbstractRecurrent):
         """Count the maps, the convolution, C_i·B_j of the pairs of a chunk, their decay and what they weigh, and for
         each position what is written to the state and what is read of it; the last chunk counts as a whole one."""
         inner, state, heads = config.expand * shape.width, config.state, shape.heads
-        of_maps = shape.width * (3 * inner + 2 * state + heads) + (inner + 2 * state) * config.conv
+        taps = min(config.conv, num_positions)
+        of_maps = shape.width * (3 * inner + 2 * state + heads) + (inner + 2 * state) * taps
         of_features = 3 * inner + heads  # Δu, Du, the gate; Δa
         of_norm = 3 * inner
         chunk = min(config.chunk, num_positions)

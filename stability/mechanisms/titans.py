@@ -170,7 +170,7 @@ class Titans(AbstractRecurrent):
             count += 3 * num_positions * width**2 + 2 * pairs * width
         if config.memory != "none":
             num_gates = config.states + config.forgetting
-            count += num_positions * width * (3 * width + 3 * config.conv + num_gates * shape.heads)
+            count += num_positions * width * (3 * width + 3 * min(config.conv, num_positions) + num_gates * shape.heads)
             count += shape.heads * memory_cost(config, shape, num_positions)
         return float(count)
 

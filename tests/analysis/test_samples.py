@@ -128,6 +128,9 @@ def written(pool, run_id, texts, made_by=None, scores=()):
     """A run that `stability.generate` left samples of, by hand."""
     directory = RunDirectory(pool, run_id)
     directory.set_status("stable", step=1)
+    parts = ("mechanism", "residual", "optimizer", "norm", "objective", "data", "model")
+    numbers = {"lr_peak": 0.1, "seed": 0, "steps": 1, "data_fingerprint": "f"}
+    directory.spec_file.write_text(json.dumps({**{part: {"name": part} for part in parts}, **numbers}))
     folder = directory.path / "samples"
     folder.mkdir()
     (folder / "terminal.jsonl").write_text(

@@ -47,11 +47,10 @@ def test_of_runs_without_a_verdict_or_a_checkpoint_only_one_that_is_alone_is_ref
     run = lab.train(lab.spec())
     study, unfinished = StudyFolder.of(lab.pool, "two"), lab.pool / "0123456789ab"
     study.write([run.run_id, unfinished.name])
+    shutil.copytree(run.path, unfinished, ignore=lambda *_: ["checkpoints", "status.json"])
     both = Subject.of(str(study.path), kept="rows")
     assert [directory.run_id for directory in both.measurable(without_checkpoint="no matter")] == [run.run_id]
     assert capsys.readouterr().out == "leaves out 1 of 2 runs, which have not reached their verdict\n"
-    unfinished.mkdir()
-    (unfinished / "spec.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^0123456789ab is queued; run its sweep to the end first$"):
         Subject.of(str(unfinished), kept="rows").measurable()
     shutil.rmtree(run.path / "checkpoints")
@@ -99,8 +98,9 @@ def test_each_entry_reads_a_checkpoint_that_it_is_given_once_and_verifies_it(lab
         (copy / name).write_bytes((copy / name).read_bytes()[:-9])
         out = entered(f"stability.{entry}", f"ckpt={copy}", *SHORT[entry])
         wrong = (
-            f"{copy} has no readable {name}; it is no checkpoint, run (runs/<run_id>) or study (runs/studies/<name>), "
-            "or it was cut short"
+            f"{copy} has no readable {name} ({copy / name} is damaged (Unterminated string starting at: line 124 column 3 "
+            "(char 2676)); move it away and run the sweep again); it is no checkpoint, run (runs/<run_id>) or study "
+            "(runs/studies/<name>), or it was cut short"
             if name == checkpoint.MANIFEST
             else f"{copy / name} is missing, truncated or altered (its sha256 is not the manifest's); use another "
             "checkpoint"

@@ -105,7 +105,8 @@ def test_a_stream_without_letters_gets_question_marks_from_workers_too(monkeypat
 def test_the_pdf_is_written_before_anything_is_printed(tmp_path, monkeypatch):
     """Where printing fails, as it did on a terminal of another encoding, the study has its PDF and its record."""
     done = []
-    monkeypatch.setattr(publish, "collected", lambda study: "known")
+    monkeypatch.setattr(publish, "_collect", lambda study: [])
+    monkeypatch.setattr(publish, "_loaded", lambda study: "known")
     monkeypatch.setattr(report, "summary", lambda *_: "text")
     monkeypatch.setattr(report, "build_together", lambda *_: done.append("pdf"))
     published = SimpleNamespace(record=lambda text: done.append("record"))

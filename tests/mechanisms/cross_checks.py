@@ -27,16 +27,16 @@ def context_padding() -> Tensor:
 
 
 class WithContext(nn.Module):
-    """A cross mechanism as a self mechanism: the same padded context at every call."""
+    """A cross mechanism as a self mechanism: the same padded contexts in turn at every call."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        rows = len(x_BND)
+        row_B = torch.arange(len(x_BND)) % BATCH
         return self.module(
-            x_BND, context(x_BND.dtype)[:rows], mask_BN=mask_BN, context_mask_BJ=context_padding()[:rows]
+            x_BND, context(x_BND.dtype)[row_B], mask_BN=mask_BN, context_mask_BJ=context_padding()[row_B]
         )
 
 

@@ -327,7 +327,7 @@ def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
 def test_a_vocabulary_knows_its_unknown_token(keep, unknown):
     from stability.corpora.tokens.split import Sorted, kept_tokens
 
-    side = Sorted(np.array([65, 66, 66, 67], dtype=np.uint16), np.array([0]), np.array([4]), np.array([4]), 0)
+    side = Sorted(np.array([65, 66, 66, 67], dtype=np.uint16), np.array([0]), np.array([4]), np.array([4]), 0, 0)
     vocabulary = BYTES if keep is None else kept_tokens((side, side), BYTES, keep)[0]
     assert vocabulary.unknown == unknown
 
