@@ -138,7 +138,7 @@ def _print_table(directory: RunDirectory) -> None:
 
     tables, left_out = read_steps(directory)
     for line in left_out:
-        print(f"left out: {line}")
+        print_text(f"left out: {line}")
     for table in tables:
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             _print_state(table.query("phase == @phase and state == @state"), phase, state)

@@ -13,7 +13,7 @@ from stability.cli.words import Invocation
 from stability.config.base import AnySettings
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.printable import print_note
+from stability.printable import print_note, print_text
 from stability.registry import near_misses, require_plugins
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
@@ -108,7 +108,7 @@ class Subject:
             except ValueError as error:
                 if len(self.directories) == 1:
                     raise
-                print(f"leaves out run {directory.run_id}: {error}")
+                print_text(f"leaves out run {directory.run_id}: {error}")
             else:
                 found.append(directory)
         return found
@@ -185,7 +185,7 @@ def _told(work: Work) -> Iterator[None]:
     try:
         yield from work.steps
     except ValueError as error:
-        print(f"leaves out run {work.directory.run_id}: {error}")
+        print_text(f"leaves out run {work.directory.run_id}: {error}")
 
 
 def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:

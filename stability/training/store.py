@@ -59,7 +59,7 @@ class Store(ABC):
         whole = [folder for folder in found if step_of(folder) <= until]
         if len(whole) < len(found):
             why = damage or f"{self._directory.metrics_file} ends at step {max(until, 0)}"
-            print(f"{self._directory.run_id}: {why}; goes on from before that step", flush=True)
+            print_text(f"{self._directory.run_id}: {why}; goes on from before that step", flush=True)
         return self._first(reversed(whole))
 
     def first_of(self, steps: Sequence[int]) -> Held | None:
