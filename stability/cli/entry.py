@@ -34,7 +34,8 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
             signal.signal(signal.SIGTERM, _stop)
             atexit.register(end_at_once)
             code = _run(main, argv)
-        sys.stdout.flush()  # here, since a reader that has left is a traceback where Python does it at the end
+        if sys.stdout is not None:  # as a shell's `>&-` leaves it
+            sys.stdout.flush()  # here, since a reader that has left is a traceback where Python does it at the end
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):

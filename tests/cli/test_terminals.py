@@ -171,3 +171,10 @@ def test_without_the_environment_one_line_says_how_to_enter_it(entry):
 def test_who_imports_the_package_gets_pythons_own_error():
     out = run("-S", "-c", "import stability; import stability.cli.compose", stdout=subprocess.PIPE)
     assert out.returncode == 1 and b"ModuleNotFoundError" in out.stderr and b"activate" not in out.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("wrong",), 2), (("-h",), 0)])
+def test_an_entry_without_standard_output_is_no_traceback(words, code):
+    """As a shell's ``>&-`` starts it."""
+    out = run("-c", f"import sys; sys.stdout = None\n{SPEAKS}", *words)
+    assert (out.returncode, b"Traceback" in out.stderr) == (code, False), out.stderr
