@@ -17,7 +17,7 @@ from stability.printable import print_note, print_text
 from stability.registry import near_misses, require_plugins
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
-from stability.runs.records import SpecFile
+from stability.runs.records import SpecFile, StudyFile
 from stability.runs.study import StudyFolder
 
 
@@ -152,7 +152,7 @@ def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
         folder = _folder(ckpt)
         for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
             if file.is_file():
-                record = read_json(file)
+                record = read_json(file, StudyFile if file.name == "study.json" else None)
                 require_plugins(record.get("spec", record).get("plugins"), ckpt)
                 break
     return read(kind, invocation)

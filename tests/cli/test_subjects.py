@@ -198,3 +198,10 @@ def test_names_that_are_no_modules_are_told_without_their_control_characters(nam
     with pytest.raises(ValueError, match=r"^here: was trained with plugins=\['") as caught:
         require_plugins(names, "here")
     assert str(caught.value).isprintable()
+
+
+def test_a_study_whose_record_holds_no_spec_is_named_before_its_words_are_read(tmp_path):
+    study = StudyFolder.of(tmp_path, "one")
+    study.write([], spec=-1)
+    with pytest.raises(ValueError, match=r"study\.json is damaged \(spec"):
+        read_about(SPECS["hessian"], Invocation.of([f"ckpt={study.path}"]))
