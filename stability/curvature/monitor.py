@@ -4,7 +4,6 @@ they are."""
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from stability.curvature._inputs import Objective, Tensors, mean_of
 from stability.curvature._replay import Item, ReplayedLoss, adds_up_rows, pieces_of, rounding_note
 from stability.curvature._rows import NAN, MonitorRow
 from stability.curvature._step import StepUnderWay, check_optimizer
+from stability.curvature._warnings import warn
 from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, exact_difference
 from stability.curvature.parallel import parallel_directional, parallel_mean, together
 from stability.curvature.products import Directional, check_method, directional
@@ -158,7 +158,7 @@ class AlphaMaxMonitor:
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(f"AlphaMaxMonitor: {text}", RuntimeWarning, stacklevel=4)
+            warn(f"AlphaMaxMonitor: {text}")
 
     def _row(self, step: int, begun: StepUnderWay | Exception) -> MonitorRow:
         """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""

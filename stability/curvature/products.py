@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +32,7 @@ from stability.curvature._inputs import Objective, RandomState, Tensors, check_d
 from stability.curvature._jet import HeldConstant, NoRule
 from stability.curvature._nonfinite import first_nonfinite
 from stability.curvature._trees import Tree, any_tree
+from stability.curvature._warnings import warn
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
@@ -211,9 +211,7 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
         return _by_differences(problem, "finite_difference", bool(check))
     # a custom Function looks like a no_grad block to taylor, and has been checked
     if unforeseen is not None and result.rel_error is None:
-        warnings.warn(
-            f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=4
-        )
+        warn(f"curvature by double backward, because taylor failed: {unforeseen}")
     return result
 
 
@@ -296,4 +294,4 @@ def check_method(method: str) -> None:
 
 def announce(error: RuntimeError) -> None:
     reason = str(error).strip().splitlines()[0]
-    warnings.warn(f"curvature by central differences of gradients, not exactly: {reason}", RuntimeWarning, stacklevel=5)
+    warn(f"curvature by central differences of gradients, not exactly: {reason}")

@@ -108,3 +108,39 @@ def test_hooks_are_gone_after_each_step():
             assert not monitor.optimizer._optimizer_step_post_hooks
             assert not model._forward_pre_hooks
             assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
+
+
+@pytest.mark.parametrize("call", ["step", "begin"])
+def test_a_warning_names_the_loops_own_line(call):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    unmeasured = AlphaMaxMonitor(model, optimizer, raising(ArithmeticError()))
+    by_differences = AlphaMaxMonitor(model, optimizer, lambda model, x: once(model(x)).mean())
+    for monitor in (unmeasured, by_differences):
+        with pytest.warns(RuntimeWarning) as caught:
+            if call == "step":
+                with monitor.step(torch.ones(2, 3)):
+                    once(model(torch.ones(2, 3))).mean().backward()
+                    optimizer.step()
+            else:
+                monitor.begin(torch.ones(2, 3))
+                once(model(torch.ones(2, 3))).mean().backward()
+                optimizer.step()
+                monitor.end()
+        assert caught[0].filename == __file__
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].exp()
+
+
+def once(x):
+    return Once.apply(x)
