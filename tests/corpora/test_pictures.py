@@ -139,6 +139,7 @@ def test_labels_of_every_integer_type_number_the_classes(tmp_path, dtype, classe
         ),
         ({"x": (6, 1, 28, 28)}, "images are 6×1×28×28, channels first"),
         ({"x": (6, 3, 32, 48)}, "images are 6×3×32×48, channels first"),
+        ({"x": (6, 4, 32, 32)}, "images are 6×4×32×32, channels first"),
         ({"y": np.eye(3)[np.arange(6) % 3]}, "the labels are 6×3 float64; give the number of its class, a whole one"),
         ({"y": np.eye(3)[np.arange(6) % 3]}, "y.argmax(axis=1), if each row marks its class"),
         ({"y": np.arange(6) % 3 * 1.0}, "the labels are 6 float64; give the number of its class, a whole one from 0"),

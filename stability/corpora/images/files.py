@@ -162,9 +162,9 @@ def _shape(array: np.ndarray) -> str:
 
 
 def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
-    """Raise a ``ValueError`` for N×C×H×W, which would be taken for images of 1 or 3 rows and many channels."""
+    """Raise a ``ValueError`` for N×C×H×W, which would be taken for images of 1, 3 or 4 rows and many channels."""
     _, second, third, last = images.shape
-    if last > MOST_CHANNELS and (second == 3 or (second == 1 and third == last)):
+    if last > MOST_CHANNELS and (second in (3, 4) or (second == 1 and third == last)):
         raise ValueError(
             f"data.path: {file}: images are {_shape(images)}, channels first; give (number, height, width, channels): "
             "x.transpose(0, 2, 3, 1)"
