@@ -23,7 +23,7 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Flatten the arguments, call the function, and give its tensors the caller's structure."""
+        """Call the function with flat arguments, and give its tensors the caller's structure."""
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
         if _is_flat(given["params"]):
