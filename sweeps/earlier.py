@@ -12,12 +12,14 @@ from stability.config.base import AXES
 from stability.config.identity import reduced
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, read_json
+from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.trial import Trial
 
 PARTS = (*AXES, "cross")  # what a report tells series apart by
 APART = (*PARTS, "lr_peak", "seed", "plugins")  # what runs of one study may differ in
 MOST_NAMED = 2  # of the runs of a line
+UNREADABLE = "spec.json, damaged or of a part that is not here"
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Earlier:
 
 def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
     """Return the runs of a study's record that ``trials`` are not. Of these a run is reported that differs from the
-    trials in nothing but the axes of a study (`APART`): any other would pass for another seed of theirs. A run that is
-    no longer in the pool is forgotten."""
+    trials in nothing but the axes of a study (`APART`): any other would pass for another seed of theirs. One whose spec
+    cannot be read stays where it was. A run that is no longer in the pool is forgotten."""
     asked = {trial.run_id for trial in trials}
     before = [
         *((each["command"], each["run_ids"], each["reported"]) for each in record.get("earlier", [])),
@@ -47,7 +49,7 @@ def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[T
         for run_id in run_ids:
             directory = RunDirectory(study.pool, run_id)
             if run_id not in asked and directory.spec_file.is_file():
-                is_reported = was_reported and not differing(directory, trials)
+                is_reported = was_reported and differing(directory, trials) in ("", UNREADABLE)
                 found.setdefault((command, is_reported), []).append(run_id)
     return tuple(Earlier(command, tuple(run_ids), reported) for (command, reported), run_ids in found.items())
 
@@ -60,11 +62,11 @@ def of_last_command(record: Mapping[str, Any]) -> list[str]:
 
 def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
     """Name a setting in which a run differs from all trials, beside the axes of a study; "" where it is one of theirs
-    by all others."""
+    by all others; `UNREADABLE` without a spec that can be read."""
     try:
-        spec = reduced(read_json(directory.spec_file), RunSpec)
-    except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or of a part that is not to be had here
-        return "its damaged spec.json"
+        spec = reduced(read_json(directory.spec_file, SpecFile), RunSpec)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return UNREADABLE
     others = [reduced(json.loads(json.dumps(trial.spec)), RunSpec) for trial in _kinds(trials)]
     if not any(_recipe(spec) == _recipe(other) for other in others):
         first, other = _flat(_recipe(spec)), _flat(_recipe(others[0]))

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import multiples, naming
+from stability.printable import visible
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, YOUNGER, own_columns
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def load(study_dir: Path | str | Study) -> Study:
     }  # fmt: skip
     if multiples.are_rates_of_their_own(manifest):
         frames, extra = multiples.of_tables(frames, extra, manifest)
+    for axis in ("mechanism", *naming.SETTING_AXES):  # names of a file from elsewhere: figures draw what they are given
+        frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
     frames["runs"] = naming.with_series(frames["runs"], manifest)
     return Study(
         name=str(manifest.get("name") or study_dir.name),

@@ -17,6 +17,11 @@ def study_dir(tmp_path):
     return write_study(tmp_path, name="small", mechanisms=["sc", "sa"], lrs=[1e-3], seeds=1)
 
 
+def test_control_characters_of_a_name_are_escapes_in_every_label(tmp_path):
+    runs = load(write_study(tmp_path, mechanisms=("sa", "s\x1b[2Jw"), lrs=(1e-3,))).runs
+    assert set(runs.mechanism) == {"sa", r"s\x1b[2Jw"} and not any("\x1b" in label for label in runs.label)
+
+
 def test_a_study_holds_its_tables_and_its_name(study_dir):
     study = load(study_dir)
     assert study.name == "small" and len(study.runs) == 2 and study.fingerprint == FINGERPRINT[:12]

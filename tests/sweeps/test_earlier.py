@@ -129,6 +129,17 @@ def test_the_time_of_a_command_adds_up_beside_earlier_runs(pool):
     assert study.read()["provenance"]["wall_s"] > 2e9, "two launches since 1970"
 
 
+@pytest.mark.parametrize("damage", ["{", '{"mechanism": {}, "lr_peak": 1, "seed": 0}'])
+def test_an_earlier_run_whose_spec_is_damaged_stays_in_the_study(pool, damage):
+    (first,) = trials_of(pool.runs_dir, {"id": 1})
+    second = trials_of(pool.runs_dir, {"id": 2, "mechanism": {"name": "sw"}})
+    launched(pool, [first], "one")
+    first.directory.spec_file.write_text(damage)
+    _, record = launched(pool, second, "two")
+    assert record["earlier"] == [{"command": "one", "run_ids": [first.run_id], "reported": True}]
+    assert first.run_id in record["run_ids"]
+
+
 @pytest.mark.parametrize("value", [{}, [3], [{"command": "x", "run_ids": [1], "reported": True}], [{"run_ids": []}]])
 def test_a_damaged_list_of_earlier_runs_is_named(pool, value):
     study = StudyFolder.of(pool.runs_dir, pool.name)
