@@ -287,7 +287,7 @@ def test_a_watch_ends_when_nobody_works_on_the_study(pool, said, monkeypatch):
         (["mine", "watch=-1"], "watch=-1"),
         (["clean=unlisted", "name=mine"], "leave name out"),
         (["yes=true"], "yes answers what clean=unlisted asks"),
-        (["clean=all"], "clean='all'"),
+        (["clean=all"], "clean=all: must be unlisted"),
         (["mine", "nam=x"], "nam: unknown key; did you mean 'name'?"),
     ],
 )

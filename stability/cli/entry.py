@@ -39,7 +39,8 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())
+            if stream is not None:
+                os.dup2(nowhere, stream.fileno())
         code = READER_LEFT
     sys.exit(code)
 

@@ -62,7 +62,7 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
             "+model=nano",
             "+model=nano: model is chosen already, and nothing can be added to it; write model=nano",
         ),
-        ("sweep", "lr=true", "lr=true: no such choice; choices: "),
+        ("sweep", "lr=true", "lr=true: no such choice and no rate like 1e-3; choices: "),
         ("sweep", "cross=-1", "cross=-1: no such choice; choices: "),
         ("sweep", "norm=_target_=os.system", "norm=_target_=os.system: no such choice; "),
         (
