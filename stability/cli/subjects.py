@@ -176,12 +176,12 @@ def take_steps(works: Sequence[Work]) -> None:
     """Do one work after another under one bar, each under its run's lock. Of several, one whose files are damaged is
     left out with a line."""
     labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
-    steps = (locked(work.directory, work.steps if len(works) == 1 else _told(work)) for work in works)
+    steps = (locked(work.directory, work.steps if len(works) == 1 else _leave_out_damaged(work)) for work in works)
     follow(steps, labels, [work.num_steps for work in works])
 
 
-def _told(work: Work) -> Iterator[None]:
-    """Take a work's steps; print what is wrong with the run where that ends them."""
+def _leave_out_damaged(work: Work) -> Iterator[None]:
+    """Take a work's steps; if a damaged file ends them, print a line and go on with the next run."""
     try:
         yield from work.steps
     except ValueError as error:

@@ -50,13 +50,13 @@ def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec
     Raises:
         ValueError: a value is wrong, or a plugin is needed that the command has not named: it is not imported.
     """
-    return checked(RunSpec, _known(values, place))
+    return checked(RunSpec, _fill_younger_fields(values, place))
 
 
 def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
     rest: by its fields, of those that are there."""
-    known = _known(values, "this run")
+    known = _fill_younger_fields(values, "this run")
     return {
         key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
         for key, family in COMPUTED.items()
@@ -64,7 +64,7 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
+def _fill_younger_fields(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
     """Return a run's values with neutral ones for younger fields. Errors: ``ValueError`` where a plugin is missing."""
     require_plugins(values.get("plugins"), place)
     return filled(values, RunSpec)

@@ -31,7 +31,7 @@ def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> 
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _name_damaged(path: Path) -> Iterator[None]:
     """Raise what Arrow says of a damaged file as a ``ValueError`` that names it: it has errors of several classes for
     that, bare ``OSError`` among them."""
     try:
@@ -45,25 +45,25 @@ def _named(path: Path) -> Iterator[None]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the strings kept in a file's schema. ``ValueError`` names it where it is damaged."""
-    with _named(path):
+    with _name_damaged(path):
         return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
 def holds_columns(path: Path, columns: Sequence[str]) -> bool:
     """Return whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
-    with _named(path):
+    with _name_damaged(path):
         return set(columns) <= set(pq.read_schema(path).names)
 
 
 def holds_rows(path: Path) -> bool:
     """Return whether a file has a row. ``ValueError`` names it where it is damaged."""
-    with _named(path):
+    with _name_damaged(path):
         return pq.read_metadata(path).num_rows > 0
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a small parquet file, or some of its columns. ``ValueError`` names it where it is damaged."""
-    with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with _name_damaged(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read(None if columns is None else list(columns), use_threads=False)
         table.validate(full=True)  # texts that are no text
     # pandas's own notes say nothing that the columns do not, and raise errors of every class where they are damaged
