@@ -40,8 +40,8 @@ def test_g_and_its_gradients_equal_the_dense_sums(case):
     assert_equals_dense(case, 1e-5)
 
 
-# Two products on the longest path, λ = zW and its gradient's; two factors of each, rounded by up to 2⁻⁹; and λ, a sum of
-# 5 terms of any sign, is about half as large as their sizes together, and is divided by.
+# Two products on the longest path, λ = zW and its gradient's; two factors of each, rounded by 2⁻⁹ in root mean square
+# (2⁻⁸ at most); and λ, a sum of 5 terms of any sign, is about half as large as their sizes together, and is divided by.
 BF16 = 2 * 2 * 2**-9 * 2
 
 
