@@ -27,6 +27,7 @@ COMPARISONS = {
     "numpy.allclose": lambda: np.allclose(OFF.numpy(), ONE.numpy(), 0.5, 0),
     "a column of a table": lambda: np.allclose(pd.Series([1.25], index=[7]), pd.Series([1.0], index=[7]), 0.5, 0),
     "numpy.testing": lambda: np.testing.assert_allclose(OFF.numpy(), ONE.numpy(), rtol=0.5),
+    "an array read backwards": lambda: np.allclose(np.array([1.25, 1.0])[::-1], np.ones(2), 0, 0.5),
     "math.isclose": lambda: math.isclose(1.25, 1.0, rel_tol=0, abs_tol=0.5),
     "assert_within": lambda: assert_within(OFF - ONE, 0.5),
     "assert_within, a tolerance for each": lambda: assert_within([0.0, 0.25, 0.0], np.array([0.0, 0.5, 1.0])),

@@ -65,4 +65,4 @@ def relative_error(found: Tensor, truth: Tensor, floor: float) -> float:
 
 def as_tensor(value: Any) -> Tensor:
     """Return numbers, arrays and columns of tables as a tensor on the CPU, without a graph."""
-    return value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+    return value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(np.array(value, order="C"))
