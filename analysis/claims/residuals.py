@@ -15,6 +15,7 @@ from analysis.claims.claim import Claim, Verdict
 from analysis.claims.words import weight
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.windows import by_rate_and_seed
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, plural
 
@@ -115,6 +116,5 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
     """Return a table, learning rate × seed, of the rates at which every run finished."""
     kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
-    return kept.assign(norm=kept["run_id"].map(norms)).pivot_table(
-        index="lr", columns="seed", values="norm", aggfunc="first"
-    )
+    norm = kept["run_id"].map(norms)
+    return by_rate_and_seed(kept[norm.notna()], norm.dropna(), "first")

@@ -29,7 +29,7 @@ from analysis.numbers.comparison import Comparison, compare_windows, decide, div
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.optimizers import compares_optimizers
 from analysis.numbers.shares import compares_recall
-from analysis.numbers.windows import SeriesWindows
+from analysis.numbers.windows import SeriesWindows, by_rate_and_seed
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
 
@@ -252,7 +252,7 @@ def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
     """Return a table, learning rate × seed, of what finished, ``diverged`` where a run did, NaN where there is no
     result."""
     value = runs[column].where(runs["status"].isin(FINISHED)).where(runs["status"] != "diverged", diverged)
-    return runs.assign(value=value).pivot_table(index="lr", columns="seed", values="value", aggfunc="first")
+    return by_rate_and_seed(runs[value.notna()], value.dropna(), "first")
 
 
 def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:

@@ -4,9 +4,10 @@ hand."""
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from analysis.numbers.windows import median_line, outcomes, window, windows
+from analysis.numbers.windows import by_rate_and_seed, median_line, outcomes, window, windows
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -170,3 +171,23 @@ def test_windows_on_the_generative_nll_leave_out_what_was_not_scored_and_know_no
         "diverged",
         "interpolated",
     )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 40])  # of 12 cells: none twice, or nearly all
+@pytest.mark.parametrize("of_several", ["median", "first"])
+def test_the_table_of_rates_and_seeds_is_that_of_pandas(rows, of_several):
+    draws = np.random.default_rng(rows)
+    cells = draws.permutation(12)[:rows] if rows <= 12 else draws.integers(12, size=rows)
+    runs = pd.DataFrame(
+        {"lr": np.array([0.1, 1e-3, 1e-2])[cells % 3], "seed": 7 - cells // 3}, index=np.arange(rows) + 5
+    )
+    values = pd.Series(draws.choice([math.nan, math.inf, 1.5, 2.5, 4.0], rows), index=runs.index)
+    pivoted = runs.assign(value=values).pivot_table(
+        index="lr", columns="seed", values="value", aggfunc=of_several, dropna=False
+    )
+    if rows:
+        pd.testing.assert_frame_equal(
+            by_rate_and_seed(runs, values, of_several), pivoted.sort_index(), check_exact=True
+        )
+    else:
+        assert by_rate_and_seed(runs, values, of_several).empty
