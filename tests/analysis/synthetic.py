@@ -94,7 +94,7 @@ def write_study(
     ]
     write_table(results / "runs.parquet", "runs", runs)
     write_table(results / "curvature.parquet", "curvature", curvature)
-    write_table(results / "curves.parquet", "curves", [row for run in runs for row in _curve(run)] if curves else [])
+    write_table(results / "curves.parquet", "curves", _curves(runs) if curves and runs else [])
     manifest: dict[str, Any] = {
         "name": name,
         "run_ids": [run["run_id"] for run in runs],
@@ -107,9 +107,12 @@ def write_study(
     return results.parent
 
 
-def write_table(path: Path, name: str, rows: list[dict[str, Any]], version: int | None = SCHEMA_VERSION) -> None:
+def write_table(
+    path: Path, name: str, rows: list[dict[str, Any]] | pd.DataFrame, version: int | None = SCHEMA_VERSION
+) -> None:
     """Parquet with the schema version as `results` stores it."""
-    table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(COLUMNS[name])), preserve_index=False)
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows, columns=list(COLUMNS[name]))
+    table = pa.Table.from_pandas(frame, preserve_index=False)
     key = {} if version is None else {b"schema_version": str(version).encode()}
     pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **key}), path)
 
@@ -179,18 +182,31 @@ def _steps(run: dict[str, Any], phase: str, state: str, alpha) -> list[dict[str,
     ]  # fmt: skip
 
 
-def _curve(run: dict[str, Any]) -> list[dict[str, Any]]:
+def _curve(run: dict[str, Any]) -> dict[str, np.ndarray]:
     """An exponential from the NLL at initialisation to the final one, with noise; a diverging run climbs over its last
     ten steps."""
     draws = np.random.default_rng(int(run["run_id"], 16) % 2**32)
     end = run["val_nll"] if run["val_nll"] is not None else 3.0
-    rows = []
-    for step in range(1, run["num_steps"] + 1):
-        loss = end + (INIT - end) * math.exp(-step / (3 + 0.004 / run["lr"])) + draws.normal(0, 0.08)
-        if run["status"] == "diverged":
-            loss += 0.03 * math.exp(max(0, step - run["num_steps"] + 12) * 0.7)
-        last = step == run["num_steps"]
-        value = end if last and run["val_nll"] is not None else loss if step % 50 == 0 else None
-        rows.append({"run_id": run["run_id"], "step": step, "loss": math.nan if last and run["status"] == "diverged" else loss,
-                     "grad_norm": 1.0, "update_norm": 0.1, "lr": run["lr"], "val_nll": value})  # fmt: skip
-    return rows
+    number = run["num_steps"]
+    steps = np.arange(1, number + 1)
+    losses = end + (INIT - end) * np.exp(-steps / (3 + 0.004 / run["lr"])) + draws.normal(0, 0.08, number)
+    if run["status"] == "diverged":
+        losses += 0.03 * np.exp(np.maximum(0, steps - number + 12) * 0.7)
+    values = np.where(steps % 50 == 0, losses, math.nan)
+    if run["val_nll"] is not None:
+        values[-1:] = end
+    if run["status"] == "diverged":
+        losses[-1:] = math.nan
+    return {"step": steps, "loss": losses, "val_nll": values}
+
+
+def _curves(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    """The curves of all runs as one frame, made column by column."""
+    curves = [_curve(run) for run in runs]
+    frame = pd.DataFrame({key: np.concatenate([curve[key] for curve in curves]) for key in curves[0]})
+    lengths = [len(curve["step"]) for curve in curves]
+    for key in ("run_id", "lr"):
+        frame[key] = np.repeat(
+            np.array([run[key] for run in runs], dtype=object if key == "run_id" else float), lengths
+        )
+    return frame.assign(grad_norm=1.0, update_norm=0.1)[list(COLUMNS["curves"])]
