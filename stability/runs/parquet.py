@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from stability.runs.directory import read_jsonl, write_atomically
 from stability.runs.schema import TEXT, WHOLE
+
+if TYPE_CHECKING:
+    import pandas as pd  # a third of the time in which `status` starts; it reads no table
 
 # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
 GROUP_BYTES = 32 * 2**20
@@ -73,6 +75,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
     """Return all rows, in ``columns``; one that a table is too old to have is empty there."""
+    import pandas as pd
+
     filled = [table.replace_schema_metadata(None) for table in tables if len(table)]
     if not filled:
         return pd.DataFrame(columns=list(columns))
