@@ -209,4 +209,4 @@ def _curves(runs: list[dict[str, Any]]) -> pd.DataFrame:
         frame[key] = np.repeat(
             np.array([run[key] for run in runs], dtype=object if key == "run_id" else float), lengths
         )
-    return frame.assign(grad_norm=1.0, update_norm=0.1)[list(COLUMNS["curves"])]
+    return frame.assign(grad_norm=1.0, update_norm=0.1).reindex(columns=list(COLUMNS["curves"]))
