@@ -1,34 +1,65 @@
-"""Record which autocast a loop switches on, without a hook on its model: a hook would have it compiled again."""
+"""Record which autocasts a loop switches on, without a hook on its model: a hook would have it compiled again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-Autocast = tuple[str, torch.dtype]  # device type and dtype
-_LISTENERS: list[list[Autocast]] = []  # several monitors may have a step under way
-_ENTER = torch.autocast.__enter__
+
+@dataclass(frozen=True)
+class Autocast:
+    """An enabled autocast, as it was entered.
+
+    ``depth``: the autocasts of this device that were entered while listening and are still open, itself included.
+    ``gradients``: whether gradients were enabled.
+    """
+
+    device: str
+    dtype: torch.dtype
+    depth: int
+    gradients: bool
 
 
-def listen() -> list[Autocast]:
-    """Start a list of the enabled autocasts that are entered from now on, until `stop`."""
-    _LISTENERS.append([])
-    torch.autocast.__enter__ = _enter  # type: ignore[method-assign]
+@dataclass
+class Listener:
+    """The enabled autocasts that were entered since `listen`."""
+
+    entries: list[Autocast] = field(default_factory=list)
+    _open: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, device: str, dtype: torch.dtype) -> None:
+        self._open[device] += 1
+        self.entries.append(Autocast(device, dtype, self._open[device], torch.is_grad_enabled()))
+
+    def leave(self, device: str) -> None:
+        self._open[device] -= self._open[device] > 0  # one that was open before
+
+
+_LISTENERS: list[Listener] = []  # several monitors may have a step under way
+_ENTER, _EXIT = torch.autocast.__enter__, torch.autocast.__exit__
+
+
+def listen() -> Listener:
+    """Start to list the enabled autocasts that are entered from now on, until `stop`."""
+    _LISTENERS.append(Listener())
+    torch.autocast.__enter__, torch.autocast.__exit__ = _enter, _exit  # type: ignore[method-assign]
     return _LISTENERS[-1]
 
 
-def stop(listener: list[Autocast]) -> None:
+def stop(listener: Listener) -> None:
     """End a list of `listen`; after the last one torch is as it was."""
     _LISTENERS[:] = [other for other in _LISTENERS if other is not listener]
     if not _LISTENERS:
-        torch.autocast.__enter__ = _ENTER  # type: ignore[method-assign]
+        torch.autocast.__enter__, torch.autocast.__exit__ = _ENTER, _EXIT  # type: ignore[method-assign]
 
 
 @contextmanager
-def entered() -> Iterator[list[Autocast]]:
+def entered() -> Iterator[Listener]:
     """List the enabled autocasts that are entered in the block."""
     listener = listen()
     try:
@@ -37,8 +68,32 @@ def entered() -> Iterator[list[Autocast]]:
         stop(listener)
 
 
+def deepest(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
+    """Return how deep the autocasts of a device are nested in one gradient mode; 0 if there is none."""
+    return max((each.depth for each in entries if each.device == device and each.gradients == gradients), default=0)
+
+
+def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
+    """Return the outermost autocast that a step entered with gradients, with the depth of the innermost; None if there
+    is none. An evaluation under no_grad in the same block does not count."""
+    entries = list(entries)
+    outermost = min(
+        (each for each in entries if each.device == device and each.gradients),
+        key=lambda each: each.depth,
+        default=None,
+    )
+    return None if outermost is None else Autocast(device, outermost.dtype, deepest(entries, device, True), True)
+
+
 def _enter(context: Any) -> Any:
     if context._enabled:
         for listener in _LISTENERS:
-            listener.append((context.device, context.fast_dtype))
+            listener.enter(context.device, context.fast_dtype)
     return _ENTER(context)
+
+
+def _exit(context: Any, *error: Any) -> Any:
+    if context._enabled:
+        for listener in _LISTENERS:
+            listener.leave(context.device)
+    return _EXIT(context, *error)

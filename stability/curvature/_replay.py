@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from stability.curvature._autocast import Autocast, entered
+from stability.curvature._autocast import Autocast, deepest, entered
 from stability.curvature._batches import num_rows, split_rows
 from stability.curvature._inputs import Objective, RandomState, Tensors, norm
 from stability.curvature.alpha_max import (
@@ -25,7 +25,7 @@ from stability.curvature.alpha_max import (
 class Item:
     """The state from which a replay of one block's forward pass starts.
 
-    ``share``: of the batch's rows; ``first``: of the pieces; ``autocast``: that of the loop, None if it has none.
+    ``share``: of the batch's rows; ``first``: of the pieces; ``autocast``: the step's outermost, None if it has none.
     """
 
     batch: Any
@@ -67,13 +67,14 @@ class ReplayedLoss:
             item.random.restore()
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
         self._lent.enter_context(_reparametrize_module(self.model, lent, tie_weights=True))
-        device, dtype = item.autocast or ("cpu", None)
-        around = torch.autocast(device, dtype=dtype) if self._in_autocast else nullcontext()
-        with entered() as own, around:
-            result = self.loss_fn(self.model, item.batch)
-        if item.autocast and not own:  # nor has loss_fn one inside: begin again with the loop's
+        result, like_step = self._called(item)
+        if not like_step:
             self._in_autocast = True
-            return self.evaluate(params, item)
+            try:
+                return self.evaluate(params, item)
+            except Exception:
+                self._in_autocast = False  # nothing is known yet
+                raise
         self.is_scalar = isinstance(result, Tensor)
         if isinstance(result, Tensor):
             return result * item.share, item.share
@@ -82,6 +83,24 @@ class ReplayedLoss:
                 f"loss_fn(model, batch) returns a scalar tensor or (sum, count); it returned a {type(result).__name__}"
             )
         return result[0], result[1]
+
+    def _called(self, item: Item) -> tuple[Any, bool]:
+        """Call loss_fn; return its result, and False if it lacks the loop's autocast."""
+        loop = item.autocast
+        if loop is None:
+            return self.loss_fn(self.model, item.batch), True
+        if self._in_autocast:
+            with torch.autocast(loop.device, dtype=loop.dtype):
+                return self.loss_fn(self.model, item.batch), True
+        with entered() as own:
+            try:
+                result = self.loss_fn(self.model, item.batch)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # as types that only fit under autocast; any other is raised inside it, too
+                return None, False
+        # the step nested its autocasts more deeply
+        return result, deepest(own.entries, loop.device, torch.is_grad_enabled()) >= loop.depth
 
 
 def pieces_of(item: Item, rows: int | None) -> list[Item]:

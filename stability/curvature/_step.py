@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stability.curvature._autocast import Autocast, listen, stop
+from stability.curvature._autocast import Autocast, listen, of_loop, stop
 from stability.curvature._guard import StepGradient
 from stability.curvature._inputs import RandomState, Tensors
 from stability.curvature._replay import Item
@@ -41,9 +41,8 @@ class StepUnderWay:
 
     @property
     def autocast(self) -> Autocast | None:
-        """Return the first autocast that the loop entered, for the device of the parameters."""
-        device = next(iter(self.start.values())).device.type
-        return next((each for each in self._autocasts if each[0] == device), None)
+        """Return the outermost autocast that the step entered, for the device of the parameters."""
+        return of_loop(self._autocasts.entries, next(iter(self.start.values())).device.type)
 
     def close(self) -> None:
         stop(self._autocasts)

@@ -219,3 +219,96 @@ def test_a_compiled_model_trains_on_without_another_graph():
     assert same(plain, watched)
     assert graphs == graphs_watched == 1
     assert [row.note for row in history] == [None, None]
+
+
+class OwnAutocast(nn.Module):
+    """A classifier that runs ``depth`` of its layers under autocasts of its own, each inside the one before.
+
+    ``last``: brings what they return to the head's type; without it the head needs the loop's autocast.
+    """
+
+    last = staticmethod(torch.Tensor.float)
+
+    def __init__(self, depth):
+        super().__init__()
+        self.first, self.rest = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.head, self.depth = nn.Linear(16, 4), depth
+
+    def forward(self, x):
+        return self.head(self.last(self._inside(self.first(x).tanh(), list(self.rest), self.depth)))
+
+    def _inside(self, x, layers, depth):
+        if not layers:
+            return x
+        with torch.autocast("cpu", torch.bfloat16) if depth else nullcontext():
+            return self._inside(layers[0](x).tanh(), layers[1:], max(depth - 1, 0))
+
+
+def classes(model, batch):
+    return F.cross_entropy(model(batch[0]).float(), batch[1])
+
+
+def classes_under_autocast(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return classes(model, batch)
+
+
+def classes_beside_a_teacher(model, batch):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        TEACHER(batch[0])
+    return classes(model, batch)
+
+
+TEACHER = nn.Linear(8, 4)
+
+
+def watch_classifier(depth, loss_fn, around=nullcontext, before=nullcontext, rows=None):
+    """Train a classifier by its own steps; return the losses of the loop and the monitor's rows."""
+    torch.manual_seed(0)
+    model = OwnAutocast(depth)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, loss_fn, method="double_backward", rows=rows)
+    losses, tokens = [], torch.Generator().manual_seed(1)
+    for _ in range(2):
+        batch = torch.randn(6, 8, generator=tokens), torch.randint(4, (6,), generator=tokens)
+        with monitor.step(batch):
+            optimizer.zero_grad()
+            with torch.no_grad(), before():
+                loss_fn(model, batch)
+            with around():
+                loss = loss_fn(model, batch)
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+    return losses, monitor.history
+
+
+def bfloat16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("loss_fn", [classes, classes_under_autocast, classes_beside_a_teacher])
+@pytest.mark.parametrize("around", [nullcontext, bfloat16])
+@pytest.mark.parametrize("before", [nullcontext, bfloat16])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_replay_runs_under_the_steps_own_autocasts_to_the_bit(depth, before, around, loss_fn):
+    losses, history = watch_classifier(depth, loss_fn, around, before)
+    assert [row.loss for row in history] == losses
+    assert [row.note for row in history] == [None, None]
+
+
+def test_a_replay_by_rows_runs_under_the_autocast_around_a_models_own():
+    losses, history = watch_classifier(1, classes, bfloat16, rows=6)
+    assert [row.loss for row in history] == losses
+
+
+def test_torchs_autocast_is_its_own_again_after_a_step():
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    watch_classifier(1, classes, bfloat16)
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, leave)
+
+
+def test_a_model_that_runs_under_the_loops_autocast_alone_is_replayed_there(monkeypatch):
+    monkeypatch.setattr(OwnAutocast, "last", staticmethod(lambda x: x))
+    losses, history = watch_classifier(1, classes, bfloat16, bfloat16)
+    assert [row.loss for row in history] == losses
