@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class Listener:
 
 
 _LISTENERS: list[Listener] = []  # several monitors may have a step under way
+_SUPPRESSED: list[bool] = []  # one entry for each `switched_off` that is open
 _ENTER, _EXIT = torch.autocast.__enter__, torch.autocast.__exit__
 
 
@@ -68,6 +69,19 @@ def entered() -> Iterator[Listener]:
         stop(listener)
 
 
+@contextmanager
+def switched_off(devices: Iterable[str]) -> Iterator[None]:
+    """Compute in the tensors' own types in the block: neither the autocast around it nor one inside is on."""
+    _SUPPRESSED.append(True)
+    with ExitStack() as around, entered():
+        try:
+            for device in devices:
+                around.enter_context(torch.autocast(device, enabled=False))
+            yield
+        finally:
+            _SUPPRESSED.pop()
+
+
 def deepest(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
     """Return how deep the autocasts of a device are nested in one gradient mode; 0 if there is none."""
     return max((each.depth for each in entries if each.device == device and each.gradients == gradients), default=0)
@@ -86,14 +100,21 @@ def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
 
 
 def _enter(context: Any) -> Any:
-    if context._enabled:
-        for listener in _LISTENERS:
-            listener.enter(context.device, context.fast_dtype)
+    if not context._enabled:
+        return _ENTER(context)
+    if _SUPPRESSED:
+        context._enabled = False
+        try:
+            return _ENTER(context)
+        finally:
+            context._enabled = True
+    for listener in _LISTENERS:
+        listener.enter(context.device, context.fast_dtype)
     return _ENTER(context)
 
 
 def _exit(context: Any, *error: Any) -> Any:
-    if context._enabled:
+    if context._enabled and not _SUPPRESSED:
         for listener in _LISTENERS:
             listener.leave(context.device)
     return _EXIT(context, *error)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stability.curvature._autocast import entered
 from stability.curvature._graph import check_used, plain_gradient
 from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of, norm
+from stability.curvature._precision import precision_of
 
 # c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 %
 # (facts 8).
@@ -21,12 +23,16 @@ _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.
 
 @dataclass(frozen=True)
 class Slope:
-    """One gradient, projected on u: loss L, slope ⟨∇L, u⟩, and Σ|g_i u_i|, to which the slope's rounding error is
-    proportional."""
+    """One gradient, projected on u.
+
+    ``loss``: L. ``slope``: ⟨∇L, u⟩. ``magnitude``: Σ|g_i u_i|, to which the slope's rounding error is proportional.
+    ``precision``: eps of the narrowest type that the loss ran in.
+    """
 
     loss: float
     slope: float
     magnitude: float
+    precision: float
 
 
 def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: float, random: RandomState) -> Slope:
@@ -38,9 +44,10 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
             for name, param in params.items()
         }
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in moved.items()}
-    loss = slope = magnitude = total = 0.0
-    with random.replayed(), torch.enable_grad():
+    loss = slope = magnitude = total = precision = 0.0
+    with random.replayed(), torch.enable_grad(), entered() as autocasts:
         for value, count in objective.terms(leaves):
+            precision = max(precision, precision_of(value, leaves, autocasts.entries))
             gradients = plain_gradient(value, leaves)
             check_used(gradients)
             for name, gradient in gradients.items():
@@ -49,7 +56,7 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
                     magnitude += dot(gradient.abs(), direction[name].abs())
             loss, total = loss + value.item(), total + count
             del value, gradients  # before the next microbatch builds its graph
-    return Slope(mean_of(loss, total), mean_of(slope, total), mean_of(magnitude, total))
+    return Slope(mean_of(loss, total), mean_of(slope, total), mean_of(magnitude, total), precision)
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,11 @@ class Pair:
     def curvature(self) -> float:
         return (self.ahead.slope - self.behind.slope) / (2 * self.epsilon)
 
-    def rounding(self, precision: float) -> float:
+    @property
+    def rounding(self) -> float:
         """Return the part of the curvature's error that rounding may make."""
-        return _ROUNDINGS * precision * (self.ahead.magnitude + self.behind.magnitude) / (2 * self.epsilon)
+        lost = sum(each.precision * each.magnitude for each in (self.ahead, self.behind))
+        return _ROUNDINGS * lost / (2 * self.epsilon)
 
 
 def pair_at(objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState) -> Pair:
@@ -86,10 +95,10 @@ def curvature_with_error(
     objective: Objective, params: Tensors, direction: Tensors, random: RandomState
 ) -> tuple[float, float]:
     """Return uᵀHu by central differences at two displacements, and a bar that covers its error."""
-    return curvature_of(pairs_at(objective, params, direction, random), params, direction)
+    return curvature_of(pairs_at(objective, params, direction, random), direction)
 
 
-def curvature_of(pairs: list[Pair], params: Tensors, direction: Tensors) -> tuple[float, float]:
+def curvature_of(pairs: list[Pair], direction: Tensors) -> tuple[float, float]:
     """Return uᵀHu of the pairs at both displacements, and a bar that covers its error.
 
     The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the
@@ -100,16 +109,16 @@ def curvature_of(pairs: list[Pair], params: Tensors, direction: Tensors) -> tupl
         nothing = norm(direction) * 0  # 0 for no step, NaN for a broken one
         return nothing, nothing
     wide, narrow = (pair.curvature for pair in pairs)
-    wide_rounding, narrow_rounding = (pair.rounding(_precision(params)) for pair in pairs)
+    wide_rounding, narrow_rounding = (pair.rounding for pair in pairs)
     difference, ratio = abs(wide - narrow), (DISPLACEMENTS[1] / DISPLACEMENTS[0]) ** 2
     if difference / (1 - ratio) + wide_rounding < difference * ratio / (1 - ratio) + narrow_rounding:
         return wide, _SAFETY * (difference + wide_rounding)
     return narrow, _SAFETY * (difference + narrow_rounding)
 
 
-def slope_note(center: Slope, pairs: list[Pair], params: Tensors) -> str | None:
-    """Note that the gradient along u is not (L(θ+εu) − L(θ−εu)) / 2ε at either displacement; None if it is, or if a
-    number is not finite.
+def slope_note(center: Slope, pairs: list[Pair]) -> str | None:
+    """Note that the gradient along u is not (L(θ+εu) − L(θ−εu)) / 2ε at either displacement; None if it is, if the
+    errors exceed both numbers, or if a number is not finite.
 
     Both have truncation errors of the third derivative's ε²/2 and ε²/6, for which the mean of the two slopes gives the
     measure, and the loss has a noise, for which its own second difference does.
@@ -118,14 +127,15 @@ def slope_note(center: Slope, pairs: list[Pair], params: Tensors) -> str | None:
         ahead, behind, epsilon = pair.ahead, pair.behind, pair.epsilon
         by_loss = (ahead.loss - behind.loss) / (2 * epsilon)
         noise = abs(ahead.loss + behind.loss - 2 * center.loss - pair.curvature * epsilon**2)
-        noise += _ROUNDINGS * _precision(params) * abs(center.loss)
+        noise += _ROUNDINGS * center.precision * abs(center.loss)
         truncation = abs((ahead.slope + behind.slope) / 2 - center.slope)
+        size = max(abs(by_loss), abs(center.slope))
         allowed = (
-            _SLOPES_AGREE * max(abs(by_loss), abs(center.slope))
+            _SLOPES_AGREE * size
             + _SAFETY * (truncation + noise / epsilon)
-            + _ROUNDINGS * _precision(params) * center.magnitude
+            + _ROUNDINGS * center.precision * center.magnitude
         )
-        if not abs(by_loss - center.slope) > allowed:  # nor where it is NaN
+        if not abs(by_loss - center.slope) > allowed or allowed > size:  # nor where it is NaN
             return None
     if not pairs:
         return None
@@ -133,10 +143,6 @@ def slope_note(center: Slope, pairs: list[Pair], params: Tensors) -> str | None:
         f"the slope of loss_fn is {by_loss:.4g} by differences of the loss, {center.slope:.4g} by its gradient: its "
         "gradient is not its derivative (detach, straight-through, or another function computed again in backward)"
     )
-
-
-def _precision(params: Tensors) -> float:
-    return max(torch.finfo(param.dtype).eps for param in params.values())
 
 
 def relative_error(a: float, b: float) -> float:

@@ -46,7 +46,7 @@ def refusals_named() -> Iterator[None]:
 
 def custom_function(loss: Tensor) -> str:
     """Name a custom `autograd.Function` in the graph of ``loss``; "" where there is none."""
-    return next((_name(node) for node in _nodes(loss) if isinstance(node, BackwardCFunction)), "")
+    return next((_name(node) for node in graph_nodes(loss) if isinstance(node, BackwardCFunction)), "")
 
 
 def _name(node: object) -> str:
@@ -61,7 +61,8 @@ def _check_twice(nodes: list[object]) -> None:
         )
 
 
-def _nodes(loss: Tensor) -> Iterator[object]:
+def graph_nodes(loss: Tensor) -> Iterator[object]:
+    """Yield each node of the loss's autograd graph once."""
     stack, seen = [loss.grad_fn], set()
     while stack:
         node = stack.pop()
@@ -83,7 +84,7 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
     """
     if loss.grad_fn is None:
         return dict.fromkeys(leaves)
-    nodes = list(_nodes(loss))
+    nodes = list(graph_nodes(loss))
     _check_twice(nodes)
     cut: list[str] = []
     for node in (node for node in nodes if isinstance(node, BackwardCFunction)):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stability.curvature._autocast import switched_off
 from stability.curvature._differences import (
     PARITY_EPSILON,
     curvature_of,
@@ -56,7 +57,8 @@ class Directional:
     - ``error_bar``: with method finite_difference, what the curvature may be off by.
     - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
     - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
-    - ``note``: with method finite_difference, that the gradient is not the derivative of the loss; None where it is.
+    - ``note``: with method finite_difference, that the gradient is not the derivative of the loss; with double backward
+      through a custom Function, that differences could not check it. None where all is well.
     """
 
     loss: float
@@ -149,7 +151,9 @@ def hvp(
     products = {name: product.div_(total) for name, product in products.items()}
     if check or (check is None and unvouched):
         curvature = sum(dot(product, problem.direction[name]) for name, product in products.items())
-        _compared(problem, curvature, unvouched)
+        note = _compared(problem, curvature, unvouched)[1]
+        if note:
+            warn(note)
     return products
 
 
@@ -248,31 +252,62 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
     """
     if check is False or not (check or unvouched):
         return result
-    reference = _compared(problem, result.curvature, unvouched)
-    return replace(result, rel_error=relative_error(result.curvature, reference), difference=reference)
+    reference, note = _compared(problem, result.curvature, unvouched)
+    share = relative_error(result.curvature, reference)
+    return replace(result, rel_error=share, difference=reference, note=note or result.note)
 
 
-def _compared(problem: Problem, curvature: float, unvouched: str) -> float:
-    """Return uᵀHu by differences; raise `NoSecondDerivative` where it contradicts one through a custom Function."""
+def _compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float, str | None]:
+    """Return uᵀHu by differences, and a note if they are too coarse to tell anything.
+
+    Raises `NoSecondDerivative` where they contradict a curvature that came through a custom Function.
+    """
     reference, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
+    verdict = _verdict(unvouched, curvature, reference, bar)
+    if verdict is None and unvouched:
+        verdict = _verdict_in_own_types(problem, unvouched)
+    note = f"{unvouched} (a custom autograd.Function): differences are too coarse here to check its second derivative"
+    return reference, note if unvouched and verdict is None else None
+
+
+def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> bool | None:
+    """Return True if differences confirm the curvature, None if their error exceeds both numbers; raise
+    `NoSecondDerivative` if they contradict one through a custom Function. NaN contradicts nothing."""
     off, size = abs(curvature - reference), max(abs(curvature), abs(reference))
-    if unvouched and off > bar + AGREEMENT * size:  # never true of a NaN
+    if bar > size > 0:
+        return None
+    if unvouched and off > bar + AGREEMENT * size:
         raise NoSecondDerivative(
             f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as "
             f"{curvature:.4g}, by differences of gradients as {reference:.4g} ± {bar:.1g}; use "
             "method='finite_difference'"
         )
-    return reference
+    return True
+
+
+def _verdict_in_own_types(problem: Problem, unvouched: str) -> bool | None:
+    """Compare as `_verdict` without autocast, whose narrow types make differences coarse; None if
+    the loss does not run so."""
+    given = problem.objective, problem.params, problem.direction, problem.random
+    with switched_off({param.device.type for param in problem.params.values()}):
+        try:
+            curvature = _by_double_backward(problem, check=False).curvature
+            reference, bar = curvature_with_error(*given)
+        except NoSecondDerivative:
+            raise
+        except RuntimeError:  # as types that only fit under autocast
+            return None
+    return _verdict(unvouched, curvature, reference, bar)
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
     center = slope_at(problem.objective, problem.params, problem.direction, 0.0, problem.random)
     if method == "finite_difference":
         pairs = pairs_at(problem.objective, problem.params, problem.direction, problem.random)
-        curvature, bar = curvature_of(pairs, problem.params, problem.direction)
+        curvature, bar = curvature_of(pairs, problem.direction)
         # its own two displacements are all there is to compare
         share = relative_error(curvature, curvature - bar) if check else None
-        note = slope_note(center, pairs, problem.params)
+        note = slope_note(center, pairs)
         return _directional(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar, note=note)
     pair = pair_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
     return checked(problem, _directional(center.loss, center.slope, pair.curvature, method), check)

@@ -1,5 +1,5 @@
-"""The Taylor pass under autocast: torch's dtypes, and the derivatives of the float64 loss to the narrow type's
-rounding."""
+"""Curvature under autocast: the Taylor pass has torch's dtypes, and every method the derivatives of the float64 loss to
+the narrow type's rounding."""
 
 import warnings
 
@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from stability.curvature import directional
+from stability.curvature import NoSecondDerivative, directional, hvp
 from stability.curvature._jet import Jet
+from tests.within import assert_within
 
 from .nets import TinyTransformer, random_direction
 from .test_taylor_models import huggingface
@@ -123,3 +124,120 @@ def test_a_rule_has_the_dtype_and_the_value_that_autocast_gives(call):
     assert {part.dtype for part in (ours.value, ours.first, ours.second) if part is not None} == {plain.dtype}
     # to a rounding of the terms, which may cancel
     torch.testing.assert_close(ours.value, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
+
+
+def in_autocast(plain):
+    def loss(p):
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(p)
+
+    return loss
+
+
+class GoodGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        density = torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
+        return grad * (0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density)
+
+
+class WrongGelu(torch.autograd.Function):
+    """Right in its first derivative; the second is cut off but for the incoming gradient's."""
+
+    forward = staticmethod(GoodGelu.forward)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach()
+        density = torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
+        return grad * (0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density)
+
+
+def perceptron(seed, act=F.gelu, cast=None):
+    """(loss, params, u), in float32 or what the parameters have. ``cast``: a type that each layer's input and weight
+    are brought to by hand."""
+    drawn = torch.Generator().manual_seed(seed)
+    sizes = [(32, 24), (32, 32), (5, 32)]
+    params = {f"w{i}": torch.randn(*size, generator=drawn) / size[1] ** 0.5 for i, size in enumerate(sizes)}
+    u = {name: torch.randn(param.shape, generator=drawn) for name, param in params.items()}
+    inputs = torch.randn(16, 24, generator=drawn)
+
+    def loss(p):
+        h = inputs.to(p["w0"].dtype)
+        for index, (name, weight) in enumerate(p.items()):
+            h = h if index == 0 else act(h)
+            h = F.linear(h, weight) if cast is None else F.linear(h.to(cast), weight.to(cast)).to(weight.dtype)
+        return F.cross_entropy(h.float() if h.dtype != torch.float64 else h, CLASSES)
+
+    return loss, params, u
+
+
+def double(tensors):
+    return {name: tensor.double() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("cast", [None, torch.bfloat16], ids=["by_autocast", "by_hand"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_bar_of_differences_covers_what_a_narrow_type_loses(inside, cast):
+    for seed in range(20):
+        plain, params, u = perceptron(seed)
+        exact = directional(plain, double(params), double(u), "double_backward").curvature
+        narrow = perceptron(seed, cast=cast)[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast is None and not inside):
+            found = directional(
+                in_autocast(narrow) if cast is None and inside else narrow, params, u, "finite_difference"
+            )
+        assert_within(abs(found.curvature - exact), found.error_bar)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_right_custom_function_is_believed_under_autocast(dtype):
+    for seed in range(20):
+        plain, params, u = perceptron(seed, GoodGelu.apply)
+        wide = directional(plain, params, u, "finite_difference")
+        with torch.autocast("cpu", dtype), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = directional(plain, params, u, "double_backward")
+            hvp(plain, params, u)
+        # what float32's differences can tell is checked
+        assert found.note is None or abs(wide.curvature) < wide.error_bar
+
+
+def test_a_wrong_custom_function_is_refused_under_autocast():
+    for seed in range(5):
+        plain, params, u = perceptron(seed, WrongGelu.apply)
+        for loss in (plain, in_autocast(plain)):
+            with pytest.raises(NoSecondDerivative, match="WrongGelu"), torch.autocast("cpu", torch.bfloat16):
+                directional(loss, params, u, "double_backward")
+            with pytest.raises(NoSecondDerivative, match="WrongGelu"), torch.autocast("cpu", torch.bfloat16):
+                hvp(loss, params, u)
+
+
+def test_a_custom_function_in_a_type_too_narrow_for_differences_is_noted_as_unchecked():
+    plain, params, u = perceptron(0, GoodGelu.apply, cast=torch.bfloat16)
+    found = directional(plain, params, u, "double_backward")
+    assert found.note == (
+        "GoodGelu (a custom autograd.Function): differences are too coarse here to check its second derivative"
+    )
+    with pytest.warns(RuntimeWarning, match="GoodGelu .* too coarse"):
+        hvp(plain, params, u)
+
+
+def test_autocast_is_on_again_after_a_check_without_it():
+    plain, params, u = perceptron(0, GoodGelu.apply)
+    with torch.autocast("cpu", torch.bfloat16):
+        directional(plain, params, u, "double_backward")
+        assert torch.is_autocast_enabled("cpu")
+        assert (params["w0"] @ params["w0"].mT).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("seed", [0, 33, 43, 58])  # of the first 60, three below bfloat16's noise
+def test_no_slope_is_contradicted_by_differences_coarser_than_itself(seed):
+    plain, params, u = perceptron(seed)
+    assert directional(in_autocast(plain), params, u, "finite_difference").note is None

@@ -1,0 +1,31 @@
+"""Find the narrowest floating type that a loss was computed in, by which its rounding errors are estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from stability.curvature._autocast import Autocast
+from stability.curvature._graph import graph_nodes
+from stability.curvature._inputs import Tensors
+
+
+def precision_of(value: Tensor, params: Tensors, inside: Iterable[Autocast]) -> float:
+    """Return the eps of the narrowest type that a loss ran in.
+
+    Args:
+        value: the loss, or outputs, with its graph.
+        params: the tensors that it was computed from.
+        inside: autocasts that it entered. They count beside the graph, of which a compiled part shows its ends only.
+    """
+    devices = {param.device.type for param in params.values()}
+    types = {param.dtype for param in params.values()} | _graph_types(value)
+    types |= {each.dtype for each in inside if each.device in devices and each.gradients}
+    types |= {torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
+    return max(torch.finfo(each).eps for each in types if each.is_floating_point)
+
+
+def _graph_types(value: Tensor) -> set[torch.dtype]:
+    return {entry.dtype for node in graph_nodes(value) for entry in getattr(node, "_input_metadata", ())}
