@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.curvature._autocast import entered, switched_off
 from stability.curvature._differences import DISPLACEMENTS
 from stability.curvature._graph import NoSecondDerivative, check_used, custom_function, plain_gradient
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
+from stability.curvature._precision import precision_of
 from stability.curvature._trees import Tree, any_tree
 from stability.curvature.products import AGREEMENT, directional, hvp
 
@@ -130,20 +132,37 @@ def _check_moved(
         unvouched = custom_function(model_fn(leaves, *batch))
     if not unvouched or not moves.numel():
         return
-    size = DISPLACEMENTS[1] / (norm(direction) or 1.0)
-    ends = []
-    for shift in (size, -size):
-        with random.replayed(), torch.no_grad():
-            ends.append(
-                model_fn({name: param.detach() + shift * direction[name] for name, param in params.items()}, *batch)
-            )
-    found = (ends[0] - ends[1]) / (2 * size)
-    rounding = torch.finfo(found.dtype).eps * float(ends[0].double().norm()) / size
-    if float((found - moves).double().norm()) > AGREEMENT * float(found.double().norm()) + rounding:
+    given = model_fn, params, direction, batch, random
+    try:
+        with switched_off({param.device.type for param in params.values()}):  # its types make differences coarse
+            contradicted = _contradicted(*given)
+    except RuntimeError:  # types that only fit under autocast
+        contradicted = _contradicted(*given)
+    if contradicted:
         raise NoSecondDerivative(
             f"{unvouched} (a custom autograd.Function) has a wrong forward-mode derivative: Ju differs from "
             "differences of the outputs; give it a jvp"
         )
+
+
+def _contradicted(
+    model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, batch: tuple[Any, ...], random: RandomState
+) -> bool:
+    """Return whether differences of the outputs along u contradict Ju."""
+    with random.replayed(), sdpa_kernel(SDPBackend.MATH):
+        moves = _moved(model_fn, params, direction, batch)[1]
+    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
+    with random.replayed(), torch.enable_grad(), entered() as autocasts:
+        precision = precision_of(model_fn(leaves, *batch), leaves, autocasts.entries)
+    size = DISPLACEMENTS[1] / (norm(direction) or 1.0)
+    ends = []
+    for shift in (size, -size):
+        with random.replayed(), torch.no_grad():
+            moved = {name: param.detach() + shift * direction[name] for name, param in params.items()}
+            ends.append(model_fn(moved, *batch).double())
+    found = (ends[0] - ends[1]) / (2 * size)
+    rounding = precision * float(ends[0].norm()) / size
+    return float((found - moves).norm()) > AGREEMENT * float(found.norm()) + rounding
 
 
 def _moved(

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.curvature import NoSecondDerivative
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
 from tests.curvature.nets import dense_hessian, flatten, random_direction, tiny, token_loss, unflatten
 
@@ -66,6 +67,52 @@ def test_the_gauss_newton_part_of_microbatches_is_that_of_the_batch():
     )
     assert parts.part == pytest.approx(whole.part, rel=1e-10)
     assert parts.curvature == pytest.approx(whole.curvature, rel=1e-10)
+
+
+def cube_of(factor):
+    """x³ as a custom Function with a forward mode that is ``factor`` times the right one."""
+
+    class OwnCube(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return factor * 3 * ctx.saved_tensors[0] ** 2 * tangent
+
+    return OwnCube.apply
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_the_forward_mode_of_a_custom_function_is_checked_under_autocast_too(factor):
+    """Differences in bfloat16 would contradict the right one, too."""
+    cube, drawn = cube_of(factor), torch.Generator().manual_seed(0)
+    x, target = torch.randn(16, 24, generator=drawn), torch.randint(5, (16,), generator=drawn)
+    params = {"w": torch.randn(24, 32, generator=drawn) / 5, "v": torch.randn(32, 5, generator=drawn) / 6}
+    u = {name: torch.randn(param.shape, generator=drawn) for name, param in params.items()}
+
+    def model(at):
+        with torch.autocast("cpu", torch.bfloat16):
+            return (cube(x @ at["w"]) @ at["v"]).float()
+
+    def measure():
+        return gauss_newton(model, lambda logits: F.cross_entropy(logits, target), params, u)
+
+    if factor == 1.0:
+        assert math.isfinite(measure().part)
+    else:
+        with pytest.raises(NoSecondDerivative, match="OwnCube .* has a wrong forward-mode derivative"):
+            measure()
 
 
 def test_block_shares_add_up_to_the_curvature_and_are_rows_of_the_dense_hessian():
