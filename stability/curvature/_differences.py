@@ -91,13 +91,6 @@ def pairs_at(objective: Objective, params: Tensors, direction: Tensors, random: 
     return [pair_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS]
 
 
-def curvature_with_error(
-    objective: Objective, params: Tensors, direction: Tensors, random: RandomState
-) -> tuple[float, float]:
-    """Return uᵀHu by central differences at two displacements, and a bar that covers its error."""
-    return curvature_of(pairs_at(objective, params, direction, random), direction)
-
-
 def curvature_of(pairs: list[Pair], direction: Tensors) -> tuple[float, float]:
     """Return uᵀHu of the pairs at both displacements, and a bar that covers its error.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of, norm
 from stability.curvature._trees import Tree, any_tree
+from stability.curvature._warnings import warn
 from stability.curvature.products import directional
 
 _FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ is this share of ‖θ‖
@@ -75,14 +76,32 @@ def critical_lr(
     ``start`` the search begins at half of ``alpha_max`` (of `directional`, where not given), or, where that is 0 or ∞,
     at ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0); ``limit`` is 2²⁰·start by default. A rise and fall within one doubling is not
     seen. A loss that is not finite counts as above. Near 0 the differences drown in rounding: a value at which the loss
-    differs by a few ulp is no crossing. Errors: ``ValueError`` for settings out of range, and as `directional`.
+    differs by a few ulp is no crossing.
+
+    Args:
+        loss_fn, params, direction, batches: as in `directional`.
+        start: first α that is tried.
+        alpha_max: of `directional`, if it is known already.
+        limit: the search ends with ∞ where the loss is still below L(θ) at this α.
+        resolution: width of the bracket, as a share of its upper end.
+
+    Returns:
+        The critical rate with its bracket, beside α_max. It rests on losses alone: a wrong derivative of a custom
+        `autograd.Function` cannot change it. ``alpha_max`` is checked for such a one as in `directional`; a doubt is a
+        RuntimeWarning.
+
+    Raises:
+        ValueError: settings out of range, and as `directional`.
     """
     if not 0 < resolution < 1:
         raise ValueError(f"resolution is {resolution}; it must lie between 0 and 1")
     line, known = _Line(loss_fn, params, direction, batches), math.nan if alpha_max is None else alpha_max
     if start is None:
         if alpha_max is None:
-            known = directional(loss_fn, line.params, line.direction, batches=line.objective.batches).alpha_max
+            along = directional(loss_fn, line.params, line.direction, batches=line.objective.batches)
+            known = along.alpha_max
+            if along.note:
+                warn(f"alpha_max is in doubt: {along.note}")
         start = (
             known / 2
             if 0 < known < math.inf

@@ -14,7 +14,6 @@ from stability.curvature._autocast import switched_off
 from stability.curvature._differences import (
     PARITY_EPSILON,
     curvature_of,
-    curvature_with_error,
     pair_at,
     pairs_at,
     relative_error,
@@ -57,8 +56,8 @@ class Directional:
     - ``error_bar``: with method finite_difference, what the curvature may be off by.
     - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
     - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
-    - ``note``: with method finite_difference, that the gradient is not the derivative of the loss; with double backward
-      through a custom Function, that differences could not check it. None where all is well.
+    - ``note``: with method finite_difference, or through a custom Function, that the gradient is not the derivative of
+      the loss, or that differences could not check such a Function. None where all is well.
     """
 
     loss: float
@@ -258,16 +257,26 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
 
 
 def _compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float, str | None]:
-    """Return uᵀHu by differences, and a note if they are too coarse to tell anything.
+    """Return uᵀHu by differences, and a note if the gradient through a custom Function is not the loss's derivative, or
+    if differences are too coarse to tell.
 
-    Raises `NoSecondDerivative` where they contradict a curvature that came through a custom Function.
+    Raises `NoSecondDerivative` where they contradict a curvature that came through such a Function.
     """
-    reference, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
+    reference, bar, doubt = _differenced(problem, unvouched)
     verdict = _verdict(unvouched, curvature, reference, bar)
     if verdict is None and unvouched:
-        verdict = _verdict_in_own_types(problem, unvouched)
-    note = f"{unvouched} (a custom autograd.Function): differences are too coarse here to check its second derivative"
-    return reference, note if unvouched and verdict is None else None
+        verdict, doubt = _verdict_in_own_types(problem, unvouched)
+    if unvouched and verdict is None:
+        doubt = f"{unvouched} (a custom autograd.Function): differences are too coarse here to check its derivatives"
+    return reference, doubt
+
+
+def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | None]:
+    """Return uᵀHu by differences with its error bar, and through a custom Function what they say of its gradient."""
+    given = problem.objective, problem.params, problem.direction
+    pairs = pairs_at(*given, problem.random)
+    doubt = slope_note(slope_at(*given, 0.0, problem.random), pairs) if unvouched else None
+    return *curvature_of(pairs, problem.direction), doubt
 
 
 def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> bool | None:
@@ -285,19 +294,18 @@ def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> 
     return True
 
 
-def _verdict_in_own_types(problem: Problem, unvouched: str) -> bool | None:
-    """Compare as `_verdict` without autocast, whose narrow types make differences coarse; None if
-    the loss does not run so."""
-    given = problem.objective, problem.params, problem.direction, problem.random
+def _verdict_in_own_types(problem: Problem, unvouched: str) -> tuple[bool | None, str | None]:
+    """Return `_verdict` and the note on the gradient without autocast, whose narrow types make differences coarse; None
+    if the loss does not run so."""
     with switched_off({param.device.type for param in problem.params.values()}):
         try:
             curvature = _by_double_backward(problem, check=False).curvature
-            reference, bar = curvature_with_error(*given)
+            reference, bar, doubt = _differenced(problem, unvouched)
         except NoSecondDerivative:
             raise
-        except RuntimeError:  # as types that only fit under autocast
-            return None
-    return _verdict(unvouched, curvature, reference, bar)
+        except RuntimeError:  # types that only fit under autocast
+            return None, None
+    return _verdict(unvouched, curvature, reference, bar), doubt
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:

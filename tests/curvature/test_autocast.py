@@ -159,6 +159,19 @@ class WrongGelu(torch.autograd.Function):
         return grad * (0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density)
 
 
+class HalfSlope(torch.autograd.Function):
+    """tanh with half of its derivative, which is differentiated rightly."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 - ctx.saved_tensors[0].tanh() ** 2) / 2
+
+
 def perceptron(seed, act=F.gelu, cast=None):
     """(loss, params, u), in float32 or what the parameters have. ``cast``: a type that each layer's input and weight
     are brought to by hand."""
@@ -170,7 +183,7 @@ def perceptron(seed, act=F.gelu, cast=None):
 
     def loss(p):
         h = inputs.to(p["w0"].dtype)
-        for index, (name, weight) in enumerate(p.items()):
+        for index, weight in enumerate(p.values()):
             h = h if index == 0 else act(h)
             h = F.linear(h, weight) if cast is None else F.linear(h.to(cast), weight.to(cast)).to(weight.dtype)
         return F.cross_entropy(h.float() if h.dtype != torch.float64 else h, CLASSES)
@@ -223,10 +236,19 @@ def test_a_custom_function_in_a_type_too_narrow_for_differences_is_noted_as_unch
     plain, params, u = perceptron(0, GoodGelu.apply, cast=torch.bfloat16)
     found = directional(plain, params, u, "double_backward")
     assert found.note == (
-        "GoodGelu (a custom autograd.Function): differences are too coarse here to check its second derivative"
+        "GoodGelu (a custom autograd.Function): differences are too coarse here to check its derivatives"
     )
     with pytest.warns(RuntimeWarning, match="GoodGelu .* too coarse"):
         hvp(plain, params, u)
+
+
+def test_a_wrong_gradient_of_a_custom_function_is_noted_under_autocast():
+    for seed in (0, 1, 3, 4):  # the slope of 2 is nearly 0
+        plain, params, u = perceptron(seed)
+        for act, is_noted in ((HalfSlope.apply, True), (torch.tanh, False)):
+            with torch.autocast("cpu", torch.bfloat16):
+                note = directional(lambda p, f=act, inner=plain: f(inner(p)), params, u, "double_backward").note
+            assert (note is not None and "its gradient is not its derivative" in note) == is_noted
 
 
 def test_autocast_is_on_again_after_a_check_without_it():

@@ -103,6 +103,30 @@ def test_dropout_repeats_and_the_parameters_stay():
     assert all(torch.equal(before[name], param) for name, param in params.items())
 
 
+class HalfSlope(torch.autograd.Function):
+    """x² with half of its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0] * grad
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_rests_on_losses_and_warns_of_an_alpha_max_through_a_wrong_gradient():
+    """L = (1 − α)² − 3α: it rises above 1 at 5, where half of x²'s gradient predicts α_max = 2·(1 + 3) = 8."""
+    loss, params, u = along(lambda a: HalfSlope.apply(1 - a) - 3 * a)
+    assert critical_lr(loss, params, u, start=0.3, resolution=1e-5).value == pytest.approx(5, rel=1e-8)
+    with pytest.warns(RuntimeWarning, match="alpha_max is in doubt: the slope of loss_fn is -5 by .*, -4 by"):
+        found = critical_lr(loss, params, u, resolution=1e-5)
+    assert found.value == pytest.approx(5, rel=1e-8)
+    assert found.alpha_max == pytest.approx(8)
+
+
 @pytest.mark.parametrize(
     ("options", "text"), [({"resolution": 0.0}, "resolution is 0.0"), ({"start": -1.0}, "start is -1.0")]
 )

@@ -1,6 +1,7 @@
 """What has no second derivative, what is not finite, and what the caller got wrong."""
 
 import math
+import re
 import warnings
 
 import numpy as np
@@ -9,7 +10,17 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stability.curvature import GradientWithGraph, NoSecondDerivative, directional, hvp
+from stability.curvature import (
+    GradientWithGraph,
+    NoSecondDerivative,
+    block_shares,
+    critical_lr,
+    directional,
+    hessian_diagonal,
+    hutchinson_trace,
+    hvp,
+    top_eigenvalue,
+)
 from tests.within import assert_within
 
 
@@ -164,6 +175,47 @@ def test_a_custom_function_that_differences_contradict_is_measured_by_them_and_n
         with pytest.raises(NoSecondDerivative, match=said):
             measure()
     assert directional(cube_loss(function), X, U, "double_backward", check=False).curvature == 0.0
+
+
+class HalfSlope(torch.autograd.Function):
+    """x² with half of its gradient: the second derivative is that of the gradient, which alone is wrong."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0] * grad
+
+
+@pytest.mark.parametrize("method", ["auto", "double_backward", "finite_difference"])
+def test_a_custom_function_with_a_wrong_gradient_is_noted_by_every_method(method):
+    said = (
+        "the slope of loss_fn is .* by differences of the loss, .* by its gradient: its gradient is not its derivative"
+    )
+    assert re.match(said, directional(cube_loss(HalfSlope), X, U, method).note)
+    assert directional(cube_loss(GoodCube), X, U, method).note is None
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        hvp,
+        critical_lr,
+        block_shares,
+        lambda *given: top_eigenvalue(*given[:2]),
+        lambda *given: hutchinson_trace(*given[:2]),
+        lambda *given: hessian_diagonal(*given[:2]),
+    ],
+)
+def test_a_wrong_gradient_of_a_custom_function_is_a_warning_of_every_operator(measure):
+    with pytest.warns(RuntimeWarning, match="its gradient is not its derivative"):
+        measure(cube_loss(HalfSlope), X, U)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(cube_loss(GoodCube), X, U)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
