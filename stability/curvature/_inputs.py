@@ -26,7 +26,12 @@ def check_params(params: Mapping[str, Tensor]) -> Tensors:
     """Return a plain dict of ``params``, or raise a one-line ValueError that says which entry cannot be differentiated
     and why."""
     if not isinstance(params, Mapping) or not params:
-        raise ValueError("params must be a non-empty dict of name -> tensor, such as dict(model.named_parameters())")
+        holds = isinstance(params, (Mapping, list, tuple))
+        raise ValueError(
+            f"params {'holds no tensor' if holds else f'is of type {type(params).__name__}'}; give a tensor or a dict, "
+            "list or tuple of tensors, nested or not, such as dict(model.named_parameters()) or "
+            "list(model.parameters())"
+        )
     for name, tensor in params.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"params[{name!r}] is a {type(tensor).__name__}, not a tensor")

@@ -37,7 +37,7 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
             return lambda at, *batch: loss_fn(_pytree.tree_unflatten([at[name] for name in names], spec), *batch)
 
         for key in ("params", "direction", "held"):
-            if given.get(key) is not None:
+            if given.get(key) is not None or (key == "direction" and key in given):
                 leaves, structure = _pytree.tree_flatten(given[key])
                 if structure != spec:
                     raise ValueError(f"{key} must have the structure of params: the same nesting, lengths and keys")

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -272,13 +273,17 @@ def test_a_direction_of_another_structure_and_what_holds_no_tensors_are_refused(
     def loss(p):
         return sum(part.square().sum() for part in p)
 
-    for other in ([W], (W, B), {"0": W, "1": B}, [B, [W]]):
+    for other in ([W], (W, B), {"0": W, "1": B}, [B, [W]], None, iter([W, B])):
         with pytest.raises(ValueError, match="direction must have the structure of params"):
             hvp(loss, [W, B], other)
     with pytest.raises(ValueError, match=r"direction\['0'\] has shape \(3,\); params\['0'\] has \(3, 4\)"):
         hvp(loss, [W, B], [B, W])
-    for nothing in ([], iter([W]), None):
-        with pytest.raises(ValueError, match="params must be a non-empty dict"):
+    taken = r"; give a tensor or a dict, list or tuple of tensors, nested or not, such as dict\(model.named_parameters"
+    for nothing in ([], {}, [[], {}], [iter([W])]):
+        with pytest.raises(ValueError, match=f"params holds no tensor{taken}"):
+            hvp(loss, nothing, nothing)
+    for nothing in (nn.Linear(2, 2).parameters(), None, nn.Linear(2, 2), {W}):
+        with pytest.raises(ValueError, match=f"params is of type {type(nothing).__name__}{taken}"):
             hvp(loss, nothing, nothing)
     with pytest.raises(ValueError, match="two tensors of one dotted path"):
         hvp(loss, {"a.b": W, "a": {"b": B}}, {"a.b": W, "a": {"b": B}})

@@ -312,8 +312,8 @@ def square(params):
 @pytest.mark.parametrize(
     ("params", "direction", "text"),
     [
-        ({}, {}, "params must be a non-empty dict"),
-        ([1], {}, "params must be a non-empty dict"),
+        ({}, {}, "params holds no tensor; give"),
+        ([1], {}, "params holds no tensor; give"),
         ({"x": 3.0}, {"x": 1.0}, r"params\['x'\] is a float, not a tensor"),
         ({"x": torch.arange(3)}, U, r"params\['x'\] has dtype torch.int64; only floating-point"),
         (
