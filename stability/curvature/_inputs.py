@@ -106,11 +106,11 @@ class Objective:
         for batch in self.batches:
             yield self._pair(self._evaluate(twice, params, batch))
 
-    def total(self, params: Mapping[str, Tensor]) -> tuple[float, float]:
-        """Return Σ sum and Σ count without derivatives, by the attention that `directional` uses."""
+    def total(self, params: Mapping[str, Tensor], *, twice: bool = True) -> tuple[float, float]:
+        """Return Σ sum and Σ count without derivatives. ``twice``: by the attention of `terms`."""
         total = count = 0.0
         with torch.no_grad():
-            for value, number in self.terms(params, twice=True):
+            for value, number in self.terms(params, twice=twice):
                 total, count = total + value.item(), count + number
         return total, count
 

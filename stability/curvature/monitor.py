@@ -22,7 +22,7 @@ from stability.curvature._step import StepUnderWay, check_optimizer
 from stability.curvature._warnings import warn
 from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, exact_difference
 from stability.curvature.parallel import parallel_directional, parallel_mean, together
-from stability.curvature.products import Directional, check_method, directional
+from stability.curvature.products import BY_DIFFERENCES, Directional, check_method, directional
 
 __all__ = ["AlphaMaxMonitor", "MonitorRow"]
 
@@ -54,8 +54,9 @@ class AlphaMaxMonitor:
     and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in
     Python run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast
     that the loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel
-    on a GPU draws other masks than the replay, whose attention can be differentiated twice. Source: consensus paper
-    5.2; the predicted change is the second-order model behind Eq. 18.
+    on a GPU draws other masks than the replay, whose attention can be differentiated twice, and so does all dropout
+    after it; ``method="finite_difference"`` replays with the loop's own kernels. On a CPU torch fuses no attention that
+    drops. Source: consensus paper 5.2; the predicted change is the second-order model behind Eq. 18.
 
     The replay's slope is compared with that of the ``.grad`` that the optimizer used; a row's note says where they
     disagree, as they do if ``loss_fn`` is another loss than the loop's. Not compared: ranks, and the steps named in
@@ -168,7 +169,8 @@ class AlphaMaxMonitor:
         current, lr, after, direction, pieces, notes = prepared
         with pieces[0].random.replayed(), self._loss.lending():
             along = self._along(current.start, direction, pieces)
-            total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after))
+            exact = along.method not in BY_DIFFERENCES  # then L(θ) came from the attention that those allow
+            total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after, twice=exact))
             loss_after = mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
         is_flat = along.slope == along.curvature == 0
         notes += [along.nonfinite, along.note, NO_CHANGE if is_flat else None]

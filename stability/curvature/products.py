@@ -37,6 +37,7 @@ from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
 METHODS = ("auto", "taylor", "double_backward", "finite_difference", "parity")
+BY_DIFFERENCES = ("finite_difference", "parity")
 # relative, beyond the differences' own error bar: what a custom Function's second derivative may be off by and still be
 # believed
 AGREEMENT = 1e-2

@@ -177,10 +177,34 @@ def test_a_loop_in_the_manner_of_nanogpt(method):
     _, _, without = pretrain(saving=False, monitored=True, method=method)
     assert losses == watched_losses
     assert same(plain, watched)
+    # to float32's rounding, the loop's own: attention that drops, and the dropout after it, drew the same masks
+    means = [losses[index] + losses[index + 1] for index in (0, 2, 4)]
+    assert [row.loss for row in history] == pytest.approx(means, rel=1e-6)
     for row, other in zip(history, without, strict=True):
         assert row.note is None
         for number in NUMBERS:
             assert getattr(row, number) == pytest.approx(getattr(other, number), rel=1e-5), number
+
+
+@pytest.mark.parametrize(("method", "fused"), [("finite_difference", True), ("taylor", False), ("auto", False)])
+def test_both_losses_of_a_step_come_from_the_same_attention(method, fused, monkeypatch):
+    """Differences take the loop's own kernels; what is differentiated twice takes torch's plain attention, both times."""
+    seen, attention = [], F.scaled_dot_product_attention
+
+    def noted(*args, **kwargs):
+        seen.append(torch.backends.cuda.flash_sdp_enabled())  # the switch of the CPU's kernel, too
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    model = Decoder(saving=False).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor, batch = AlphaMaxMonitor(model, optimizer, next_token, method=method), torch.randint(30, (4, 13))
+    monitor.begin(batch)
+    next_token(model, batch).backward()
+    optimizer.step()
+    seen.clear()
+    assert monitor.end().note is None
+    assert set(seen) == {fused}
 
 
 @pytest.mark.filterwarnings("ignore")
