@@ -120,6 +120,21 @@ def _threshold(x, threshold, value):
     return torch.nn.functional.threshold(x, threshold, value), (x > threshold).to(x.dtype), None
 
 
+@pointwise("hardshrink")
+def _hardshrink(x, lambd=0.5):
+    return torch.nn.functional.hardshrink(x, lambd), _outside(x, lambd), None
+
+
+@pointwise("softshrink")
+def _softshrink(x, lambd=0.5):
+    return torch.nn.functional.softshrink(x, lambd), _outside(x, lambd), None
+
+
+def _outside(x, lambd):
+    """1 beyond ±λ, 0 between and at them, as autograd has it."""
+    return ((x > lambd) | (x < -lambd)).to(x.dtype)
+
+
 @on_aten("glu")
 def _glu(func, args, kwargs):
     a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)

@@ -18,6 +18,8 @@ KINKS = {  # name -> (f, the points of one number at which it is not smooth)
     "relu6": (F.relu6, (0, 6)),
     "hardtanh": (F.hardtanh, (-1, 1)),
     "hardtanh_of_bounds": (lambda x: F.hardtanh(x, -0.5, 0.5), (-0.5, 0.5)),
+    "hardshrink": (F.hardshrink, (-0.5, 0.5)),
+    "softshrink": (lambda x: F.softshrink(x, 0.25), (-0.25, 0.25)),
     "hardswish": (F.hardswish, (-3, 3)),
     "threshold": (lambda x: F.threshold(x, 0.5, 0.7), (0.5,)),
     "clamp": (lambda x: x.clamp(-0.5, 0.5), (-0.5, 0.5)),
