@@ -222,23 +222,21 @@ def trace(
     """
     if products < 3:
         raise ValueError(f"products is {products}; Hutch++ needs at least 3")
-    operator, generator, third = (
-        hessian_operator(loss_fn, params, batches),
-        torch.Generator().manual_seed(seed),
-        products // 3,
-    )
+    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
+    third = products // 3
     sketched = torch.stack([operator.apply(operator.probe(generator)) for _ in range(min(third, operator.size))], dim=1)
     if not bool(sketched.isfinite().all()):
         return Trace(math.nan, math.nan, sketched.shape[1])
     range_of = _orthonormal(sketched)
-    inside = sum(float(column.double() @ operator.apply(column).double()) for column in range_of.T)
-    samples = []
-    for _ in range(third):
-        outside = operator.probe(generator)
+
+    def outside() -> Tensor:
+        z = operator.probe(generator)
         for _ in range(2):
-            outside = outside - range_of @ (range_of.T @ outside)
-        samples.append(float(outside.double() @ operator.apply(outside).double()))
-    beside = torch.tensor(samples, dtype=torch.float64)
+            z = z - range_of @ (range_of.T @ z)
+        return z
+
+    inside = float(_quadratic_forms(operator, range_of.T).sum())
+    beside = _quadratic_forms(operator, (outside() for _ in range(third)))
     return Trace(inside + float(beside.mean()), _standard_error(beside), sketched.shape[1] + range_of.shape[1] + third)
 
 
@@ -256,9 +254,13 @@ def hutchinson_trace(
     if products < 1:
         raise ValueError(f"products is {products}; at least one is needed")
     operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
-    probes = (operator.probe(generator) for _ in range(products))
-    samples = torch.tensor([float(z.double() @ operator.apply(z).double()) for z in probes], dtype=torch.float64)
+    samples = _quadratic_forms(operator, (operator.probe(generator) for _ in range(products)))
     return Trace(float(samples.mean()), _standard_error(samples), products)
+
+
+def _quadratic_forms(operator: Operator, vectors: Iterable[Tensor]) -> Tensor:
+    """Return zᵀHz of each vector, in float64; one product each."""
+    return torch.tensor([float(z.double() @ operator.apply(z).double()) for z in vectors], dtype=torch.float64)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
