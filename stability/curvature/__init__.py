@@ -1,6 +1,7 @@
 """Compute slope, curvature and α_max of any loss along any direction: a library of its own, which imports torch and
 nothing of this project."""
 
+from stability.curvature._directional import Directional
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._jet import NoRule
 from stability.curvature.adam import (
@@ -30,18 +31,16 @@ from stability.curvature.decompose import (
 from stability.curvature.diagonal import Diagonal, hessian_diagonal, hutchinson_diagonal
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
-from stability.curvature.products import METHODS, Directional, directional, hvp
+from stability.curvature.products import METHODS, directional, hvp
 from stability.curvature.spectrum import (
     Eigenvalue,
     SpectralDensity,
-    Trace,
     eigenvalues,
-    hutchinson_trace,
     spectral_density,
     top_eigenvalue,
-    trace,
 )
 from stability.curvature.taylor import missing_rule
+from stability.curvature.traces import Trace, hutchinson_trace, trace
 from stability.curvature.training_graph import GradientWithGraph
 
 __all__ = [

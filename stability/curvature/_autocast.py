@@ -100,6 +100,7 @@ def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
 
 
 def _enter(context: Any) -> Any:
+    """List an autocast and let torch enter it; switch it off first in a block of `switched_off`."""
     if not context._enabled:
         return _ENTER(context)
     if _SUPPRESSED:

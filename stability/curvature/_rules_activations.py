@@ -131,7 +131,7 @@ def _softshrink(x, lambd=0.5):
 
 
 def _outside(x, lambd):
-    """1 beyond ±λ, 0 between and at them, as autograd has it."""
+    """Return 1 beyond ±λ, 0 between and at them, as autograd has it."""
     return ((x > lambd) | (x < -lambd)).to(x.dtype)
 
 

@@ -82,10 +82,22 @@ def preconditioned_sharpness(
     """Compute λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and
     β₁ (Cohen et al. 2022).
 
-    ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they
-    and the state are only read. ``lr``: the rate that the threshold is of; None: that of the first group. A group whose
-    own rate is s times it counts with P/s. Threshold and ratio are NaN where the groups differ in β₁: there is no such
-    threshold then. Weight decay is not part of H. Errors: those of `adam_preconditioner` and `directional`.
+    Weight decay is not part of H.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        optimizer: Adam or AdamW with a state; it is only read.
+        held: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step).
+        tolerance, iterations, seed: as in `top_eigenvalue`.
+        lr: the rate that the threshold is of; None: that of the first group. A group whose own rate is s times it
+            counts with P/s.
+
+    Returns:
+        The sharpness, its threshold and their ratio; the last two NaN where the groups differ in β₁: there is no such
+        threshold then.
+
+    Raises:
+        ValueError: as `adam_preconditioner` and `directional`.
     """
     tensors = params if held is None else held
     rate = float(optimizer.param_groups[0]["lr"]) if lr is None else lr

@@ -29,14 +29,20 @@ def hf_callback(
     """Return a `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
     callbacks=[hf_callback(every=10)])``.
 
-    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
-    `MonitorRow`s, and each is appended to ``trainer.state.log_history``, too, as ``alpha_max/…``. The batches are the
-    keyword arguments with which the Trainer called the model, so that gradient accumulation is followed;
-    ``loss_fn(model, inputs)`` is by default the model's own loss of them, weighed over accumulated batches and ranks as
-    the Trainer weighs it. Its unit is the Trainer's: nats per label that is not -100, and the Trainer counts the first
-    token of each row, too, which a causal model does not predict. A Trainer with a loss of its own (an overridden
-    ``compute_loss``, ``compute_loss_func``, label smoothing) needs it given here; without it a row's note says so.
-    RuntimeError: transformers is not installed.
+    ``history`` holds its `MonitorRow`s, and each is appended to ``trainer.state.log_history``, too, as ``alpha_max/…``.
+    The batches are the keyword arguments with which the Trainer called the model, so that gradient accumulation is
+    followed. The unit is the Trainer's: nats per label that is not -100, and the Trainer counts the first token of each
+    row, too, which a causal model does not predict.
+
+    Args:
+        every, rows, method, log: as in `AlphaMaxMonitor`.
+        loss_fn: ``loss_fn(model, inputs)``; by default the model's own loss of them, weighed over accumulated batches
+            and ranks as the Trainer weighs it. A Trainer with a loss of its own (an overridden ``compute_loss``,
+            ``compute_loss_func``, label smoothing) needs it given here; without it a row's note says so.
+
+    Raises:
+        RuntimeError: transformers is not installed.
+        ValueError: as `AlphaMaxMonitor`, when the training begins.
     """
     callback_class = _required("transformers").TrainerCallback
 
@@ -78,13 +84,19 @@ def lightning_callback(
     """Return a Lightning `Callback` that measures the optimizer's steps: ``Trainer(…,
     callbacks=[lightning_callback(every=10)])``.
 
-    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
-    `MonitorRow`s, and each is logged through the module as ``alpha_max/…``. ``loss_fn(module, batch)`` is by default
-    ``module.training_step(batch, batch_idx)``, a scalar or a dict with "loss", with the module's own logging silenced
-    and its torchmetrics put back after each replay; the trainer's precision is that of the replay. With manual
-    optimization, whose ``training_step`` steps by itself, ``loss_fn`` has to be given; without it every row is a note.
-    ``accumulate_grad_batches`` is followed, and manual accumulation from one step to the next. ValueError: more than
-    one optimizer. RuntimeError: lightning is not installed.
+    ``history`` holds its `MonitorRow`s, and each is logged through the module as ``alpha_max/…``.
+    ``accumulate_grad_batches`` is followed, and manual accumulation from one step to the next.
+
+    Args:
+        every, rows, method, log: as in `AlphaMaxMonitor`.
+        loss_fn: ``loss_fn(module, batch)``; by default ``module.training_step(batch, batch_idx)``, a scalar or a dict
+            with "loss", with the module's own logging silenced and its torchmetrics put back after each replay; the
+            trainer's precision is that of the replay. With manual optimization, whose ``training_step`` steps by
+            itself, it has to be given; without it every row is a note.
+
+    Raises:
+        RuntimeError: lightning is not installed.
+        ValueError: more than one optimizer, and as `AlphaMaxMonitor`, when the training begins.
     """
     callback_class = _required("lightning").Callback
 

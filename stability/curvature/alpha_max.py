@@ -46,11 +46,20 @@ def step_direction(
     """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight
     decay included.
 
-    ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is
-    divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
-    float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
-    than 1 % of the step, as it does at tiny lr. ``closure``: for an optimizer whose step evaluates the loss again
-    (LBFGS).
+    The subtraction is exact in float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where
+    that rounding makes up more than 1 % of the step, as it does at tiny lr.
+
+    Args:
+        optimizer: it makes its step.
+        params: names of tensors that the optimizer holds, with their gradients in ``.grad``.
+        lr: the rate that u is divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds.
+        closure: for an optimizer whose step evaluates the loss again (LBFGS).
+
+    Returns:
+        u by name.
+
+    Raises:
+        ValueError: lr is not positive and finite, a tensor that the optimizer does not hold, a closure that is missing.
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
@@ -79,15 +88,24 @@ def step_direction(
 
 
 def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """Return the direction u of the step that the optimizer would take from here with weight decay λ = 0 in every
+    """Compute the direction u of the step that the optimizer would take from here with weight decay λ = 0 in every
     group; nothing of it or of ``params`` changes.
 
     A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that
     the optimizer's own step will draw. So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan),
     times a rate of its own (Prodigy). The L2 penalty that SGD and Adam add to the gradient is left out likewise, as
-    this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there. ``params``
-    and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing. ValueError: an optimizer
-    that needs a closure (LBFGS, which has no decay): the closure's loss is not the copies'.
+    this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there. Groups
+    without an entry "weight_decay" decay nothing.
+
+    Args:
+        optimizer, params, lr: as in `step_direction`.
+
+    Returns:
+        u by name.
+
+    Raises:
+        ValueError: an optimizer that needs a closure (LBFGS, which has no decay): the closure's loss is not the
+            copies'.
     """
     if _needs_closure(optimizer):
         raise ValueError(
@@ -150,10 +168,18 @@ def paper_state(
     """Set Adam's or AdamW's state as 5.2.1 reads: m and v the means of g and g² over the warm-up batches, step count
     their number.
 
-    ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
-    ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
-    and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
+    m and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
     0.469 and v by 0.006, as the paper literally says (facts 1).
+
+    Args:
+        optimizer: Adam or AdamW; its state is overwritten.
+        gradients: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
+            ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a
+            time.
+        params: the optimizer's tensors by name, for gradients by name.
+
+    Raises:
+        ValueError: another optimizer, no gradients, or gradients that do not fit its parameters.
     """
     if not has_paper_state(optimizer):
         raise ValueError(

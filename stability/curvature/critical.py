@@ -50,8 +50,15 @@ def loss_along(
     *,
     batches: Iterable[Any] | None = None,
 ) -> list[float]:
-    """Return [L(θ + αu) for α in ``alphas``] by forward passes only, each with the same random state; the loss as in
-    `directional`, in its unit."""
+    """Compute [L(θ + αu) for α in ``alphas``] by forward passes only, each with the same random state.
+
+    Args:
+        loss_fn, params, direction, batches: as in `directional`.
+        alphas: step lengths α.
+
+    Returns:
+        The losses, in the order of ``alphas`` and the loss's unit.
+    """
     line = _Line(loss_fn, params, direction, batches)
     return [line(alpha) for alpha in alphas]
 

@@ -18,7 +18,8 @@ from stability.curvature._graph import NoSecondDerivative, check_used, custom_fu
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
 from stability.curvature._precision import precision_of
 from stability.curvature._trees import Tree, any_tree
-from stability.curvature.products import AGREEMENT, directional, hvp
+from stability.curvature._vouching import AGREEMENT
+from stability.curvature.products import directional, hvp
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,22 @@ def gauss_newton(
     """Compute the Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given
     in two parts.
 
-    ``model_fn(params) -> outputs`` (one tensor) and ``output_loss_fn(outputs) -> scalar``; with ``batches``,
-    ``model_fn(params, batch)`` and ``output_loss_fn(outputs, batch) -> (sum, count)``, combined as one mean. Ju is one
-    forward-mode derivative of the outputs (right through LayerNorm, facts 8; torch.func.jvp), then the loss's second
-    derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition. Errors: those of `directional`; what
-    torch says where an operation has no forward mode.
+    Ju is one forward-mode derivative of the outputs (right through LayerNorm, facts 8; torch.func.jvp), then the loss's
+    second derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition.
+
+    Args:
+        model_fn: ``model_fn(params) -> outputs`` (one tensor); with ``batches``, ``model_fn(params, batch)``.
+        output_loss_fn: ``output_loss_fn(outputs) -> scalar``; with ``batches``, ``output_loss_fn(outputs, batch) ->
+            (sum, count)``, combined as one mean.
+        params, direction, batches: as in `directional`.
+
+    Returns:
+        The part, the whole curvature, and their ratio.
+
+    Raises:
+        ValueError: as `directional`.
+        NoSecondDerivative: differences of the outputs contradict a custom Function's forward mode.
+        RuntimeError: by torch, where an operation has no forward mode.
     """
     params = check_params(params)
     direction = check_direction(params, direction)
@@ -73,10 +85,18 @@ def gauss_newton_product(
     *,
     batches: Iterable[Any] | None = None,
 ) -> Tree:
-    """Compute G u = JᵀH_out J u, the Gauss–Newton matrix times a vector, for a loss in two parts as in `gauss_newton`.
+    """Compute G u = JᵀH_out J u, the Gauss–Newton matrix times a vector: one forward-mode derivative Ju, the output
+    loss's Hessian times it, and one backward pass.
 
-    One forward-mode derivative Ju, the output loss's Hessian times it, and one backward pass. The result has the
-    structure of ``params``.
+    Args:
+        model_fn, output_loss_fn: the loss in two parts, as in `gauss_newton`.
+        params, direction, batches: as in `directional`.
+
+    Returns:
+        G u with the structure of ``params``.
+
+    Raises:
+        ValueError, NoSecondDerivative, RuntimeError: as in `gauss_newton`.
     """
     params = check_params(params)
     direction = check_direction(params, direction)
@@ -186,12 +206,20 @@ def block_shares(
     batches: Iterable[Any] | None = None,
     block: Callable[[str], str] | int = 2,
 ) -> dict[str, float]:
-    """Compute u_b·(Hu)_b of every block b of parameters; they add up to uᵀHu, and hold b's coupling with all the others
-    (a share may be negative).
+    """Compute u_b·(Hu)_b of every block b of parameters, by one Hessian-vector product.
 
-    ``block``: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
-    ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b u_bᵀ(Hu)_b,
-    by definition.
+    They add up to uᵀHu = Σ_b u_bᵀ(Hu)_b and hold b's coupling with all the others: a share may be negative.
+
+    Args:
+        loss_fn, params, direction, batches: as in `directional`.
+        block: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
+            ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0").
+
+    Returns:
+        The shares by block.
+
+    Raises:
+        ValueError, NoSecondDerivative: as in `hvp`.
     """
     if isinstance(block, int) and block < 1:
         raise ValueError(f"block is {block}; give at least one leading part of the names")
@@ -221,10 +249,19 @@ def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Ite
     """Estimate the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
     microbatches.
 
-    ``loss_fn(params, batch) -> (sum, count)``, b_i = count. E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr
-    Σ/B for all of them together are two equations for |G|² and tr Σ; with equal counts they are the paper's. The counts
-    must be of independent items (sequences, rather than their tokens). Errors: ``ValueError`` for fewer than two
-    microbatches that count something.
+    E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr Σ/B for all of them together are two equations for |G|² and
+    tr Σ; with equal counts they are the paper's.
+
+    Args:
+        loss_fn: ``loss_fn(params, batch) -> (sum, count)``, b_i = count.
+        params: as in `directional`.
+        batches: microbatches. Their counts must be of independent items (sequences, rather than their tokens).
+
+    Returns:
+        The noise scale with |G|² and tr Σ.
+
+    Raises:
+        ValueError: fewer than two microbatches that count something.
     """
     params = check_params(params)
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}

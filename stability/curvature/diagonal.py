@@ -34,8 +34,16 @@ def hessian_diagonal(
     samples: int = 30,
     seed: int = 0,
 ) -> Diagonal:
-    """Estimate the Hessian's diagonal by the mean of z ⊙ Hz over ``samples`` Rademacher vectors z, with its standard
-    error in each entry (Bekas et al. 2007)."""
+    """Estimate the Hessian's diagonal by the mean of z ⊙ Hz over Rademacher vectors z (Bekas et al. 2007).
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        samples: number of z, one Hessian-vector product each.
+        seed: of the z.
+
+    Returns:
+        The diagonal with the standard error of each entry.
+    """
     if samples < 1:
         raise ValueError(f"samples is {samples}; at least one is needed")
     params = check_params(params)
@@ -62,9 +70,13 @@ def hutchinson_diagonal(
     """Estimate the Hessian's diagonal by z ⊙ Hz, z of independent N(0, 1), whose mean it is (Hutchinson 1989; Liu et
     al. 2023, Algorithm 1).
 
-    Loss, ``params``, ``batches`` and ``check`` as `hvp` takes them. ``generator``: of the CPU, whatever the device; z
-    depends on it and on the names' order alone, not on how the batch is cut. The result has the structure of
-    ``params``.
+    Args:
+        loss_fn, params, batches, check: as in `hvp`.
+        generator: of the CPU, whatever the device; z depends on it and on the names' order alone, not on how the batch
+            is cut.
+
+    Returns:
+        z ⊙ Hz with the structure of ``params``.
     """
     probe = {
         name: torch.randn(param.shape, generator=generator, dtype=param.dtype).to(param.device)

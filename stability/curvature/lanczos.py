@@ -53,8 +53,13 @@ def hessian_operator(
     batches: Iterable[Any] | None = None,
     scale: Mapping[str, Tensor] | None = None,
 ) -> Operator:
-    """Return H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``)
-    diag(s) H diag(s). The first product is compared with differences where `hvp` does so."""
+    """Return H of a loss as an operator on flat vectors, by double backward. The first product is compared with
+    differences where `hvp` does so.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        scale: tensors s by name, as ``params``; the operator is then diag(s) H diag(s).
+    """
     params = check_params(params)
     batches = None if batches is None else list(batches)  # one pass for each product
     factor = None if scale is None else flatten(check_direction(params, scale))
@@ -98,11 +103,15 @@ class Krylov:
 
 
 def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylov]:
-    """Yield the Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is
-    complete (Lanczos 1950).
+    """Yield the Krylov space of ``start`` after 1, 2, … products (Lanczos 1950), until n or the space is complete.
 
     Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears
     twice. Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.
+
+    Args:
+        operator: symmetric, n × n.
+        start: (n,), not zero.
+        iterations: products at most.
     """
     basis, alphas, betas = [start / start.norm()], [], []
     while len(alphas) < min(iterations, operator.size):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from stability.curvature._directional import Directional
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._inputs import Objective, Tensors, mean_of
 from stability.curvature._replay import Item, ReplayedLoss, adds_up_rows, pieces_of, rounding_note
@@ -22,7 +23,7 @@ from stability.curvature._step import StepUnderWay, check_optimizer
 from stability.curvature._warnings import warn
 from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, exact_difference
 from stability.curvature.parallel import parallel_directional, parallel_mean, together
-from stability.curvature.products import BY_DIFFERENCES, Directional, check_method, directional
+from stability.curvature.products import BY_DIFFERENCES, check_method, directional
 
 __all__ = ["AlphaMaxMonitor", "MonitorRow"]
 
@@ -35,18 +36,6 @@ class AlphaMaxMonitor:
             with monitor.step(batch):
                 ...  # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
         monitor.history[-1].alpha_max_over_lr
-
-    - ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated
-      batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose mean is taken over all
-      of them. It is called with the batch as given to `step` (it moves it to the device itself) and the model (of a
-      DistributedDataParallel the module inside) in the mode that it is in as the block ends.
-    - ``every``: measure each k-th step; the others cost nothing.
-    - ``rows``: evaluate the batch in pieces of that many rows, in bounded memory: the same numbers, exactly for (sum,
-      count), for a scalar where every row counts alike; dropout then draws other masks than the step did.
-    - ``method``: as in `directional`.
-    - ``log``: called with each row as a dict.
-    - ``group``: the ranks over which the batch is spread (taken from a DistributedDataParallel model); every rank then
-      makes the same calls and gets the numbers of the whole batch.
 
     u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
@@ -63,8 +52,25 @@ class AlphaMaxMonitor:
     `StepGradient`.
 
     No error of a replay ends the training: its row has a note and no numbers, and the first one gives a RuntimeWarning.
-    ValueError on construction: an optimizer that holds none of the model's trainable parameters or others than the
-    model's; sharded parameters (FSDP, DTensor); ``every`` or ``rows`` below 1.
+
+    Args:
+        model: of a DistributedDataParallel the module inside is measured.
+        optimizer: it holds trainable parameters of the model and no others.
+        loss_fn: ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean
+            (accumulated batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose
+            mean is taken over all of them. It is called with the batch as given to `step` (it moves it to the device
+            itself) and the model in the mode that it is in as the block ends.
+        every: measure each k-th step; the others cost nothing.
+        rows: evaluate the batch in pieces of that many rows, in bounded memory: the same numbers, exactly for (sum,
+            count), for a scalar where every row counts alike; dropout then draws other masks than the step did.
+        method: as in `directional`.
+        log: called with each row as a dict.
+        group: the ranks over which the batch is spread (taken from a DistributedDataParallel model); every rank then
+            makes the same calls and gets the numbers of the whole batch.
+
+    Raises:
+        ValueError: an optimizer that holds none of the model's trainable parameters or others than the model's; sharded
+            parameters (FSDP, DTensor); ``every`` or ``rows`` below 1.
     """
 
     def __init__(

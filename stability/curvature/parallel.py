@@ -10,10 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from stability.curvature._directional import Directional
 from stability.curvature._inputs import mean_of
 from stability.curvature._trees import Tree, any_tree
 from stability.curvature.alpha_max import alpha_max
-from stability.curvature.products import Directional, directional
+from stability.curvature.products import directional
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,23 @@ def parallel_directional(
     """Compute `directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature
     uᵀHu and α_max (Eq. 18) from these.
 
-    Called by every rank of ``group`` (None: all) with the same ``params`` and ``direction`` and its own microbatches
-    ``batches``; ``loss_fn(params, batch) -> (sum, count)``. One collective, of a few numbers in float64, summed in the
-    order of the ranks: every rank returns the same bits, and they equal one process's over all batches to float64
-    rounding. A rank may hold nothing that counts. ``shares`` are summed, ``error_bar`` is the sum of the ranks' (an
-    upper bound), ``rel_error`` the worst one, ``method`` joins the names where ranks differ.
+    One collective, of a few numbers in float64, summed in the order of the ranks: every rank returns the same bits, and
+    they equal one process's over all batches to float64 rounding.
 
-    Errors: a rank's own error is raised there after the exchange, and a RuntimeError that names it on the others, so
-    that none waits for ever.
+    Args:
+        loss_fn: ``loss_fn(params, batch) -> (sum, count)``.
+        params, direction, method, check: as in `directional`, the same on each rank.
+        batches: the rank's own microbatches; a rank may hold nothing that counts.
+        group: the ranks that call; None: all.
+
+    Returns:
+        The numbers of the whole batch. ``shares`` are summed, ``error_bar`` is the sum of the ranks' (an upper bound),
+        ``rel_error`` the worst one, ``method`` joins the names where ranks differ.
+
+    Raises:
+        RuntimeError: another rank raised, and is named; its own error is raised there after the exchange, so that none
+            waits for ever.
+        ValueError, NoRule, NoSecondDerivative: as in `directional`.
     """
     items = list(enumerate(batches))
     counts: dict[int, float] = {}
@@ -72,8 +82,16 @@ def parallel_directional(
 
 
 def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
-    """Return Σ total / Σ count over the ranks of ``group`` (None: all), in float64 and the same on each. ValueError
-    where the counts sum to 0."""
+    """Compute Σ total / Σ count over ranks, in float64 and the same on each.
+
+    Args:
+        total: this rank's sum.
+        count: this rank's count.
+        group: the ranks that call; None: all.
+
+    Raises:
+        ValueError: the counts sum to 0.
+    """
     parts = gathered((total, count), group)
     return mean_of(sum(part[0] for part in parts), sum(part[1] for part in parts))
 

@@ -1,4 +1,4 @@
-"""Compute the Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
+"""Compute the Hessian's spectrum from products with it: outermost eigenvalues and density. Losses and parameters as
 `directional` takes them.
 
 The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on
@@ -50,7 +50,7 @@ class SpectralDensity:
         2·iterations."""
         terms = self.weights * self.probes * self.nodes**power
         by_probe = torch.zeros(self.probes, dtype=torch.float64).index_add(0, self.probe_of, terms)
-        return float(by_probe.mean()), _standard_error(by_probe)
+        return float(by_probe.mean()), standard_error(by_probe)
 
     def smoothed(self, grid: Tensor, width: float) -> Tensor:
         """Return the density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width``
@@ -59,16 +59,6 @@ class SpectralDensity:
             raise ValueError(f"width is {width}; a positive standard deviation is needed")
         bells = torch.exp(-0.5 * ((grid[:, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         return bells @ self.weights
-
-
-@dataclass(frozen=True)
-class Trace:
-    """An estimate of a trace. ``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch
-    held all of H; NaN from fewer than two samples)."""
-
-    value: float
-    standard_error: float
-    products: int
 
 
 @any_tree
@@ -84,10 +74,21 @@ def top_eigenvalue(
     """Compute λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full
     reorthogonalisation.
 
-    Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, facts
-    8). From a random start the largest eigenvalue is missed with probability zero, but the bound alone proves only that
-    *some* eigenvalue is that near. Memory: one copy of the parameters for each product. A loss with a NaN gives NaN.
-    Errors: ``ValueError`` as `directional`.
+    From a random start the largest eigenvalue is missed with probability zero, but the residual bound alone proves only
+    that *some* eigenvalue is that near. Memory: one copy of the parameters for each product. A loss with a NaN gives
+    NaN.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        tolerance: stop once the residual bound is at most this share of |λ|.
+        iterations: products at most (6–16 reach 1 %, facts 8).
+        seed: of the start vector.
+
+    Returns:
+        The eigenpair with its residual.
+
+    Raises:
+        ValueError: as `directional`.
     """
     params = check_params(params)
     return largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
@@ -180,9 +181,16 @@ def spectral_density(
     """Estimate the Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et
     al. 2019, arXiv:1901.10159).
 
-    From each of ``probes`` Rademacher vectors a Krylov space of ``iterations`` products: its Ritz values are the nodes,
-    the squared first components of their vectors the weights. probes·iterations products. A loss with a NaN gives nodes
-    of NaN.
+    The Ritz values of each Krylov space are nodes, the squared first components of their vectors the weights.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        probes: Rademacher vectors, a Krylov space from each.
+        iterations: products for each probe.
+        seed: of the probes.
+
+    Returns:
+        The quadrature; nodes of NaN for a loss with a NaN.
     """
     if probes < 1 or iterations < 1:
         raise ValueError(f"probes={probes}, iterations={iterations}: both must be at least 1")
@@ -204,71 +212,6 @@ def _last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda spa
     return last
 
 
-@any_tree
-def trace(
-    loss_fn: Callable[..., Any],
-    params: Tree,
-    *,
-    batches: Iterable[Any] | None = None,
-    products: int = 30,
-    seed: int = 0,
-) -> Trace:
-    """Estimate tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1) from ``products`` Hessian-vector
-    products.
-
-    A third of them sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the trace
-    of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of rank ≤
-    products/3.
-    """
-    if products < 3:
-        raise ValueError(f"products is {products}; Hutch++ needs at least 3")
-    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
-    third = products // 3
-    sketched = torch.stack([operator.apply(operator.probe(generator)) for _ in range(min(third, operator.size))], dim=1)
-    if not bool(sketched.isfinite().all()):
-        return Trace(math.nan, math.nan, sketched.shape[1])
-    range_of = _orthonormal(sketched)
-
-    def outside() -> Tensor:
-        z = operator.probe(generator)
-        for _ in range(2):
-            z = z - range_of @ (range_of.T @ z)
-        return z
-
-    inside = float(_quadratic_forms(operator, range_of.T).sum())
-    beside = _quadratic_forms(operator, (outside() for _ in range(third)))
-    return Trace(inside + float(beside.mean()), _standard_error(beside), sketched.shape[1] + range_of.shape[1] + third)
-
-
-@any_tree
-def hutchinson_trace(
-    loss_fn: Callable[..., Any],
-    params: Tree,
-    *,
-    batches: Iterable[Any] | None = None,
-    products: int = 30,
-    seed: int = 0,
-) -> Trace:
-    """Estimate tr H by the mean of zᵀHz over ``products`` Rademacher vectors z, with its standard error (Hutchinson
-    1989). `trace` needs fewer products where few eigenvalues hold most of the trace."""
-    if products < 1:
-        raise ValueError(f"products is {products}; at least one is needed")
-    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
-    samples = _quadratic_forms(operator, (operator.probe(generator) for _ in range(products)))
-    return Trace(float(samples.mean()), _standard_error(samples), products)
-
-
-def _quadratic_forms(operator: Operator, vectors: Iterable[Tensor]) -> Tensor:
-    """Return zᵀHz of each vector, in float64; one product each."""
-    return torch.tensor([float(z.double() @ operator.apply(z).double()) for z in vectors], dtype=torch.float64)
-
-
-def _orthonormal(columns: Tensor) -> Tensor:
-    """Return an orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low
-    rank stays low."""
-    left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
-    return left[:, sizes > sizes[0] * torch.finfo(columns.dtype).eps * max(columns.shape)]
-
-
-def _standard_error(values: Tensor) -> float:
+def standard_error(values: Tensor) -> float:
+    """Return the standard error of the values' mean, NaN for fewer than two."""
     return float(values.std(correction=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -50,7 +50,14 @@ def taylor_sums(
 
 @any_tree
 def missing_rule(loss_fn: Callable[..., Any], params: Tree, *, batches: Iterable[Any] | None = None) -> str | None:
-    """Say why taylor cannot differentiate this loss (the operation's name is in the text), or None where it can."""
+    """Name the operation of a loss that taylor has no rule for.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+
+    Returns:
+        Why taylor cannot differentiate this loss, or None where it can.
+    """
     params = check_params(params)
     try:
         taylor_sums(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stability.curvature._directional import Directional, Problem, Sums
 from stability.curvature._graph import (
     check_used,
     custom_function,
@@ -19,7 +20,8 @@ from stability.curvature._graph import (
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import plus
 from stability.curvature._nonfinite import first_nonfinite
-from stability.curvature.products import Directional, Problem, Sums, check_method, checked, directional, with_origin
+from stability.curvature._vouching import checked
+from stability.curvature.products import check_method, directional, with_origin
 
 
 class GradientWithGraph:
@@ -31,6 +33,10 @@ class GradientWithGraph:
     and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates again, which by
     "taylor" is cheaper still in memory. The forward pass advances the global random state as a training step does;
     later evaluations replay it.
+
+    Args:
+        loss_fn, params, batches, method: as in `directional`, of which `along` makes the call.
+        check: as in `directional`, for each `along`.
     """
 
     def __init__(

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stability.curvature.adam import adam_preconditioner, adam_threshold, preconditioned_sharpness
-from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
+from stability.curvature.spectrum import spectral_density, top_eigenvalue
+from stability.curvature.traces import trace
 from tests.curvature.nets import dense_hessian, flatten, tiny, token_loss
 from tests.within import assert_within
 

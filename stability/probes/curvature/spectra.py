@@ -24,7 +24,8 @@ from stability.curvature.adam import preconditioned_sharpness
 from stability.curvature.alpha_max import has_paper_state
 from stability.curvature.critical import CriticalLR, critical_lr, loss_along
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
-from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
+from stability.curvature.spectrum import spectral_density, top_eigenvalue
+from stability.curvature.traces import trace
 from stability.models.backbone import block_of
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe

@@ -1,0 +1,106 @@
+"""Hold what a loss along a line is computed from and into; sum it by double backward, one microbatch at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._graph import (
+    check_used,
+    custom_function,
+    gradient_with_graph,
+    product_along,
+    refusals_named,
+)
+from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of
+from stability.curvature.alpha_max import alpha_max
+
+
+@dataclass(frozen=True)
+class Directional:
+    """The loss along θ + αu to second order: L + α·slope + α²·curvature/2.
+
+    - ``loss``: L(θ).
+    - ``slope``: ⟨∇L, u⟩.
+    - ``curvature``: uᵀHu.
+    - ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
+    - ``method``: the one that gave the curvature.
+    - ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where asked for.
+    - ``difference``: the b of ``rel_error``.
+    - ``error_bar``: with method finite_difference, what the curvature may be off by.
+    - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
+    - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
+    - ``note``: with method finite_difference, or through a custom Function, that the gradient is not the derivative of
+      the loss, or that differences could not check such a Function. None where all is well.
+    """
+
+    loss: float
+    slope: float
+    curvature: float
+    alpha_max: float
+    method: str
+    rel_error: float | None = None
+    error_bar: float | None = None
+    shares: dict[str, float] | None = field(default=None, repr=False, hash=False)
+    nonfinite: str | None = None
+    difference: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    objective: Objective
+    params: Tensors
+    direction: Tensors
+    random: RandomState
+
+
+@dataclass
+class Sums:
+    """Running sums of the loss, of ⟨∇, u⟩ and of u_b·(Hu)_b over microbatches, as floats, which were accumulated in
+    float64."""
+
+    loss: float = 0.0
+    count: float = 0.0
+    slope: float = 0.0
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def add(
+        self, gradients: Mapping[str, Tensor | None], products: Mapping[str, Tensor | None], direction: Tensors
+    ) -> None:
+        for name, step in direction.items():
+            gradient, product = gradients[name], products[name]
+            self.slope += 0.0 if gradient is None else dot(gradient, step)
+            self.shares[name] = self.shares.get(name, 0.0) + (0.0 if product is None else dot(product, step))
+
+    def result(self, method: str) -> Directional:
+        shares = {name: mean_of(share, self.count) for name, share in self.shares.items()}
+        return numbers_of(
+            mean_of(self.loss, self.count), mean_of(self.slope, self.count), sum(shares.values()), method, shares=shares
+        )
+
+
+def numbers_of(loss: float, slope: float, curvature: float, method: str, **extra: Any) -> Directional:
+    """Return the numbers with their α_max."""
+    ratio = alpha_max(slope, curvature) if math.isfinite(loss) else math.nan
+    return Directional(loss, slope, curvature, ratio, method, **extra)
+
+
+def double_backward_sums(problem: Problem) -> tuple[Sums, str]:
+    """Compute the sums by reverse over reverse; return them, and a custom Function's name, "" if there is none."""
+    leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
+    sums, unvouched = Sums(), ""
+    with problem.random.replayed(), torch.enable_grad(), refusals_named():
+        for value, count in problem.objective.terms(leaves, twice=True):
+            unvouched = unvouched or custom_function(value)
+            gradients = gradient_with_graph(value, leaves)
+            check_used(gradients)
+            sums.add(gradients, product_along(gradients, leaves, problem.direction), problem.direction)
+            sums.loss, sums.count = sums.loss + value.item(), sums.count + count
+            del value, gradients  # before the next microbatch builds its graph
+    return sums, unvouched

@@ -1,0 +1,107 @@
+"""Estimate the trace of a loss's Hessian from products of the Hessian with random vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._trees import Tree, any_tree
+from stability.curvature.lanczos import Operator, hessian_operator
+from stability.curvature.spectrum import standard_error
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An estimate of a trace. ``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch
+    held all of H; NaN from fewer than two samples)."""
+
+    value: float
+    standard_error: float
+    products: int
+
+
+@any_tree
+def trace(
+    loss_fn: Callable[..., Any],
+    params: Tree,
+    *,
+    batches: Iterable[Any] | None = None,
+    products: int = 30,
+    seed: int = 0,
+) -> Trace:
+    """Estimate tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1).
+
+    A third of the products sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the
+    trace of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of
+    rank ≤ products/3.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        products: Hessian-vector products, at least 3.
+        seed: of the probes.
+
+    Returns:
+        The estimate with its standard error.
+    """
+    if products < 3:
+        raise ValueError(f"products is {products}; Hutch++ needs at least 3")
+    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
+    third = products // 3
+    sketched = torch.stack([operator.apply(operator.probe(generator)) for _ in range(min(third, operator.size))], dim=1)
+    if not bool(sketched.isfinite().all()):
+        return Trace(math.nan, math.nan, sketched.shape[1])
+    range_of = _orthonormal(sketched)
+
+    def outside() -> Tensor:
+        z = operator.probe(generator)
+        for _ in range(2):
+            z = z - range_of @ (range_of.T @ z)
+        return z
+
+    inside = float(_quadratic_forms(operator, range_of.T).sum())
+    beside = _quadratic_forms(operator, (outside() for _ in range(third)))
+    return Trace(inside + float(beside.mean()), standard_error(beside), sketched.shape[1] + range_of.shape[1] + third)
+
+
+@any_tree
+def hutchinson_trace(
+    loss_fn: Callable[..., Any],
+    params: Tree,
+    *,
+    batches: Iterable[Any] | None = None,
+    products: int = 30,
+    seed: int = 0,
+) -> Trace:
+    """Estimate tr H by the mean of zᵀHz over Rademacher vectors z (Hutchinson 1989). `trace` needs fewer products where
+    few eigenvalues hold most of the trace.
+
+    Args:
+        loss_fn, params, batches: as in `directional`.
+        products: number of z, one Hessian-vector product each.
+        seed: of the z.
+
+    Returns:
+        The estimate with its standard error.
+    """
+    if products < 1:
+        raise ValueError(f"products is {products}; at least one is needed")
+    operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
+    samples = _quadratic_forms(operator, (operator.probe(generator) for _ in range(products)))
+    return Trace(float(samples.mean()), standard_error(samples), products)
+
+
+def _quadratic_forms(operator: Operator, vectors: Iterable[Tensor]) -> Tensor:
+    """Return zᵀHz of each vector, in float64; one product each."""
+    return torch.tensor([float(z.double() @ operator.apply(z).double()) for z in vectors], dtype=torch.float64)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Return an orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low
+    rank stays low."""
+    left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
+    return left[:, sizes > sizes[0] * torch.finfo(columns.dtype).eps * max(columns.shape)]
