@@ -99,7 +99,9 @@ def thresholds(
     free = num_free.gather(-1, low) + own_free.sum(-1)
     to_share = k - num_full.gather(-1, low) - own_full.sum(-1)
     sum_of_free = sum_free.gather(-1, low) + (own_free * own[..., None, :]).sum(-1)
-    return Thresholds((sum_of_free - to_share) / free.clamp(min=1), counts[..., -1:] + own_members.sum(-1) <= k)
+    # Where none is free the k best count in full, by any threshold that leaves the next one out: the edge's own.
+    tau = torch.where(free > 0, (sum_of_free - to_share) / free.clamp(min=1), edge[..., 0])
+    return Thresholds(tau, counts[..., -1:] + own_members.sum(-1) <= k)
 
 
 def _expanded(of_all: Tensor, like: Tensor) -> Tensor:

@@ -131,6 +131,21 @@ def test_projection_of_every_prefix_is_that_of_bisection(scale):
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_scores_far_above_the_next_count_in_full(shared):
+    """With a gap of more than 1 after the k best none is free, and rounding says between which edges τ is looked for."""
+    u_BHN = 3 * torch.randn(64, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    every, none = torch.ones(64, 2, 1, 5, dtype=torch.bool), torch.zeros(64, 2, 1, 5, dtype=torch.bool)
+    own, members = (u_BHN[:, :, None, :0], every) if shared else (u_BHN[:, :, None], none)
+    own_members = torch.ones(64, 2, 1, 1, own.shape[-1], dtype=torch.bool)
+    tau = thresholds(u_BHN, Ranking.of(u_BHN), members, own, own_members, 3)
+    found = tau.soft(u_BHN[:, :, None, None])[:, :, 0, 0].clamp(min=0)
+    expected = [[projected(scores, 3) for scores in heads] for heads in u_BHN.tolist()]
+    ordered = u_BHN.sort(-1, descending=True).values
+    assert (ordered[..., 2] - ordered[..., 3] > 1).sum() > 30
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_scorer_learns_through_the_projection(min_block, direction):
     """Central differences of the loss, which know of no gradient, while the selection stays."""
