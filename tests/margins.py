@@ -156,18 +156,25 @@ def moved(drawn: Tensor) -> Tensor:
     return drawn
 
 
-def move_draws(patch: pytest.MonkeyPatch) -> None:
-    """Move by `moved` what tests themselves draw: the code under test and its oracle read the same."""
+class Moving:
+    """The moving of what tests themselves draw by `moved`: the code under test and its oracle read the same. A test that
+    draws again what the code under test or another process draws is left alone: it is marked ``redraws``."""
 
-    def moving(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.is_on = True
+        for name in DRAWS:
+            patch.setattr(torch, name, self._moving(getattr(torch, name)))
+
+    def _moving(self, draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
             found = draw(*args, **kwargs)
-            return moved(found) if _is_of_tests(sys._getframe(1)) else found
+            return moved(found) if self.is_on and _is_of_tests(sys._getframe(1)) else found
 
         return drawn
 
-    for name in DRAWS:
-        patch.setattr(torch, name, moving(getattr(torch, name)))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.is_on = item.get_closest_marker("redraws") is None
 
 
 def read(folder: Path) -> Ratios:
@@ -234,4 +241,4 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(plugin, "margins-recording")
         install(plugin.margins, patch)
     if config.getoption("--moved"):
-        move_draws(patch)
+        config.pluginmanager.register(Moving(patch), "margins-moving")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.margins import Margins, install, move_draws, moved, read
+from tests.margins import Margins, Moving, install, moved, read
 from tests.rounding import at_risk
 from tests.within import assert_within, relative_error, rounding_floor
 
@@ -87,14 +87,26 @@ def test_a_run_writes_the_ratio_of_every_test_that_compares(tmp_path):
     assert found == {"test_near": 0.8, "test_fails": 2.0}
 
 
+@pytest.mark.redraws
 def test_draws_move_by_one_unit_and_equal_draws_stay_equal(monkeypatch):
     plain = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    move_draws(monkeypatch)
+    Moving(monkeypatch)
     one, other = (torch.randn(1000, generator=torch.Generator().manual_seed(0)) for _ in range(2))
     assert torch.equal(one, other)
     units = (one.view(torch.int32) - plain.view(torch.int32)).abs()
     assert (units == 1).all()
     assert 0.4 < (one.abs() > plain.abs()).float().mean() < 0.6
+
+
+@pytest.mark.redraws
+def test_a_test_that_draws_again_what_others_draw_is_left_alone(monkeypatch, request):
+    def draw():
+        return torch.randn(100, generator=torch.Generator().manual_seed(0))
+
+    plain, moving = draw(), Moving(monkeypatch)
+    assert not torch.equal(draw(), plain)
+    moving.pytest_runtest_setup(request.node)
+    assert torch.equal(draw(), plain)
 
 
 def test_a_draw_in_float64_moves_in_float32_and_zero_stays():

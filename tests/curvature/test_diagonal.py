@@ -17,6 +17,7 @@ def drawn(params, seed):
     return {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in params.items()}
 
 
+@pytest.mark.redraws
 def test_estimate_is_the_probe_times_the_dense_hessians_product_with_it():
     net, params, tokens = tiny()
     loss = token_loss(net, tokens)

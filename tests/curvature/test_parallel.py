@@ -114,6 +114,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.redraws
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shares", SHARES)
 def test_every_rank_gets_the_numbers_of_the_whole_batch(ranks, shares, method):
@@ -128,6 +129,7 @@ def test_every_rank_gets_the_numbers_of_the_whole_batch(ranks, shares, method):
     assert ranks[0][shares, method] == ranks[1][shares, method]
 
 
+@pytest.mark.redraws
 def test_the_monitor_of_a_ddp_model_equals_the_monitor_of_one_process(ranks):
     net, inputs = regression()
     alone = watched(net, inputs)

@@ -44,6 +44,7 @@ def estimated(own: Replica, step: int) -> dict[str, torch.Tensor]:
     return {name: found[parameter] for name, parameter in own.model.named_parameters()}
 
 
+@pytest.mark.redraws
 def test_estimate_is_of_the_dense_hessian_of_the_steps_own_batch(lab):
     own = replica(lab, model=SMALL, objective={"name": "ar"}, microbatch=3)
     own.model.double()
@@ -70,6 +71,7 @@ def test_microbatches_change_the_estimate_by_rounding_alone(lab):
         assert not scale or (other[name] - value).abs().max() > 1e-2 * scale
 
 
+@pytest.mark.redraws
 def test_estimate_drops_what_the_steps_gradient_dropped_and_leaves_gradients_and_draws_alone(lab):
     own = replica(lab, model={**SMALL, "dropout": 0.5})
     state, again = torch.get_rng_state(), estimated(own, 1)
