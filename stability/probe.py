@@ -1,5 +1,5 @@
 """``python -m stability.probe what=…``: measure what trained layers do to their signal (spectra, σ(W_qᵀW_k),
-discrepancy), and graphs on their own."""
+discrepancy), what a text read backwards costs, and graphs on their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HELP = """
-python -m stability.probe what=spectra|qk|streams ckpt=FOLDER [key=value …]
+python -m stability.probe what=spectra|qk|streams|mirror ckpt=FOLDER [key=value …]
 python -m stability.probe what=training_free ckpt=FOLDER mechanism=[sparge,fasa] [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
 python -m stability.probe what=pdmm [ckpt=FOLDER]
@@ -42,6 +42,9 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   what=training_free  mechanism=[sparge,fasa] stand in for sa in the trained model, with its weights and no training, and leave out more and more: per
                       budget the NLL beyond sa's, the relative error of each layer's output, and the share of the products that is skipped
 
+  what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under mirrored masks and noise: a mechanism
+                      that is blind to order has the same on both
+
   phase=terminal | earliest | last | all   which checkpoints of a run (last: of one that diverged before its end)
   sequences=2                       held-out sequences                      (spectra, pdmm, streams, training_free)
   budgets=[0.25,0.5,1]              shares that may be kept: sparge's τ, fasa's keys over positions; 1: all   (training_free)
@@ -51,7 +54,7 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
   nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
   plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
-  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm, streams, training_free)
+  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm, streams, training_free, mirror)
   reports_dir=reports               folder of the figure                    (connectivity, pdmm without ckpt)
 
 What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
@@ -103,6 +106,8 @@ def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
 
 def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     """Return the number of steps that one phase of this measurement takes, for the progress bar."""
+    if spec.what == "mirror":
+        return 1
     if spec.what == "streams":
         return spec.sequences + 1
     if spec.what == "training_free":
@@ -114,7 +119,7 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
 
 def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     """Collect the study's runs into parquet and print the tables."""
-    from analysis.sections import discrepancy, training_free
+    from analysis.sections import discrepancy, mirror, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.runs.results import write_graphs
@@ -126,6 +131,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
         "pdmm": discrepancy.study_tables,
         "streams": stream_tables.study_tables,
         "training_free": training_free.study_tables,
+        "mirror": mirror.study_tables,
     }.get(spec.what)
     tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
     print_tables(study, tables, f"no run of {study.path.name} has numbers for what={spec.what}")
@@ -134,7 +140,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase; nothing where it has none."""
-    from analysis.sections import discrepancy, training_free
+    from analysis.sections import discrepancy, mirror, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.probes.layers.consensus import ropes_of
@@ -146,6 +152,8 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     mechanism, words = run.mechanism, Registry("objectives").load(run.objective.name).words
     if spec.what == "streams":
         tables = stream_tables.run_tables(rows, run.residual.name, words)
+    elif spec.what == "mirror":
+        tables = mirror.run_tables(rows, mechanism.name, words)
     elif spec.what == "training_free":
         tables = training_free.run_tables(rows, read_probe(directory, training_free.LAYERS), mechanism.name, words)
     elif spec.what == "pdmm":

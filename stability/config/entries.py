@@ -174,9 +174,10 @@ class StatusSpec(Settings):
 class ProbeSpec(Settings):
     """The settings of `stability.probe`: what the trained layers do to their signal, and the graphs they do it on."""
 
-    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "connectivity"] = Field(
+    what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, what stands in for sa without training, or the plain graphs' λ_1"
+        "residual streams, what stands in for sa without training, the NLL of a text read backwards, or the plain "
+        "graphs' λ_1"
     )
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"

@@ -128,6 +128,7 @@ class AbstractObjective(KernelUser):
       of the parts that the loss is a sum of, where it is one (`component_sums`).
     ``embeds_positions``: whether its embedding adds a vector of each position itself. ``embeds_tokens``: whether it is
       a table of tokens, of which the head predicts the first ones, in their order.
+    ``without_mirror``: why its examples have no mirror image; None: `mirrored` returns one.
 
     ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
       name of one of ours (a file of that folder).
@@ -151,6 +152,7 @@ class AbstractObjective(KernelUser):
     direction: ClassVar[str]
     embeds_positions: ClassVar[bool] = False
     embeds_tokens: ClassVar[bool] = True
+    without_mirror: ClassVar[str | None] = "it does not define the mirror image of its examples"
     condition: ConditionShape | None = None
     config: Any
     num_inputs: int
@@ -237,6 +239,18 @@ class AbstractObjective(KernelUser):
         ``generator``."""
         raise NotImplementedError
 
+    def mirrored(self, examples: Examples) -> Examples:
+        """Return the examples read backwards, under the mirror image of their masks and noise.
+
+        Args:
+            examples: what `examples` made of a batch.
+
+        Raises:
+            ValueError: the objective has no mirror image (`without_mirror`).
+        """
+        name = type(self).__module__.rsplit(".", 1)[-1]
+        raise ValueError(f"objective={name} has no mirror image: {self.without_mirror}")
+
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         """Return (weighted sum of the loss in nats, the count that makes a mean of it), both scalars in float32 or
         wider.
@@ -292,6 +306,18 @@ class AbstractObjective(KernelUser):
             f"{type(self).__name__} hides no tokens, so that there is nothing to unmask; train with objective=mlm or "
             "score_entropy (absorbing)"
         )
+
+
+def flipped(examples: Examples) -> Examples:
+    """Return the examples with inputs, targets, weights and context tokens in reversed order of positions; the noise
+    of a sequence stays. Every position counts as one of the text: nothing is padding."""
+    assert examples.mask_BN is None
+    parts = {
+        name: None if part is None else part.flip(1)
+        for name, part in zip(Examples._fields, examples, strict=True)
+        if name != "sigma_B"
+    }
+    return examples._replace(**parts)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ class Autoregressive(AbstractVocabularyObjective):
         """The settings that every objective over a vocabulary has, and none of its own."""
 
     direction = "causal"
+    without_mirror = None
     samplers = ("ar",)
 
     def __init__(self, config: Config, vocab_size: int):
@@ -28,6 +29,14 @@ class Autoregressive(AbstractVocabularyObjective):
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
         inputs_BN, targets_BN = tokens_BN[:, :-1], tokens_BN[:, 1:]
         return Examples(inputs_BN, targets_BN, torch.ones(targets_BN.shape))
+
+    def mirrored(self, examples: Examples) -> Examples:
+        """Return the reversed windows, predicted left to right: N + 1 tokens, reversed and shifted anew. The window's
+        first token is predicted in place of its last."""
+        tokens_BN = torch.cat([examples.inputs_BN[:, :1], examples.targets_BN], 1).flip(1)
+        return examples._replace(
+            inputs_BN=tokens_BN[:, :-1], targets_BN=tokens_BN[:, 1:], weights_BN=examples.weights_BN.flip(1)
+        )
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)

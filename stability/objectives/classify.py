@@ -91,6 +91,7 @@ class Classification(AbstractObjective):
     )
     score_names = ("val_accuracy",)
     direction = "bidirectional"
+    without_mirror = "its positions are patches of an image, not of a text"
     embeds_positions = True
     embeds_tokens = False
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives._base import Examples, refuse_unread, weighted_cross_entropy, wide
+from stability.objectives._base import Examples, flipped, refuse_unread, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 
@@ -58,6 +58,7 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
             return self
 
     direction = "bidirectional"
+    without_mirror = None
     samplers = ("top_prob", "random")
     mask_id: int
 
@@ -93,6 +94,11 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
         draws_BN = torch.rand(inputs_BN.shape, generator=generator)
         random_BN = torch.randint(self.num_outputs, inputs_BN.shape, generator=generator)
         return torch.where(draws_BN < 0.1, random_BN, torch.where(draws_BN < 0.2, tokens_BN, inputs_BN))
+
+    def mirrored(self, examples: Examples) -> Examples:
+        """Return the windows read backwards; the same tokens are masked. A context is read backwards, too, and still
+        given as the context."""
+        return flipped(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)

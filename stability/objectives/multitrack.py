@@ -135,6 +135,7 @@ class MultitrackMaskedModel(AbstractObjective):
         ),
     )
     direction = "bidirectional"
+    without_mirror = None
     embeds_tokens = False
     samples = "proteins"
     samplers = ("top_prob", "random")
@@ -215,6 +216,28 @@ class MultitrackMaskedModel(AbstractObjective):
         mask_BN = sources[0] != PAD
         return Examples(
             TrackInputs(tuple(sources), contexts), torch.stack(targets, -1), torch.stack(weights, -1), mask_BN=mask_BN
+        )
+
+    def mirrored(self, examples: Examples) -> Examples:
+        """Return the proteins read backwards: the residues of each, in every source track, in every context that
+        stands position by position, in targets and weights. BOS, EOS and padding stay in their places, and so do the
+        contexts that have sequences of their own. A mixer without any sense of order therefore still tells BOS from
+        EOS beside a protein's ends."""
+        assert examples.mask_BN is not None
+        order_BN = _backwards(examples.mask_BN)
+
+        def turned(values: Tensor) -> Tensor:
+            return values[torch.arange(len(values), device=values.device)[:, None], order_BN]
+
+        inputs = examples.inputs_BN
+        contexts = tuple(
+            Track(*map(turned, track)) if name in ALIGNED else track
+            for name, track in zip(self.config.contexts, inputs.contexts, strict=True)
+        )
+        return examples._replace(
+            inputs_BN=TrackInputs(tuple(map(turned, inputs.sources)), contexts),
+            targets_BN=turned(examples.targets_BN),
+            weights_BN=turned(examples.weights_BN),
         )
 
     def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
@@ -308,6 +331,14 @@ def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
         return tokens, mask
     frame = (1, 1) if mask.ndim == 2 else (0, 0, 1, 1)
     return nn.functional.pad(tokens, frame), nn.functional.pad(mask, frame)
+
+
+def _backwards(mask_BN: Tensor) -> Tensor:
+    """Return the position from which each takes its value, (B, N): residues in reversed order, the frame as it is."""
+    place_BN = torch.arange(mask_BN.shape[1], device=mask_BN.device).expand(mask_BN.shape)
+    last_B1 = mask_BN.sum(1, keepdim=True) - 1  # EOS
+    is_residue_BN = (place_BN > 0) & (place_BN < last_B1)
+    return torch.where(is_residue_BN, last_B1 - place_BN, place_BN)
 
 
 def _shares(masked_BN: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class Recall(AbstractVocabularyObjective):
 
     corpus_kind = "questions"
     direction = "causal"
+    without_mirror = "read backwards, an answer stands before what it answers"
     score_names = ("val_accuracy",)
     words = Words(
         unit="nats per answer",

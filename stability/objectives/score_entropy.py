@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import Examples, refuse_unread, wide
+from stability.objectives._base import Examples, flipped, refuse_unread, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, NoiseName, times
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
@@ -72,6 +72,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
             return self
 
     direction = "bidirectional"
+    without_mirror = None
     words = Words(unit="upper bound, nats per token")
     stepped = ("euler", "analytic")
     graph: Graph
@@ -99,6 +100,10 @@ class ScoreEntropy(AbstractVocabularyObjective):
         noisy_BN = self.graph.corrupt(tokens_BN, sigma_B, generator)
         weights_BN = self.graph.counts(noisy_BN) * self.noise.rate(t_B)[:, None]
         return Examples(noisy_BN, tokens_BN, weights_BN, sigma_B=sigma_B)
+
+    def mirrored(self, examples: Examples) -> Examples:
+        """Return the windows read backwards, the same tokens corrupted as before, at the same noise."""
+        return flipped(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         """Return (Σ σ′·score entropy in nats, the number of tokens)."""

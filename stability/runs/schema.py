@@ -116,6 +116,8 @@ PROBE_COLUMNS = {
     "streams": [
         "run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values",
     ],
+    # A row a checkpoint, of all its run's held-out sequences.
+    "mirror": ["run_id", "phase", "lr", "sequences", "nll", "mirrored_nll", "difference"],
     # A row a stand-in for `sa` (``mixer``, and ``label``: its settings), budget and held-out sequence; and layer.
     "training_free": [
         "run_id", "phase", "lr", "mixer", "label", "budget", "sequence", "counted", "nll", "sa_nll", "skipped",

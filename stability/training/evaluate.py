@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -34,6 +35,20 @@ class Validation:
         ]
         self._objective, self._device = objective, device
         self._precision: Precision = spec.precision
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(len(examples.targets_BN) for examples in self._chunks)
+
+    def mirrored(self) -> Validation:
+        """Return the validation on the mirror image of each example (`AbstractObjective.mirrored`).
+
+        Raises:
+            ValueError: the objective has no mirror image.
+        """
+        other = copy.copy(self)
+        other._chunks = [self._objective.mirrored(examples) for examples in self._chunks]
+        return other
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:

@@ -1,5 +1,5 @@
 """Measure by `stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
-discrepancy → ``probes/<phase>_<table>.parquet``."""
+discrepancy, a text read backwards → ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
@@ -42,6 +43,7 @@ TABLES = {
     "pdmm": ("discrepancy",),
     "streams": ("streams",),
     "training_free": ("training_free", "training_free_layers"),
+    "mirror": ("mirror",),
 }
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -87,11 +89,13 @@ def measure_checkpoint(
     if folder is not None:
         spec, model = checkpoint.load(folder)
         labels = {"run_id": directory.run_id, "phase": phase, "lr": spec.lr_peak}
-        yield from (
-            _qk(model, labels, rows)
-            if probe.what == "qk"
-            else _on_held_out(spec, model, labels, rows, probe, cache_dir)
-        )
+        if probe.what == "qk":
+            yield from _qk(model, labels, rows)
+        elif probe.what == "mirror":
+            rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
+            yield
+        else:
+            yield from _on_held_out(spec, model, labels, rows, probe, cache_dir)
     for table, found in rows.items():
         Stored(directory.probe_file(phase, table), protocol_of(probe)).write(found, PROBE_COLUMNS[table])
 

@@ -40,12 +40,14 @@ LACKING = {
     "pdmm": "no softmax attention, so no attended values",
     "streams": "a single residual stream",
     "training_free": "sparge and fasa stand in for sa alone",
+    "mirror": "its examples have no mirror image",
 }
 
 
 class Observable(NamedTuple):
-    """The layers that ``what`` finds in a run. ``part``: the run's mechanism, or residual scheme. ``is_there``: whether
-    some layer can be measured. ``not_observed``: the names of layers of which it is not known what they hold."""
+    """The layers that ``what`` finds in a run. ``part``: the run's mechanism, residual scheme or objective.
+    ``is_there``: whether some layer can be measured. ``not_observed``: the names of layers of which it is not known
+    what they hold."""
 
     part: str
     is_there: bool
@@ -56,6 +58,9 @@ def observable_in(spec: RunSpec, what: str) -> Observable:
     """Return what ``what`` finds in a run's layers, from its spec alone."""
     if what == "training_free":
         return Observable(spec.mechanism.name, spec.mechanism.name == STOOD_IN_FOR, ())
+    if what == "mirror":
+        objective = spec.objective.name
+        return Observable(objective, Registry("objectives").load(objective).without_mirror is None, ())
     layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
     is_there = any(isinstance(layer, OBSERVED[what]) for layer in layers)
@@ -114,6 +119,9 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
     if what == "training_free" and not any(each.is_there for each in found):
         raise ValueError(f"what=training_free stands in for mechanism=sa, and is asked of {without}")
+    if what == "mirror" and not any(each.is_there for each in found):
+        why = Registry("objectives").load(found[0].part).without_mirror
+        raise ValueError(f"what=mirror reads a text backwards; objective={found[0].part} has no mirror image: {why}")
     named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
         parts = _listed(each.part for each in found)

@@ -1,0 +1,117 @@
+"""Show the NLL of held-out examples read backwards beside their own (`stability.probe what=mirror`)."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.pieces import Pieces, heading, shown
+from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.spread import INTERVAL_RULE, REAL, Spread
+from analysis.numbers.step_shares import PHASES, phases_of
+from analysis.sections.layers import spread_cell
+from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures
+from analysis.study import wording
+from analysis.study.load import Column, Frame, Study
+from analysis.words import lr_text
+from stability.runs.words import Words
+
+NAME = "mirror"
+BLIND = "A mechanism that is blind to order has the same NLL on both, a difference of 0."
+CAPTION = (
+    "NLL of the held-out examples read backwards less that of the same examples, against learning rate, {phase}. "
+    f"Points: seeds; line: their median. {BLIND}"
+)
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and NAME in study.probes
+
+
+def study_tables(study: Study) -> list[Table]:
+    """Return a table of NLL, mirrored NLL and their difference for each phase; [] where no run was probed."""
+    if NAME not in study.probes:
+        return []
+    return _tables(study.probed(NAME), wording.words(study), source(study))
+
+
+def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
+    """Return the same tables as `study_tables` of one run's own rows.
+
+    Args:
+        rows: the run's.
+        mechanism: its name, as the tables show it.
+        words: its objective's.
+    """
+    return _tables(rows.assign(series=mechanism, run_lr=rows["lr"], seed=0, order=0), words, "One run.")
+
+
+def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
+    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), words, origin) for phase in phases_of(rows)]
+
+
+def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
+    """Return the table of one phase, a row a series and learning rate; medians over seeds."""
+    body = []
+    for (_, series, lr), part in rows.groupby(["order", "series", "run_lr"]):
+        nlls = [spread_cell(part[column], "{:.3f}".format, REAL) for column in ("nll", "mirrored_nll")]
+        body.append((Cell(str(series)), Cell(lr_text(lr)), *nlls, _difference_cell(part["difference"])))
+    num = sorted({int(each) for each in rows["sequences"]})
+    caption = (
+        f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
+        f"the same examples read backwards under mirrored masks and noise. {BLIND} Difference: paired by seed. "
+        f"{INTERVAL_RULE}. {origin}"
+    )
+    header = ("mechanism", "LR", "NLL", "read backwards", "difference")
+    return Table(f"NLL of mirrored examples, {phase}", caption, header, tuple(body))
+
+
+def _difference_cell(per_seed: Column) -> Cell:
+    spread = Spread.of(per_seed)
+    interval = f"{spread.low:+.4f} to {spread.high:+.4f}, " if spread.n > 1 else ""
+    return Cell("--") if spread.n == 0 else Cell(f"{spread.median:+.4f}", f"{interval}n={spread.n}")
+
+
+def figures(study: Study) -> Figures:
+    """Draw ``mirror-<phase>-0``; nothing for a single learning rate."""
+    if not applies(study) or study.runs["lr"].nunique() < 2:
+        return {}
+    return by_phase(study, NAME, phases_of(study.probes[NAME]), phase_figures, CAPTION)
+
+
+def phase_figures(study: Study, phase: str) -> list[Figure]:
+    """Draw the difference against learning rate, a line a series; [] where none is finite."""
+    rows = study.probed(NAME)
+    rows = rows[(rows["phase"] == phase) & rows["difference"].notna()]
+    if rows.empty:
+        return []
+    styles = {name: look for name, look in looks(study).items() if name in set(rows["series"])}
+    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
+    ax = figure.subplots()
+    for name, look in styles.items():
+        _line(ax, rows[rows["series"] == name], look)
+    ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
+    lr_axis(ax, rows["run_lr"])
+    ax.set_xlabel("learning rate")
+    ax.set_ylabel("NLL read backwards − NLL (nats)")
+    mechanism_legend(figure, styles)
+    return [figure]
+
+
+def _line(ax: Axes, rows: Frame, look: Look) -> None:
+    median = rows.groupby("run_lr")["difference"].median()
+    ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
+    ax.plot(
+        rows["run_lr"], rows["difference"], look.marker, color=look.color, markersize=4.2, markeredgecolor="white",
+        markeredgewidth=0.5, zorder=4,
+    )  # fmt: skip
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    return heading("A text and its mirror image") + pictures(drawn) + shown(study_tables(study))
+
+
+SECTION = Section(body, applies, figures)
