@@ -47,8 +47,12 @@ class ConsensusSettings(Settings):
         gt=0,
         description="η: step along the gradient of the disagreement energy; where a learned step starts",
     )
-    step: Annotated[Literal["fixed", "learned"], Since("fixed", of=("sc",))] = Field(
-        default="fixed", description="whether η stays at step_size or is learned, one for each iteration"
+    step: Annotated[Literal["fixed", "learned", "bounded"], Since("fixed", of=("sc",))] = Field(
+        default="fixed",
+        description=(
+            "whether η stays at step_size, is learned, one for each iteration, or is step_size over a bound of the "
+            "operator's largest eigenvalue"
+        ),
     )
     iterations: Annotated[int, Since(1, of=("sc",))] = Field(
         default=1, ge=1, description="T: steps in a row, all with the edge weights of the layer's input"
@@ -66,11 +70,23 @@ class ConsensusSettings(Settings):
 
 class EdgeWeights(NamedTuple):
     """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²): Λ before its rows are normalised. Gain and Λ are None
-    at rank 0."""
+    at rank 0.
+
+    ``norm_HBP``: Σ_T (α + β), a bound of ‖Σ_T R‖, since ‖ΛᵀΛ‖ ≤ its trace = 1 with rows of norm 1/√r; of
+    ``step="bounded"`` alone.
+    """
 
     alpha_HTBP: Tensor
     gain_HTRBP: Tensor | None
     lambda_HTRKBP: Tensor | None
+    norm_HBP: Tensor | None = None
+
+    def over(self, bound_HBP: Tensor) -> EdgeWeights:
+        """Return R over a bound for each head, sequence and edge (or 1 in place of an axis). One of 0, of a sequence
+        without edges, is left out."""
+        bound_HTBP = _nonzero(bound_HBP)[:, None]
+        gain_HTRBP = None if self.gain_HTRBP is None else self.gain_HTRBP / bound_HTBP[:, :, None]
+        return EdgeWeights(self.alpha_HTBP / bound_HTBP, gain_HTRBP, self.lambda_HTRKBP)
 
     def flow(self, difference_HKBP: Tensor) -> Tensor:
         """Return (Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in
@@ -105,6 +121,8 @@ class EdgeNetwork(nn.Module):
         """Return which of these settings `kernels.consensus` does not compute."""
         if mlps_of(config) > 1:
             return "edge_mlp=separate"
+        if config.step == "bounded":
+            return "step=bounded"
         sizes = {"rank": config.rank, "edge_hidden": config.edge_hidden, "heads of width": use.head_width}
         if config.graph != "complete":
             sizes["window"] = config.window
@@ -186,8 +204,10 @@ class EdgeNetwork(nn.Module):
         """Return R of some ``heads`` from the activations of their edge MLPs' first layers (Algorithm 2, Eq. 36)."""
         scalars_HTSM = F.softplus(self._scalars(hidden_HTXM, heads))
         alpha_HTBP = scalars_HTSM[:, :, 0].unflatten(-1, batch_and_edges)
+        is_bounded = self.config.step == "bounded"
+        norm_HBP = scalars_HTSM.sum((1, 2)).unflatten(-1, batch_and_edges) if is_bounded else None
         if not self.config.rank:
-            return EdgeWeights(alpha_HTBP, None, None)
+            return EdgeWeights(alpha_HTBP, None, None, norm_HBP)
         of_lambda_HTXM = hidden_HTXM[:, :, -self.config.edge_hidden :]
         lambda_HTYM = self.lambda_weight[heads, None] @ of_lambda_HTXM + self.lambda_bias[heads, None, :, None]
         lambda_HTRKM = lambda_HTYM.unflatten(2, (self.config.rank, -1))
@@ -195,7 +215,10 @@ class EdgeNetwork(nn.Module):
             self.config.rank * _nonzero((lambda_HTRKM * lambda_HTRKM).sum(3))
         )
         return EdgeWeights(
-            alpha_HTBP, gain_HTRM.unflatten(-1, batch_and_edges), lambda_HTRKM.unflatten(-1, batch_and_edges)
+            alpha_HTBP,
+            gain_HTRM.unflatten(-1, batch_and_edges),
+            lambda_HTRKM.unflatten(-1, batch_and_edges),
+            norm_HBP,
         )
 
     def _scalars(self, hidden_HTXM: Tensor, heads: slice) -> Tensor:

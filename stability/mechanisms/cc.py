@@ -46,7 +46,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
     c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). Several iterations repeat u
-    ← u − η_t·g(u) with the edge weights of y and c; the context stays. A position without valid context keeps u′ = u.
+    ← u − η_t·g(u) with the edge weights of y and c; the context stays. With ``step="bounded"`` the R_ij of each i are
+    divided by Σ_j (α_ij + β_ij) ≥ λ_max of its Σ_j R_ij, valid j alone. A position without valid context keeps u′ = u.
     """
 
     class Config(ConsensusSettings):
@@ -193,8 +194,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     ) -> Tensor:
         """Return u′ of the rows that ``edges`` cover (Algorithm 6, lines 14 to 17)."""
         rows = edges.rows
-        weights = self._weights(edges, heads, sides)
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
+        weights = self._weights(edges, heads, sides, valid_BP)
         angles = (
             []
             if self.rope is None
@@ -206,10 +207,16 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             u = u - step_size * edges.collect(weights.flow(difference) * valid_BP)
         return u
 
-    def _weights(self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides) -> EdgeWeights:
-        """Return the edge weights R of Algorithm 3."""
+    def _weights(
+        self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, valid_BP: Tensor | float = 1.0
+    ) -> EdgeWeights:
+        """Return the edge weights R of Algorithm 3; with ``step="bounded"`` over each row's Σ_j (α + β)."""
         hidden_HTXM = F.gelu(edges.sums(sides.source_HXBN[..., edges.rows], sides.target_HXBJ))[:, None].flatten(-2)
-        return self.edge_weights_of(hidden_HTXM, heads, (sides.u_HKBN.shape[2], edges.num_edges))
+        weights = self.edge_weights_of(hidden_HTXM, heads, (sides.u_HKBN.shape[2], edges.num_edges))
+        if weights.norm_HBP is None:
+            return weights
+        degree_HBN = edges.collect(weights.norm_HBP * valid_BP)
+        return weights.over(edges.sums(degree_HBN, degree_HBN.new_zeros(sides.v_HKBJ.shape[-1])))
 
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]

@@ -26,6 +26,7 @@ from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_ed
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
+from stability.mechanisms._step_bound import largest_eigenvalue
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
@@ -39,7 +40,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     y_j]. With ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u −
     η·g(ũ)), with "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with
     the edge weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k
-    over the in-edges k → i.
+    over the in-edges k → i. With ``step="bounded"`` R is divided by a bound of the operator's largest eigenvalue
+    (`stability.mechanisms._step_bound`), so that u ↦ η·g(u) has norm η at most.
     """
 
     class Config(ConsensusSettings):
@@ -163,12 +165,19 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         """Return GELU(first layer) of every edge, (H, T, X, B·P)."""
         return F.gelu(graph.sums(*self.at_ends(x_BND)))
 
+    def _weights(self, hidden_HTXM: Tensor, heads: slice, graph: Pairs | EdgeList) -> EdgeWeights:
+        """Return R of some ``heads``; with ``step="bounded"`` over the bound of λ_max."""
+        weights = self.edge_weights_of(hidden_HTXM, heads, graph.shape)
+        if weights.norm_HBP is None:
+            return weights
+        return weights.over(largest_eigenvalue(graph, weights.norm_HBP))
+
     def _updated(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
         """Return u after each step u ← u − η·g, one or all heads at a time."""
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
         at_once = slices[0].stop
         weights: Iterable[EdgeWeights] = (
-            self.edge_weights_of(hidden, heads, graph.shape)
+            self._weights(hidden, heads, graph)
             for heads, hidden in zip(slices, hidden_HTXM.split(at_once), strict=True)
         )
         if len(step_sizes) > 1:
@@ -207,7 +216,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
                 if self.config.graph == "given"
                 else f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2"
             )
-        weights = self.edge_weights_of(self._hidden(x_BND, graph), slice(None), graph.shape)
+        weights = self._weights(self._hidden(x_BND, graph), slice(None), graph)
         return graph.directed(weights.dense(self.source.out_features // self.heads))
 
 

@@ -66,6 +66,8 @@ def test_the_sizes_that_the_setting_allows_are_those_of_the_kernels():
         ("sc", {"rope": "relative"}, "rope=relative"),
         ("sc", {"edge_mlp": "separate"}, "edge_mlp=separate"),
         ("cc", {"edge_mlp": "separate"}, "edge_mlp=separate"),
+        ("sc", {"step": "bounded"}, "step=bounded"),
+        ("cc", {"step": "bounded"}, "step=bounded"),
         ("sc", {"rank": 17}, "rank=17 > 16"),
         ("cc", {"window": 17}, "window=17 > 16"),
     ],

@@ -40,17 +40,26 @@ def softmax_attention(module: torch.nn.Module, x_BND: Tensor, visible_BNN: Tenso
 
 def consensus_edge_weight(module: torch.nn.Module, head: int, y_i: Tensor, y_j: Tensor) -> Tensor:
     """R_ij of one head by Algorithm 2, line by line; ``y_i, y_j``: the head's slices of the two embeddings."""
+    return _edge(module, head, y_i, y_j)[0]
+
+
+def edge_norm_bound(module: torch.nn.Module, head: int, y_i: Tensor, y_j: Tensor) -> float:
+    """α + β of the same edge, which its R does not exceed."""
+    return _edge(module, head, y_i, y_j)[1]
+
+
+def _edge(module: torch.nn.Module, head: int, y_i: Tensor, y_j: Tensor) -> tuple[Tensor, float]:
     hidden, rank, head_width = module.config.edge_hidden, module.config.rank, len(y_i)
     pre = module.pair_weight[head, 0] @ y_i + module.pair_weight[head, 1] @ y_j + module.pair_bias[head]
     phi = 0.5 * pre * (1 + torch.erf(pre / 2**0.5))
     alpha = torch.log1p(torch.exp(module.scalar_weight[head, 0] @ phi[:hidden] + module.scalar_bias[head, 0]))
     if rank == 0:
-        return alpha * torch.eye(head_width, dtype=y_i.dtype)
+        return alpha * torch.eye(head_width, dtype=y_i.dtype), float(alpha.detach())
     phi_beta, phi_lambda = (phi, phi) if module.config.edge_mlp == "shared" else phi[hidden:].split(hidden)
     beta = torch.log1p(torch.exp(module.scalar_weight[head, 1] @ phi_beta + module.scalar_bias[head, 1]))
     rows = (module.lambda_weight[head] @ phi_lambda + module.lambda_bias[head]).reshape(rank, head_width)
     rows = torch.stack([row / row.norm() if row.norm() > 0 else row for row in rows]) / rank**0.5
-    return alpha * torch.eye(head_width, dtype=y_i.dtype) + beta * rows.T @ rows
+    return alpha * torch.eye(head_width, dtype=y_i.dtype) + beta * rows.T @ rows, float((alpha + beta).detach())
 
 
 @cache
@@ -79,7 +88,7 @@ def block_operator(
 
 
 def step_sizes(module: torch.nn.Module) -> list[float]:
-    if module.config.step == "fixed":
+    if module.config.step in ("fixed", "bounded"):
         return [module.config.step_size] * module.config.iterations
     return [math.log1p(math.exp(value)) for value in module.step_before_softplus.tolist()]
 
@@ -108,9 +117,17 @@ def consensus_on(module: torch.nn.Module, x_BND: Tensor, edges: list[dict[tuple[
 
     def weight(b: int, head: int) -> dict[tuple[int, int], Tensor]:
         y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
-        return {
+        weights = {
             (i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()
         }
+        if module.config.step != "bounded" or not weights:
+            return weights
+        degrees = [0.0] * len(y_NK)
+        for (i, j), gate in edges[b].items():
+            norm = float(gate) * edge_norm_bound(module, head, y_NK[i], y_NK[j])
+            degrees[i] += norm
+            degrees[j] += norm
+        return {ends: r / (2 * max(degrees)) for ends, r in weights.items()}
 
     return consensus_from_weights(module, x_BND, weight)
 
@@ -148,6 +165,9 @@ def cross_consensus(
                     for j in range(len(context_JD))
                     if (i, j) in of_row
                 ]
+                if module.config.step == "bounded":
+                    norms = [edge_norm_bound(module, head, x_ND[i, part], context_JD[j, part]) for j, _ in of_i]
+                    of_i = [(j, r / sum(norms)) for j, r in of_i]
                 for step_size in step_sizes(module):
                     g = torch.zeros_like(u)
                     for j, r in of_i:

@@ -18,6 +18,9 @@ SELF = [
     {"iterations": 3},
     {"iterations": 3, "step": "learned"},
     {"iterations": 2, "graph": "top_w", "edge_mlp": "separate", "step": "learned"},
+    *({"graph": graph, "step": "bounded", "step_size": 1.0} for graph in GRAPHS),
+    {"step": "bounded", "iterations": 2, "rank": 0},
+    {"step": "bounded", "rope": "relative", "edge_mlp": "separate"},
 ]
 CROSS = [
     {"graph": "window"},
@@ -25,6 +28,9 @@ CROSS = [
     {"graph": "complete", "iterations": 3, "step": "learned"},
     {"rank": 0, "edge_mlp": "separate"},
     {"rope": "none", "edge_mlp": "separate", "iterations": 2},
+    {"graph": "window", "step": "bounded", "step_size": 1.0},
+    {"graph": "complete", "step": "bounded", "iterations": 2},
+    {"rank": 0, "step": "bounded", "rope": "none"},
 ]
 # Directed and asymmetric: 3 → 1 without 1 → 3, both between 0 and 1, a self-loop, and position 8 without any.
 EDGES = {(0, 1), (1, 0), (3, 1), (3, 4), (6, 2), (2, 5), (7, 0), (4, 4), (5, 7)}
