@@ -9,11 +9,12 @@ from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pict
 from analysis.study.load import Study
 
 NAME = "connectivity"
+ELSEWHERE = {"mirror", "training_free", "training_free_layers"}  # probes of models, whose sections have own headings
 
 
 def applies(study: Study) -> bool:
-    """Return whether `stability.probe` measured anything: the heading stands before all of it."""
-    return is_of_rates(study) and bool(study.probes)
+    """Return whether `stability.probe` measured layers or graphs: the heading stands before all of them."""
+    return is_of_rates(study) and not study.probes.keys() <= ELSEWHERE
 
 
 def figures(study: Study) -> Figures:

@@ -71,8 +71,12 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
 
 def _difference_cell(per_seed: Column) -> Cell:
     spread = Spread.of(per_seed)
-    interval = f"{spread.low:+.4f} to {spread.high:+.4f}, " if spread.n > 1 else ""
-    return Cell("--") if spread.n == 0 else Cell(f"{spread.median:+.4f}", f"{interval}n={spread.n}")
+    interval = f"{_signed(spread.low)} to {_signed(spread.high)}, " if spread.n > 1 else ""
+    return Cell("--") if spread.n == 0 else Cell(_signed(spread.median), f"{interval}n={spread.n}")
+
+
+def _signed(nats: float) -> str:
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000, also of a difference that rounds to -0
 
 
 def figures(study: Study) -> Figures:

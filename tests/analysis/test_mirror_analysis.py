@@ -59,6 +59,13 @@ def test_a_run_that_was_not_measured_is_not_counted(tmp_path):
     assert [cell.detail for cell in table.rows[0][2:]] == ["n=1"] * 3 and cells(table)[0][4] == "+0.6000"
 
 
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    rows = pd.DataFrame({"run_id": "a", "phase": "terminal", "lr": 1e-3, "sequences": 8, "nll": 2.0,
+                         "mirrored_nll": 2.0, "difference": [-3e-7]})  # fmt: skip
+    (table,) = run_tables(rows, "sc", Words())
+    assert cells(table)[0][-1] == "+0.0000"
+
+
 def test_one_runs_table_needs_no_study(tmp_path):
     frame = pd.read_parquet(study_with(tmp_path, 1) / "results" / "mirror.parquet")
     (table,) = run_tables(frame[frame.run_id == frame.run_id.iloc[0]], "sa", Words(unit="nats per residue"))
@@ -90,6 +97,7 @@ def test_the_report_shows_figure_and_table(tmp_path, drawn):
         "NLL of the held-out examples read backwards less that of the same examples",
     ):
         assert words in text
+    assert "What the layers do to their signal" not in text, "nothing stands under that heading"
 
 
 def test_without_the_probe_the_report_has_no_such_section(tmp_path):
