@@ -10,6 +10,7 @@ from stability.mechanisms import build
 from stability.mechanisms._edge_weights import EdgeWeights
 from stability.mechanisms._pairs import Pairs
 from stability.mechanisms._step_bound import largest_eigenvalue
+from stability.probes.layers.consensus import consensus_spectra
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import block_operator, consensus_edge_weight, edge_norm_bound
 from tests.mechanisms.test_sc_limits import consensus, energy, per_head, signal
@@ -64,6 +65,19 @@ def test_without_rope_every_direction_is_multiplied_by_a_factor_between_1_minus_
     expected = torch.einsum("bhij,bhj->bhi", powered, per_head(signal()))
     torch.testing.assert_close(per_head(updated_BND), expected, rtol=0, atol=1e-11)
     assert energy(updated_BND, operators) < energy(signal(), operators)
+
+
+def test_the_probe_of_spectra_sees_a_filter_that_does_not_oscillate():
+    bounded, fixed = (
+        build_seeded(lambda step=step: build("sc", width=WIDTH, heads=HEADS, step=step, step_size=1.0)).double()
+        for step in ("bounded", "fixed")
+    )
+    shares = []
+    for layer in (bounded, fixed):
+        found = [each.numbers for each in consensus_spectra(layer, inputs()[:1], probes=2, products=4, seed=0)]
+        shares.append([each["non_oscillating"] for each in found])
+        assert all(each["step_size"] == 1.0 for each in found)
+    assert shares[0] == [1.0] * HEADS and max(shares[1]) < 1
 
 
 @pytest.mark.parametrize("num_positions", [2, 5])
