@@ -14,12 +14,11 @@ from stability.models.position import Rope
 class EdgeList:
     """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
 
-    ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none"
-    between u_i and u_j. ``rope``: the rotation ρ.
+    ``relative``: the rotation ρ of disagreements ρ(i − j)u_i − u_j; None: they are u_i − u_j.
     """
 
-    def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, rotation: str, rope: Rope):
-        self.rotation, self.rope, self.num_positions, self.edges = rotation, rope, num_positions, edges
+    def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, relative: Rope | None):
+        self.relative, self.num_positions, self.edges = relative, num_positions, edges
         self.shape = (batch, edges.source_BE.shape[1])
         first_B1 = torch.arange(batch, device=edges.source_BE.device)[:, None] * num_positions
         self.source_M, self.target_M = ((first_B1 + end_BE).flatten() for end_BE in (edges.source_BE, edges.target_BE))
@@ -30,11 +29,10 @@ class EdgeList:
         return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
-        turned_HKBN = self.rope(u_HKBN, position_dim=-1, width_dim=1) if self.rotation == "absolute" else u_HKBN
-        at_i_HKBE = _gathered(turned_HKBN, self.source_M).unflatten(-1, self.shape)
-        if self.rotation == "relative":
-            at_i_HKBE = self._turned_relatively(at_i_HKBE)
-        return at_i_HKBE - _gathered(turned_HKBN, self.target_M).unflatten(-1, self.shape)
+        at_i_HKBE = _gathered(u_HKBN, self.source_M).unflatten(-1, self.shape)
+        if self.relative is not None:
+            at_i_HKBE = self._turned_relatively(at_i_HKBE, self.relative)
+        return at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape)
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
         """Return g, (…, N): each edge's flow added at its source and taken off at its target."""
@@ -57,10 +55,10 @@ class EdgeList:
         kept_E = slice(None) if self.edges.kept_BE is None else self.edges.kept_BE[0]
         return self.edges.source_BE[0][kept_E], self.edges.target_BE[0][kept_E], r_BHEKK[:, :, kept_E]
 
-    def _turned_relatively(self, u_HKBE: Tensor) -> Tensor:
+    def _turned_relatively(self, u_HKBE: Tensor, rope: Rope) -> Tensor:
         """Return ρ(i − j)u_i; sin changes its sign with the distance."""
         distance_BE = self.edges.source_BE - self.edges.target_BE
-        cos, sin = (table[:, distance_BE.abs()] for table in cos_sin(u_HKBE, self.num_positions, self.rope))
+        cos, sin = (table[:, distance_BE.abs()] for table in cos_sin(u_HKBE, self.num_positions, rope))
         return turned(u_HKBE, cos, sin * distance_BE.sign())
 
 

@@ -72,8 +72,9 @@ class AbstractConsensus(AbstractMechanism):
     For each η of `step_sizes` in turn u ← u − η·g(u), with g_i = Σ_j R_ij δ_ij − Σ_k R_ki δ_ki over the directed edges
     of `edge_weights` that leave i (i → j) and that enter it (k → i).
 
-    ``rotation``: what the disagreement δ_ij is. "none": u_i − u_j; "absolute": ũ_i − ũ_j, each rotated by its position;
-    "relative": ρ(i − j)u_i − u_j. ``rope``: the rotation ρ.
+    ``rotation``: the disagreement δ_ij. "none": u_i − u_j; "absolute": ũ_i − ũ_j, each rotated by its position;
+    "gradient": the same, and the step goes along ρ(i)ᵀg_i in place of g_i; "relative": ρ(i − j)u_i − u_j. ``rope``: the
+    rotation ρ.
     """
 
     heads: int

@@ -11,18 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stability.models.position import Rope
-
-
 class Pairs:
     """Pairs {i, i + offset} for offsets 1 … w of sequences of ``num_positions`` (Definition 3.1; w = N − 1: the
-    complete graph). ``rope``: what turns both ends before their difference is taken; None: nothing does."""
+    complete graph)."""
 
-    def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None, rope: Rope | None):
+    def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None):
         self.offsets = range(1, min(window, num_positions - 1) + 1)
         self.lengths = [num_positions - offset for offset in self.offsets]
         self.shape = (batch, sum(self.lengths))
-        self.rope, self.mask_BN = rope, mask_BN
+        self.mask_BN = mask_BN
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
         """Return the source's part and the target's for both edges of each pair, (H, T, X, B·P)."""
@@ -30,8 +27,7 @@ class Pairs:
         return self._on_pairs(node_HTXBN, node_HTXBN.flip(1)).flatten(-2)
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
-        turned_HKBN = u_HKBN if self.rope is None else self.rope(u_HKBN, position_dim=-1, width_dim=1)
-        return self._on_pairs(turned_HKBN, -turned_HKBN)
+        return self._on_pairs(u_HKBN, -u_HKBN)
 
     def collect(self, flow_HKBP: Tensor) -> Tensor:
         """Return g, (…, N): each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""

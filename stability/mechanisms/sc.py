@@ -38,9 +38,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
     y_j]. With ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u −
-    η·g(ũ)), with "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with
-    the edge weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k
-    over the in-edges k → i. With ``step="bounded"`` R is divided by a bound of the operator's largest eigenvalue
+    η·g(ũ)). With "gradient" g is the gradient of their energy with respect to u: u′_i = u_i − η·ρ(i)ᵀg(ũ)_i. With
+    "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with the edge
+    weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k over the
+    in-edges k → i. With ``step="bounded"`` R is divided by a bound of the operator's largest eigenvalue
     (`stability.mechanisms._step_bound`), so that u ↦ η·g(u) has norm η at most.
     """
 
@@ -54,11 +55,11 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
                 "batch, the best scored"
             ),
         )
-        rope: Literal["absolute", "relative", "none"] = Field(
+        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
             default="absolute",
             description=(
                 "whether disagreements are taken between rotated embeddings, each by its position or one by the "
-                "distance (with position=rope)"
+                "distance (with position=rope); gradient: by position, and each flow is turned back"
             ),
         )
 
@@ -138,7 +139,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             raise ValueError(f"mechanism.sc.graph={self.config.graph} takes no edges; choose graph=given")
         window = num_positions if self.config.graph == "complete" else self.config.window
         if self.config.graph in ("window", "complete") and self.rotation != "relative":
-            return Pairs(window, batch, num_positions, mask_BN, self.rope if self.rotation == "absolute" else None)
+            return Pairs(window, batch, num_positions, mask_BN)
         if self.config.graph in ("window", "complete"):
             listed = window_edges(window, num_positions, x_BND.device)
         elif self.config.graph == "cycle":
@@ -147,7 +148,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             listed = top_edges(self._scores(x_BND), window, mask_BN)
         else:
             listed = self._given(edges, x_BND)
-        return EdgeList(listed, batch, num_positions, mask_BN, self.rotation, self.rope)
+        return EdgeList(listed, batch, num_positions, mask_BN, self.rope if self.rotation == "relative" else None)
 
     def _given(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
         if edges is None:
@@ -183,10 +184,20 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         if len(step_sizes) > 1:
             weights = list(weights)
         for step_size in step_sizes:  # for a single one each head's Λ is made, used and dropped before the next head's
-            differences = graph.differences(u_HKBN).split(at_once)
+            differences = graph.differences(self._turned(u_HKBN)).split(at_once)
             flows = [of_heads.flow(difference) for of_heads, difference in zip(weights, differences, strict=True)]
-            u_HKBN = u_HKBN - step_size * graph.collect(torch.cat(flows))
+            u_HKBN = u_HKBN - step_size * self._turned_back(graph.collect(torch.cat(flows)))
         return u_HKBN
+
+    def _turned(self, u_HKBN: Tensor) -> Tensor:
+        """Return ũ if disagreements are those of ũ, else u."""
+        is_turned = self.rotation in ("absolute", "gradient")
+        return self.rope(u_HKBN, position_dim=-1, width_dim=1) if is_turned else u_HKBN
+
+    def _turned_back(self, g_HKBN: Tensor) -> Tensor:
+        """Return the step's direction from g: ρ(i)ᵀg_i with ``rope="gradient"``, else g."""
+        is_turned = self.rotation == "gradient"
+        return self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True) if is_turned else g_HKBN
 
     def _updated_by_kernels(self, u_HKBN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return what `_updated` returns on the window's graph, with no edge's weights in memory."""
@@ -195,8 +206,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         at_ends, network = self.at_ends(x_BND), self.for_kernels()
         settings = {"window": self.config.window, "precision": precision_on(x_BND.device)}
         for step_size in self.step_sizes():
-            turned_HKBN = u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
-            u_HKBN = u_HKBN - step_size * self_consensus(turned_HKBN, *at_ends, *network, mask_BN, **settings)
+            g_HKBN = self_consensus(self._turned(u_HKBN), *at_ends, *network, mask_BN, **settings)
+            u_HKBN = u_HKBN - step_size * self._turned_back(g_HKBN)
         return u_HKBN
 
     def edge_weights(

@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 
 
-def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float = 10_000.0) -> Tensor:
+def rope(
+    u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float = 10_000.0, back: bool = False
+) -> Tensor:
     """Return ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3,
     Eqs. 41–42).
 
     ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must
     be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is kept
     between calls: a table made inside a functional transform or under inference mode must not outlive it, and making it
-    is below 1 % of a layer.
+    is below 1 % of a layer. ``back`` turns by −θ(p) instead: the transpose, which is the inverse.
     """
     cos, sin = _cos_sin(u, position_dim, width_dim, base)
+    if back:
+        sin = -sin
     first, second = u.chunk(2, dim=width_dim)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=width_dim)
     return turned if turned.dtype == u.dtype else turned.to(u.dtype)
@@ -30,8 +34,8 @@ class Rope:
 
     base: float = 10_000.0
 
-    def __call__(self, u: Tensor, *, position_dim: int = -2, width_dim: int = -1) -> Tensor:
-        return rope(u, position_dim=position_dim, width_dim=width_dim, base=self.base)
+    def __call__(self, u: Tensor, *, position_dim: int = -2, width_dim: int = -1, back: bool = False) -> Tensor:
+        return rope(u, position_dim=position_dim, width_dim=width_dim, base=self.base, back=back)
 
 
 def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple[Tensor, Tensor]:

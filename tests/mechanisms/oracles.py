@@ -75,15 +75,16 @@ def block_operator(
     weights: dict[tuple[int, int], Tensor], num_positions: int, head_width: int, rope: str = "none"
 ) -> Tensor:
     """The dense (N·K, N·K) matrix A of g = A u (Algorithm 1, line 8). With R_ij for (i, j) and rope="none" it is D_out
-    + D_in − W − Wᵀ."""
+    + D_in − W − Wᵀ, with "gradient" ρᵀ(D_out + D_in − W − Wᵀ)ρ."""
     a = torch.zeros(num_positions, num_positions, head_width, head_width, dtype=torch.float64)
     for (i, j), r in weights.items():
-        at_i, at_j = {"none": (0, 0), "absolute": (i, j), "relative": (i - j, 0)}[rope]
+        at_i, at_j = {"none": (0, 0), "absolute": (i, j), "relative": (i - j, 0), "gradient": (i, j)}[rope]
         of_i, of_j = r @ rotation(at_i, head_width), r @ rotation(at_j, head_width)
-        a[i, i] += of_i  # the out-edge of i: R_ij(ρu_i − ρu_j)
-        a[i, j] -= of_j
-        a[j, i] -= of_i  # the in-edge of j: −R_ij(ρu_i − ρu_j)
-        a[j, j] += of_j
+        back_i, back_j = (rotation(-end if rope == "gradient" else 0, head_width) for end in (i, j))
+        a[i, i] += back_i @ of_i  # the out-edge of i: R_ij(ρu_i − ρu_j)
+        a[i, j] -= back_i @ of_j
+        a[j, i] -= back_j @ of_i  # the in-edge of j: −R_ij(ρu_i − ρu_j)
+        a[j, j] += back_j @ of_j
     return a.permute(0, 2, 1, 3).reshape(num_positions * head_width, -1)
 
 

@@ -9,7 +9,7 @@ from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs
 from tests.mechanisms.oracles import consensus_edge_weight, consensus_from_edges
 from tests.within import assert_within
 
-FORMS = [{"rope": rope, "edge_mlp": mlp} for rope in ("absolute", "none") for mlp in ("shared", "separate")]
+FORMS = [{"rope": rope, "edge_mlp": mlp} for rope in ("absolute", "gradient", "none") for mlp in ("shared", "separate")]
 
 
 def module(**settings) -> torch.nn.Module:
@@ -188,6 +188,7 @@ def test_separate_edge_mlps_add_two_first_layers():
         {"iterations": 2},
         {"rope": "none"},
         {"rope": "relative"},
+        {"rope": "gradient"},
         {"edge_mlp": "separate"},
         {"edge_gain": 1.0},
         {"graph": "cycle"},
@@ -203,7 +204,7 @@ def test_wrong_settings_are_refused_in_one_line():
     for settings, message in (
         ({"windw": 3}, "mechanism.sc.windw: unknown key; did you mean 'window'"),
         ({"window": 0}, "mechanism.sc.window=0: input should be greater than or equal to 1"),
-        ({"rope": "relativ"}, "mechanism.sc.rope='relativ': input should be 'absolute', 'relative' or 'none'"),
+        ({"rope": "relativ"}, "mechanism.sc.rope='relativ': input should be 'absolute', 'relative', 'gradient' or 'none'"),
         (
             {"graph": "ring"},
             "mechanism.sc.graph='ring': input should be 'window', 'cycle', 'complete', 'given' or 'top_w'",

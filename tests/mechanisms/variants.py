@@ -11,12 +11,14 @@ from tests.mechanisms.checks import BATCH, HEADS, NUM_POSITIONS, WIDTH
 
 GRAPHS = ("window", "cycle", "complete", "given", "top_w")
 SELF = [
-    *({"graph": graph, "rope": rope} for graph in GRAPHS for rope in ("absolute", "relative", "none")),
+    *({"graph": graph, "rope": rope} for graph in GRAPHS for rope in ("absolute", "relative", "gradient", "none")),
     {"rank": 0},
     {"rank": 0, "edge_mlp": "separate", "graph": "cycle"},
     {"rank": 0, "iterations": 3, "step": "learned", "graph": "given"},
     {"iterations": 3},
     {"iterations": 3, "step": "learned"},
+    {"iterations": 2, "rope": "gradient"},
+    {"iterations": 2, "rope": "relative"},
     {"iterations": 2, "graph": "top_w", "edge_mlp": "separate", "step": "learned"},
     *({"graph": graph, "step": "bounded", "step_size": 1.0} for graph in GRAPHS),
     {"step": "bounded", "iterations": 2, "rank": 0},
