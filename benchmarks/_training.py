@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.parse import parse_run
@@ -27,9 +27,12 @@ class Size(NamedTuple):
 
 
 class Training(NamedTuple):
+    """A training step on a fixed batch; ``loss`` of that batch as a function of the parameters by name."""
+
     step: Callable[[], None]
     num_parameters: int
     net: nn.Module
+    loss: Callable[[dict[str, Tensor]], Tensor]
 
 
 def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
@@ -59,7 +62,11 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Training(step, num_parameters(net), net)
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        total, count = objective.loss(net, examples, parameters)
+        return total / count
+
+    return Training(step, num_parameters(net), net, loss)
 
 
 def interleaved(steps: Mapping[Any, Callable[[], None]], repeats: int, device: str) -> dict[Any, list[float]]:

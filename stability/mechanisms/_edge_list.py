@@ -29,10 +29,11 @@ class EdgeList:
         return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
+        """Return the disagreement of each edge, (H, 1, K, B, E)."""
         at_i_HKBE = _gathered(u_HKBN, self.source_M).unflatten(-1, self.shape)
         if self.relative is not None:
             at_i_HKBE = self._turned_relatively(at_i_HKBE, self.relative)
-        return at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape)
+        return (at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape))[:, None]
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
         """Return g, (…, N): each edge's flow added at its source and taken off at its target."""

@@ -88,13 +88,16 @@ class EdgeWeights(NamedTuple):
         gain_HTRBP = None if self.gain_HTRBP is None else self.gain_HTRBP / bound_HTBP[:, :, None]
         return EdgeWeights(self.alpha_HTBP / bound_HTBP, gain_HTRBP, self.lambda_HTRKBP)
 
-    def flow(self, difference_HKBP: Tensor) -> Tensor:
-        """Return (Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in
-        the gain."""
-        isotropic_HKBP = self.alpha_HTBP.sum(1)[:, None] * difference_HKBP
+    def flow(self, difference_HTKBP: Tensor) -> Tensor:
+        """Return Σ_T R·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in the
+        gain. The difference is one for each T, or one for all (T = 1)."""
+        if difference_HTKBP.shape[1] == 1:
+            isotropic_HKBP = self.alpha_HTBP.sum(1)[:, None] * difference_HTKBP[:, 0]
+        else:
+            isotropic_HKBP = (self.alpha_HTBP[:, :, None] * difference_HTKBP).sum(1)
         if self.gain_HTRBP is None or self.lambda_HTRKBP is None:
             return isotropic_HKBP
-        along_HTRBP = (self.lambda_HTRKBP * difference_HKBP[:, None, None]).sum(3)
+        along_HTRBP = (self.lambda_HTRKBP * difference_HTKBP[:, :, None]).sum(3)
         return isotropic_HKBP + ((self.gain_HTRBP * along_HTRBP)[:, :, :, None] * self.lambda_HTRKBP).sum((1, 2))
 
     def dense(self, head_width: int) -> Tensor:

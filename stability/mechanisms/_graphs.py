@@ -33,13 +33,6 @@ class Edges:
         return self.gate_BE * kept_BE
 
 
-def window_edges(window: int, num_positions: int, device: torch.device) -> Edges:
-    """Return the edges of P_N^w: i → j for 0 < |i − j| ≤ w (Definition 3.1)."""
-    position_N = torch.arange(num_positions, device=device)
-    distance_NN = (position_N[:, None] - position_N).abs()
-    return _listed((distance_NN > 0) & (distance_NN <= window))
-
-
 def cycle_edges(window: int, num_positions: int, device: torch.device) -> Edges:
     """Return the edges of C_N^w: i → i ± 1, …, i ± w modulo N (Remark 4.1); the complete graph, without double edges,
     where 2w + 1 ≥ N."""

@@ -1,4 +1,5 @@
-"""Rotate by RoPE at chosen positions, where `rope` counts them from 0: the distances of edges, the rows of a block."""
+"""Rotate by RoPE at chosen positions, where `rope` counts them from 0: the ends and distances of edges, the rows of a
+block."""
 
 from __future__ import annotations
 
@@ -8,16 +9,28 @@ from torch import Tensor
 from stability.models.position import Rope
 
 
-def cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Return cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each. `rope` itself gives them:
-    it turns [1; 0] into [cos; sin]."""
-    unit_K = (torch.arange(u_HKBN.shape[1], device=u_HKBN.device) < u_HKBN.shape[1] // 2).to(u_HKBN.dtype)
+def cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each, in ``dtype``, or u's.
+    `rope` itself gives them: it turns [1; 0] into [cos; sin]."""
+    width = u_HKBN.shape[1]
+    unit_K = (torch.arange(width, device=u_HKBN.device) < width // 2).to(dtype or u_HKBN.dtype)
     unit_KN = unit_K[:, None].expand(-1, num_positions)
     cos, sin = rope(unit_KN, position_dim=1, width_dim=0).chunk(2)
     return cos, sin
 
 
-def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42); the angles broadcast against half of u along K."""
-    first, second = u_HKBP.chunk(2, dim=1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], 1)
+def exact_cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Return what `cos_sin` does, of angles in float64, in float32 or wider.
+
+    Two of its rotations, by i and back by j, make the one by i − j up to the rounding of the tables. Angles in float32
+    are off by 6e-8 of the position.
+    """
+    wide = torch.promote_types(u_HKBN.dtype, torch.float32)
+    cos, sin = cos_sin(u_HKBN, num_positions, rope, torch.float64)
+    return cos.to(wide), sin.to(wide)
+
+
+def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
+    """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42); the angles broadcast against half of u along K, its axis ``dim``."""
+    first, second = u_HKBP.chunk(2, dim=dim)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim)

@@ -204,7 +204,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         u = sides.u_HKBN[..., rows]
         for step_size in self.step_sizes():
             difference = edges.sums(turned(u, *angles) if angles else u, -sides.v_HKBJ)
-            u = u - step_size * edges.collect(weights.flow(difference) * valid_BP)
+            u = u - step_size * edges.collect(weights.flow(difference[:, None]) * valid_BP)
         return u
 
     def _weights(

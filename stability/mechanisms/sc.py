@@ -22,7 +22,7 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges, window_edges
+from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
@@ -138,17 +138,16 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         if self.config.graph != "given" and edges is not None:
             raise ValueError(f"mechanism.sc.graph={self.config.graph} takes no edges; choose graph=given")
         window = num_positions if self.config.graph == "complete" else self.config.window
-        if self.config.graph in ("window", "complete") and self.rotation != "relative":
-            return Pairs(window, batch, num_positions, mask_BN)
+        relative = self.rope if self.rotation == "relative" else None
         if self.config.graph in ("window", "complete"):
-            listed = window_edges(window, num_positions, x_BND.device)
-        elif self.config.graph == "cycle":
+            return Pairs(window, batch, num_positions, mask_BN, relative)
+        if self.config.graph == "cycle":
             listed = cycle_edges(window, num_positions, x_BND.device)
         elif self.config.graph == "top_w":
             listed = top_edges(self._scores(x_BND), window, mask_BN)
         else:
             listed = self._given(edges, x_BND)
-        return EdgeList(listed, batch, num_positions, mask_BN, self.rope if self.rotation == "relative" else None)
+        return EdgeList(listed, batch, num_positions, mask_BN, relative)
 
     def _given(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
         if edges is None:

@@ -204,7 +204,10 @@ def test_wrong_settings_are_refused_in_one_line():
     for settings, message in (
         ({"windw": 3}, "mechanism.sc.windw: unknown key; did you mean 'window'"),
         ({"window": 0}, "mechanism.sc.window=0: input should be greater than or equal to 1"),
-        ({"rope": "relativ"}, "mechanism.sc.rope='relativ': input should be 'absolute', 'relative', 'gradient' or 'none'"),
+        (
+            {"rope": "relativ"},
+            "mechanism.sc.rope='relativ': input should be 'absolute', 'relative', 'gradient' or 'none'",
+        ),
         (
             {"graph": "ring"},
             "mechanism.sc.graph='ring': input should be 'window', 'cycle', 'complete', 'given' or 'top_w'",
