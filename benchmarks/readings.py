@@ -2,8 +2,8 @@
 
 The flagship study's size (conf/study/flagship.yaml): model nano, 16 sequences of 64 bytes, masked language modelling,
 float32, one CPU thread, seconds that the process computed. A training step is forward, backward, gradient clipping and
-AdamW on a fixed batch; the pass for α_max is one of Taylor's over the same batch, along a random direction. The readings
-take turns, and a ratio is of the same turn, over ``absolute``.
+AdamW on a fixed batch; the pass for α_max is one of Taylor's over the same batch, along a random direction. The
+readings take turns, and a ratio is of the same turn, over ``absolute``.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ class WindowedEdges:
             [at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1
         )
 
+    def at_targets(self, at_context: Tensor) -> Tensor:
+        """Return the context's value at each edge's end, (…, P)."""
+        return torch.cat([at_context[..., j] for j in self.targets], -1)
+
     def collect(self, flow: Tensor) -> Tensor:
         """Return the sum over each row's edges, (…, N)."""
         flows = zip(self.sources, flow.split(self.lengths, -1), strict=True)
@@ -43,12 +47,17 @@ class CompleteEdges:
 
     def __init__(self, first: int, last: int, num_context: int):
         self.rows, self.num_context = slice(first, last), num_context
-        self.num_edges = (last - first) * num_context
+        self.num_rows = last - first
+        self.num_edges = self.num_rows * num_context
 
     def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
         """Return at_rows + at_context for each edge, (…, P)."""
         return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
 
+    def at_targets(self, at_context: Tensor) -> Tensor:
+        """Return the context's value at each edge's end, (…, P)."""
+        return at_context[..., None, :].expand(*at_context.shape[:-1], self.num_rows, -1).flatten(-2)
+
     def collect(self, flow: Tensor) -> Tensor:
         """Return the sum over each row's edges, (…, last − first)."""
-        return flow.unflatten(-1, (self.rows.stop - self.rows.start, self.num_context)).sum(-1)
+        return flow.unflatten(-1, (self.num_rows, self.num_context)).sum(-1)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stability.mechanisms._rotation import exact_cos_sin, turned
+from stability.mechanisms._rotation import exact_cos_sin, turned, turned_back
 from stability.models.position import Rope
 
 
@@ -41,7 +41,7 @@ class Pairs:
         turned_HKBN = turned(u_HKBN, cos[:, None], sin[:, None])
         difference_HKBP = self._on_pairs(turned_HKBN, -turned_HKBN)
         cos, sin = (torch.stack([self._at_j(table), self._at_i(table)])[:, :, None] for table in (cos, sin))
-        return turned(difference_HKBP[:, None], cos, -sin, dim=2)
+        return turned_back(difference_HKBP[:, None], cos, sin, dim=2)
 
     def collect(self, flow_HKBP: Tensor) -> Tensor:
         """Return g, (…, N): each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""

@@ -34,3 +34,8 @@ def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
     """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42); the angles broadcast against half of u along K, its axis ``dim``."""
     first, second = u_HKBP.chunk(2, dim=dim)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim)
+
+
+def turned_back(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
+    """Return the inverse of `turned`."""
+    return turned(u_HKBP, cos, -sin, dim=dim)

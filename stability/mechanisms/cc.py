@@ -21,7 +21,9 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._rotation import cos_sin, turned
+from stability.mechanisms._impl import Use
+from stability.mechanisms._rotation import cos_sin, exact_cos_sin, turned, turned_back
+from stability.models.position import Rope
 
 # Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
 # pass is all blocks' together.
@@ -45,9 +47,11 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     η·g and g_i = Σ_j R_ij(u_i − v_j), per head.
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
-    c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). Several iterations repeat u
-    ← u − η_t·g(u) with the edge weights of y and c; the context stays. With ``step="bounded"`` the R_ij of each i are
-    divided by Σ_j (α_ij + β_ij) ≥ λ_max of its Σ_j R_ij, valid j alone. A position without valid context keeps u′ = u.
+    c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). With "gradient" g_i is the
+    derivative of their energy by u_i: ρ(i)ᵀ times that sum. With "relative" it holds ρ(i − j)u_i − v_j. Several
+    iterations repeat u ← u − η_t·g(u) with the edge weights of y and c; the context stays. With ``step="bounded"`` the
+    R_ij of each i are divided by Σ_j (α_ij + β_ij) ≥ λ_max of its Σ_j R_ij, valid j alone. A position without valid
+    context keeps u′ = u.
     """
 
     class Config(ConsensusSettings):
@@ -60,15 +64,18 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
                 "else all"
             ),
         )
-        rope: Literal["absolute", "none"] = Field(
+        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
             default="absolute",
-            description="whether disagreements are taken between rotated embeddings (with position=rope)",
+            description=(
+                "whether disagreements are taken between rotated embeddings, each by its position or one by the "
+                "distance (with position=rope); gradient: by position, and each flow is turned back"
+            ),
         )
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
-        self.rope = shape.rope if config.rope == "absolute" else None
-        if self.rope is not None:
+        self.rope, self.rotation = shape.rope or Rope(), "none" if shape.rope is None else config.rope
+        if self.rotation != "none":
             shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)
         self.context = nn.Linear(shape.width, shape.width)
@@ -92,6 +99,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
         """Return whether the window is what decides of the edges."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
+
+    @classmethod
+    def no_kernel(cls, config: Any, use: Use) -> str | None:
+        return "rope=relative" if config.rope == "relative" else super().no_kernel(config, use)
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:
@@ -146,9 +157,17 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     def _sides(self, x_BND: Tensor, context_BJD: Tensor) -> _Sides:
         u_HKBN, v_HKBJ = self.per_head(self.source, x_BND), self.per_head(self.context, context_BJD)
-        if self.rope is not None:
+        if self.rotation == "relative":
+            v_HKBJ = turned(v_HKBJ, *self._angles(v_HKBJ))
+        elif self.rotation != "none":
             v_HKBJ = self.rope(v_HKBJ, position_dim=-1, width_dim=1)
         return _Sides(u_HKBN, v_HKBJ, self.at_ends(x_BND, slice(0, 1))[0], self.at_ends(context_BJD, slice(1, 2))[0])
+
+    def _angles(self, u_HKBN: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of all positions of a signal, (K/2, 1, N) each."""
+        tables = exact_cos_sin if self.rotation == "relative" else cos_sin
+        cos, sin = tables(u_HKBN, u_HKBN.shape[-1], self.rope)
+        return cos[:, None], sin[:, None]
 
     def _blocks(
         self, x_BND: Tensor, context_BJD: Tensor, heads_at_once: int
@@ -184,8 +203,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         in_window = self._is_in_window(x_BND.shape[1], context_BJD.shape[1])
         settings = {"window": self.config.window if in_window else None, "precision": precision_on(x_BND.device)}
         for step_size in self.step_sizes():
-            turned_HKBN = u_HKBN if self.rope is None else self.rope(u_HKBN, position_dim=-1, width_dim=1)
+            turned_HKBN = u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
             g_HKBN = cross_consensus(turned_HKBN, *others, *self.for_kernels(), *masks, **settings)
+            if self.rotation == "gradient":
+                g_HKBN = self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True)
             u_HKBN = u_HKBN - step_size * g_HKBN
         return u_HKBN
 
@@ -196,15 +217,17 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         rows = edges.rows
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
         weights = self._weights(edges, heads, sides, valid_BP)
-        angles = (
-            []
-            if self.rope is None
-            else [table[:, None, rows] for table in cos_sin(sides.u_HKBN, sides.u_HKBN.shape[-1], self.rope)]
-        )
         u = sides.u_HKBN[..., rows]
+        cos, sin = (None, None)
+        if self.rotation != "none":
+            cos, sin = (table[..., rows] for table in self._angles(sides.u_HKBN))
         for step_size in self.step_sizes():
-            difference = edges.sums(turned(u, *angles) if angles else u, -sides.v_HKBJ)
-            u = u - step_size * edges.collect(weights.flow(difference[:, None]) * valid_BP)
+            difference = edges.sums(u if cos is None else turned(u, cos, sin), -sides.v_HKBJ)
+            if self.rotation == "relative":  # ρ(i − j)u_i − v_j = ρ(j)ᵀ(ũ_i − ṽ_j)
+                of_context = (edges.at_targets(table) for table in self._angles(sides.v_HKBJ))
+                difference = turned_back(difference, *of_context)
+            g = edges.collect(weights.flow(difference[:, None]) * valid_BP)
+            u = u - step_size * (turned_back(g, cos, sin) if self.rotation == "gradient" else g)
         return u
 
     def _weights(

@@ -172,11 +172,14 @@ def cross_consensus(
                 for step_size in step_sizes(module):
                     g = torch.zeros_like(u)
                     for j, r in of_i:
-                        turn_i, turn_j = (
-                            rotation(p, head_width, base)
-                            for p in ((i, j) if module.config.rope == "absolute" else (0, 0))
-                        )
-                        g = g + r @ (turn_i @ u - turn_j @ v_JD[j, part])
+                        by_i, by_j, back = {
+                            "none": (0, 0, 0),
+                            "absolute": (i, j, 0),
+                            "relative": (i - j, 0, 0),
+                            "gradient": (i, j, -i),
+                        }[module.config.rope]
+                        turn_i, turn_j, turn_back = (rotation(p, head_width, base) for p in (by_i, by_j, back))
+                        g = g + turn_back @ r @ (turn_i @ u - turn_j @ v_JD[j, part])
                     u = u - step_size * g
                 updated_ND[i, part] = u
         outputs.append(updated_ND @ module.out.weight.T + module.out.bias)

@@ -93,8 +93,12 @@ def test_a_row_without_valid_context_passes_the_two_projections_only(settings):
 
 
 @pytest.mark.parametrize("numbers", [1, 700, 2000])
-def test_blocks_of_source_rows_change_nothing(monkeypatch, numbers):
-    layer, masks = module(graph="complete", iterations=2), {"mask_BN": padding(), "context_mask_BJ": context_padding(5)}
+@pytest.mark.parametrize("rope", ["absolute", "relative", "gradient"])
+def test_blocks_of_source_rows_change_nothing(monkeypatch, numbers, rope):
+    layer, masks = (
+        module(graph="complete", iterations=2, rope=rope),
+        {"mask_BN": padding(), "context_mask_BJ": context_padding(5)},
+    )
     whole = layer(inputs(), context(5), **masks)
     monkeypatch.setattr(cc, "BLOCK_NUMBERS", numbers)
     assert len(layer._blocks(inputs(), context(5), 1)) > 1
@@ -134,6 +138,8 @@ def test_many_iterations_without_rope_bring_every_source_to_its_weighted_context
         {"step_size": 0.2},
         {"iterations": 2},
         {"rope": "none"},
+        {"rope": "relative"},
+        {"rope": "gradient"},
         {"edge_mlp": "separate"},
         {"edge_gain": 1.0},
     ],

@@ -33,6 +33,11 @@ CROSS = [
     {"graph": "window", "step": "bounded", "step_size": 1.0},
     {"graph": "complete", "step": "bounded", "iterations": 2},
     {"rank": 0, "step": "bounded", "rope": "none"},
+    *(
+        {"rope": rope, "graph": graph, "iterations": 2}
+        for rope in ("relative", "gradient")
+        for graph in ("window", "complete")
+    ),
 ]
 # Directed and asymmetric: 3 → 1 without 1 → 3, both between 0 and 1, a self-loop, and position 8 without any.
 EDGES = {(0, 1), (1, 0), (3, 1), (3, 4), (6, 2), (2, 5), (7, 0), (4, 4), (5, 7)}
