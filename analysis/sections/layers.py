@@ -88,6 +88,7 @@ def layer_and_filter(ropes: Collection[str]) -> str:
     Sentences of a caption."""
     said = {
         "none": "the filter is the whole update, u − 2ηL̄u",
+        "gradient": "the filter is the whole update of the rotated ũ, ũ − 2ηL̄ũ, which is then turned back",
         "absolute": "the layer takes off 2ηL̄ũ, of the rotated ũ, not 2ηL̄u",
         "relative": "the layer takes disagreements between ρ(i − j)u_i and u_j, not between u_i and u_j",
     }
@@ -95,7 +96,7 @@ def layer_and_filter(ropes: Collection[str]) -> str:
     clauses = "; ".join(f"with rope={rope} {said[rope]}" for rope in known)
     rotated = (
         ""
-        if known == ["none"]
+        if {"none", "gradient"}.issuperset(known)
         else ", and factors of the filter are not the layer's: what it did itself is the measured variance"
     )
     return f"The filter is the graph's alone: {clauses}{rotated}."

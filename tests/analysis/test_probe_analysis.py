@@ -164,6 +164,7 @@ def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     for text in (consensus.caption, FILTER_CAPTION):
         assert (
             "with rope=none the filter is the whole update, u − 2ηL̄u" in text
+            and "with rope=gradient the filter is the whole update of the rotated ũ" in text
             and "with rope=absolute the layer takes off 2ηL̄ũ" in text
         )
         assert "Π(1 − 2η_tλ)" in text
@@ -172,6 +173,8 @@ def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
         layer_and_filter({"none"})
         == "The filter is the graph's alone: with rope=none the filter is the whole update, u − 2ηL̄u."
     )
+    assert layer_and_filter({"gradient"}).endswith("ũ − 2ηL̄ũ, which is then turned back.")
+    assert "are not the layer's" in layer_and_filter({"gradient", "absolute"})
 
 
 def test_many_learned_steps_are_told_as_a_range():

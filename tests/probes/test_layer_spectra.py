@@ -65,7 +65,7 @@ def test_unweighted_fiedler_value_is_the_window_paths():
     assert spectra_of(layer, x_BND)[0].numbers["graph_fiedler"] == pytest.approx(2 - 2 * np.cos(np.pi / N), rel=1e-9)
 
 
-@pytest.mark.parametrize("rope", ["none", "absolute", "relative"])
+@pytest.mark.parametrize("rope", ["none", "absolute", "relative", "gradient"])
 @pytest.mark.parametrize("base", [10_000.0, 50.0])
 def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope, base):
     layer, x_BND = layer_of("sc", rope=rope, step_size=0.03)
@@ -96,8 +96,9 @@ def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope, bas
 
         g_NK, turned_NK = torch.zeros_like(u_NK), turned(u_NK)
         for i, j, r in edges:
-            g_NK[i] += r @ disagreement(turned_NK, i, j)
-            g_NK[j] -= r @ disagreement(turned_NK, i, j)
+            flow = r @ disagreement(turned_NK, i, j)
+            g_NK[i] += rho_NKK[i].T @ flow if rope == "gradient" else flow
+            g_NK[j] -= rho_NKK[j].T @ flow if rope == "gradient" else flow
         after_NK = u_NK - 0.03 * g_NK
         assert found.numbers["energy_before"] == pytest.approx(energy(u_NK), rel=1e-9)
         assert found.numbers["energy_after"] == pytest.approx(energy(after_NK), rel=1e-9)
@@ -113,6 +114,15 @@ def test_without_rope_the_update_is_u_minus_two_eta_laplacian_u():
         u = signal(layer, x_BND, head).numpy().reshape(-1)
         after = (u - 2 * 0.1 * dense_of(layer, x_BND, head) @ u).reshape(N, K)
         assert found.numbers["variance_after"] == pytest.approx(((after - after.mean(0)) ** 2).sum(), rel=1e-9)
+
+
+def test_with_gradient_the_update_is_the_filter_of_the_rotated_signal():
+    layer, x_BND = layer_of("sc", rope="gradient", iterations=2)
+    for head, found in enumerate(spectra_of(layer, x_BND)):
+        turned, laplacian = rotated(signal(layer, x_BND, head)).numpy().reshape(-1), dense_of(layer, x_BND, head)
+        filtered = np.linalg.matrix_power(np.eye(N * K) - 2 * 0.1 * laplacian, 2) @ turned
+        assert found.numbers["energy_before"] == pytest.approx(turned @ laplacian @ turned, rel=1e-9)
+        assert found.numbers["energy_after"] == pytest.approx(filtered @ laplacian @ filtered, rel=1e-9)
 
 
 def test_iterations_multiply_and_the_largest_step_decides():
