@@ -19,7 +19,10 @@ from kernels._consensus_edges import (
     product,
     read,
     read_lambda_weight,
+    read_turn,
     read_vector,
+    turned,
+    turned_back,
     write,
 )
 
@@ -53,12 +56,13 @@ def difference_and_pull(
 
 @triton.jit
 def ends_kernel(
-    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask,
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, turn,
     gradient, by_own, by_source, by_target, own_head, other_head, source_head, target_head, heads, batch, num_own,
-    num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, FROM_OWN: tl.constexpr,
+    num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, num_targets, FROM_OWN: tl.constexpr,
     FROM_OTHER: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients by the own signal (H, K, B, N) and by what the own nodes give to the edge network (H, ξ, B,
     N), which must be zero before: as sources of edges and, where these go both ways, as targets. Tiles as in
@@ -94,6 +98,12 @@ def ends_kernel(
                 at_own, at_other, by_at_own, by_at_other = source, target, by_source, by_target
             else:
                 at_own, at_other, by_at_own, by_at_other = target, source, by_target, by_source
+            apart_MK = difference_MK
+            if TURNED:
+                cos_MK, sin_MK = read_turn(
+                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, not FROM_OWN, WIDE
+                )
+                apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
@@ -101,8 +111,10 @@ def ends_kernel(
                     MATRIX, PRECISION,
                 )  # fmt: skip
                 of_rows_MK, by_alpha_M, by_beta_M, by_lambda_MC = gradients_of_edge(
-                    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
+                    alpha_M, beta_M, lambda_MRK, apart_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
                 )  # fmt: skip
+                if TURNED:
+                    of_rows_MK = turned(of_rows_MK, cos_MK, sin_MK, width_K, head_width, M, K)
                 drawn_MK += of_rows_MK
                 for first in range(0, num_hidden, X):
                     hidden_X = first + tl.arange(0, X)
@@ -130,13 +142,13 @@ def ends_kernel(
 
 @triton.jit
 def weights_kernel(
-    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask,
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, turn,
     gradient, by_scalar_weight, by_scalar_bias, by_lambda_weight, by_lambda_bias, own_head, other_head,
     source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, num_groups, num_parts,
-    window, rank, head_width, num_hidden, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
-    ALL_X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    window, rank, head_width, num_hidden, num_targets, BOTH: tl.constexpr, COMPLETE: tl.constexpr,
+    OWN_MASKED: tl.constexpr, OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, X: tl.constexpr, ALL_X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Store one program's part of the gradients by the edge network's second layers: of a head, of ROWS rows of Λ, of
     every ``num_parts``-th tile. Each edge belongs to one program for each group of rows; α's part is that of the first
@@ -177,13 +189,19 @@ def weights_kernel(
                     at_own, at_other = source_hb, target_hb
                 else:
                     at_own, at_other = target_hb, source_hb
+                apart_MK = difference_MK
+                if TURNED:
+                    cos_MK, sin_MK = read_turn(
+                        turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, False, WIDE
+                    )
+                    apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
                     lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,
                     MATRIX, PRECISION,
                 )  # fmt: skip
                 _, by_alpha_M, by_beta_M, by_lambda_MC = gradients_of_edge(
-                    alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
+                    alpha_M, beta_M, lambda_MRK, apart_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
                 )  # fmt: skip
                 z_MX = preactivation(
                     at_own, at_other, own_M, other_M, valid_M, all_X, num_hidden, own_step, other_step, WIDE

@@ -122,6 +122,39 @@ def other_end(node_M, step, window, M: tl.constexpr, BOTH: tl.constexpr, COMPLET
 
 
 @triton.jit
+def read_turn(
+    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, TO_OWN: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return cosine and signed sine of the rotation by each row's target, (M, K) each: the other end, or the own one in
+    the second direction of a pair and where own nodes are the context's (TO_OWN)."""
+    target_M = own_M if TO_OWN else tl.where(direction == 0, other_M, own_M)
+    cos_MK = read(turn, target_M, valid_M, width_K, head_width, num_targets, WIDE)
+    sin_MK = read(turn + head_width * num_targets, target_M, valid_M, width_K, head_width, num_targets, WIDE)
+    return cos_MK, sin_MK
+
+
+@triton.jit
+def with_halves_swapped(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+    """Return the tile whose column k is column k ± d_H/2 of the one given."""
+    half = head_width // 2
+    swapped_K = tl.where(width_K < half, width_K + half, tl.where(width_K < head_width, width_K - half, width_K))
+    return tl.gather(tile_MK, swapped_K[None, :] + tl.zeros([M, K], tl.int32), axis=1)
+
+
+@triton.jit
+def turned(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+    """Return ρ(j) of each row, j its target (Eq. 42)."""
+    return tile_MK * cos_MK + with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
+
+
+@triton.jit
+def turned_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+    """Return ρ(j)ᵀ of each row, j its target."""
+    return tile_MK * cos_MK - with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
+
+
+@triton.jit
 def edge_is_valid(
     own_mask, other_mask, own_M, other_M, num_own, num_other, OWN_MASKED: tl.constexpr, OTHER_MASKED: tl.constexpr
 ):

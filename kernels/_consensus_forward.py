@@ -12,23 +12,27 @@ from kernels._consensus_edges import (
     other_end,
     place_of_program,
     read,
+    read_turn,
     softplus,
+    turned_back,
     write,
 )
 
 
 @triton.jit
 def flow_kernel(
-    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, out,
-    own_head, other_head, source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, window,
-    rank, head_width, num_hidden, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
+    own, other, source, target, scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, turn,
+    out, own_head, other_head, source_head, target_head, heads, batch, num_own, num_other, num_tiles, num_steps, window,
+    rank, head_width, num_hidden, num_targets, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Store g (H, K, B, N) of a tile of nodes of one head and sequence.
 
     Where edges go both ways, the flow of the pair {i, i + offset} is added at i and taken off at i + offset, and the
-    tile begins ``window`` nodes before those that it stores, whose pairs reach into it.
+    tile begins ``window`` nodes before those that it stores, whose pairs reach into it. TURNED: each edge's
+    disagreement is turned back by its target's position.
     """
     tile, b, h = place_of_program(num_tiles, batch)
     halo = window if BOTH else 0
@@ -57,6 +61,12 @@ def flow_kernel(
                 at_own, at_other = source, target
             else:
                 at_own, at_other = target, source
+            apart_MK = difference_MK
+            if TURNED:
+                cos_MK, sin_MK = read_turn(
+                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, False, WIDE
+                )
+                apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
@@ -64,11 +74,11 @@ def flow_kernel(
                     MATRIX, PRECISION,
                 )  # fmt: skip
                 if row == 0:
-                    flow_MK += softplus(alpha_M)[:, None] * difference_MK
+                    flow_MK += softplus(alpha_M)[:, None] * apart_MK
                 if RANKED:
                     square_MR = tl.sum(lambda_MRK * lambda_MRK, 2)
                     gain_MR = softplus(beta_M)[:, None] / (rank * tl.where(square_MR > SMALLEST, square_MR, 1.0))
-                    along_MR = gain_MR * tl.sum(lambda_MRK * difference_MK[:, None, :], 2)
+                    along_MR = gain_MR * tl.sum(lambda_MRK * apart_MK[:, None, :], 2)
                     flow_MK += tl.sum(along_MR[:, :, None] * lambda_MRK, 1)
         g_MK += flow_MK
         if BOTH:

@@ -24,6 +24,8 @@ class Ends(NamedTuple):
 
     ``own_HKBN, other_HKBJ, source_HXBN, target_HXBJ, own_mask_BN, other_mask_BJ``; masks are bool or None. ``both``:
     the other end is the same sequence, and each of its edges goes both ways. ``window``: None for every i → j.
+    ``turn_2KJ``: cosine and signed sine, [cos; cos] and [−sin; sin], of the rotation by each target of edges, which
+    turns disagreements back; None: they are not turned.
     """
 
     own: Tensor
@@ -34,12 +36,14 @@ class Ends(NamedTuple):
     other_mask: Tensor | None
     both: bool
     window: int | None
+    turn: Tensor | None = None
 
     def swapped(self) -> Ends:
         """Return the ends with source and target changed round."""
         return Ends(
-            self.other, self.own, self.target, self.source, self.other_mask, self.own_mask, self.both, self.window
-        )
+            self.other, self.own, self.target, self.source, self.other_mask, self.own_mask, self.both, self.window,
+            self.turn,
+        )  # fmt: skip
 
     @property
     def reach(self) -> int:
@@ -96,7 +100,8 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
     masks = {name: getattr(ends, name) for name in ("own_mask", "other_mask")}
     bytes_of = {name: None if mask is None else mask.contiguous().view(torch.uint8) for name, mask in masks.items()}
     weights = {name: None if w is None else w.contiguous() for name, w in zip(network._fields, network, strict=True)}
-    return ends._replace(**nodes, **bytes_of), network._replace(**weights)
+    turn = None if ends.turn is None else ends.turn.to(wide_of(nodes["own"])).contiguous()
+    return ends._replace(**nodes, **bytes_of, turn=turn), network._replace(**weights)
 
 
 def _features_lead(x_HFBN: Tensor) -> Tensor:
@@ -175,6 +180,7 @@ def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
         "COMPLETE": ends.window is None,
         "OWN_MASKED": ends.own_mask is not None,
         "OTHER_MASKED": ends.other_mask is not None,
+        "TURNED": ends.turn is not None,
         "RANKED": tiles.rank > 0,
         "M": tiles.nodes,
         "K": tiles.width,
@@ -208,6 +214,7 @@ def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
         "lambda_bias": network.lambda_bias if rank else scalar_weight,
         "own_mask": scalar_weight if ends.own_mask is None else ends.own_mask,
         "other_mask": scalar_weight if ends.other_mask is None else ends.other_mask,
+        "turn": scalar_weight if ends.turn is None else ends.turn,
         "own_head": ends.own.stride(0),
         "other_head": ends.other.stride(0),
         "source_head": ends.source.stride(0),
@@ -222,6 +229,7 @@ def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
         "rank": rank,
         "head_width": ends.own.shape[1],
         "num_hidden": ends.source.shape[1],
+        "num_targets": 0 if ends.turn is None else ends.turn.shape[-1],
     }
 
 

@@ -18,9 +18,11 @@ from kernels._consensus_edges import (
     read,
     read_lambda_bias,
     read_lambda_weight,
+    read_turn,
     read_vector,
     sigmoid,
     softplus,
+    turned_back,
     write,
 )
 
@@ -102,12 +104,13 @@ def anisotropic_of(
 @triton.jit
 def flow_along_kernel(
     own, own1, own2, other, other1, other2, source, source1, source2, target, target1, target2,
-    scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, out, out1, out2,
+    scalar_weight, scalar_bias, lambda_weight, lambda_bias, own_mask, other_mask, turn, out, out1, out2,
     own_head, other_head, source_head, target_head,
-    heads, batch, num_own, num_other, num_tiles, num_steps, window, rank, head_width, num_hidden,
+    heads, batch, num_own, num_other, num_tiles, num_steps, window, rank, head_width, num_hidden, num_targets,
     SECOND: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr, OWN_MASKED: tl.constexpr,
-    OTHER_MASKED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr, X: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
+    OTHER_MASKED: tl.constexpr, TURNED: tl.constexpr, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Store g, g′ and g″ (H, K, B, N) of a tile of nodes of one head and sequence, tiles as in `flow_kernel`.
 
@@ -147,6 +150,14 @@ def flow_along_kernel(
             else:
                 i0, i1, i2 = target + at_target, target1 + at_target, target2 + at_target
                 j0, j1, j2 = source + at_source, source1 + at_source, source2 + at_source
+            e0, e1, e2 = d0, d1, d2
+            if TURNED:
+                cos_MK, sin_MK = read_turn(
+                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, False, WIDE
+                )
+                e0 = turned_back(d0, cos_MK, sin_MK, width_K, head_width, M, K)
+                e1 = turned_back(d1, cos_MK, sin_MK, width_K, head_width, M, K)
+                e2 = turned_back(d2, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 a0 = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
                 a1 = tl.zeros([M], WIDE) + tl.load(scalar_bias + of_scalars).to(WIDE)
@@ -187,7 +198,7 @@ def flow_along_kernel(
                         l0, l1, l2 = l0 + p0, l1 + p1, l2 + p2
                 if row == 0:
                     a0, a1, a2 = softplus_of(a0, a1, a2)
-                    p0, p1, p2 = times(a0[:, None], a1[:, None], a2[:, None], d0, d1, d2)
+                    p0, p1, p2 = times(a0[:, None], a1[:, None], a2[:, None], e0, e1, e2)
                     f0, f1, f2 = f0 + p0, f1 + p1, f2 + p2
                 if RANKED:
                     l0 += read_lambda_bias(lambda_bias, row, rank, head_width, ROWS, K, WIDE)[None, :]
@@ -195,7 +206,7 @@ def flow_along_kernel(
                     l2 += read_lambda_bias(lambda_bias + 2 * of_lambda, row, rank, head_width, ROWS, K, WIDE)[None, :]
                     p0, p1, p2 = anisotropic_of(
                         b0, b1, b2, tl.reshape(l0, [M, ROWS, K]), tl.reshape(l1, [M, ROWS, K]),
-                        tl.reshape(l2, [M, ROWS, K]), d0, d1, d2, rank, SMALLEST,
+                        tl.reshape(l2, [M, ROWS, K]), e0, e1, e2, rank, SMALLEST,
                     )  # fmt: skip
                     f0, f1, f2 = f0 + p0, f1 + p1, f2 + p2
         g0, g1, g2 = g0 + f0, g1 + f1, g2 + f2

@@ -7,6 +7,10 @@ For directed edges i → j, with hidden = GELU(source_i + target_j), R = α I + 
 - `self_consensus`: g_i = Σ_j (R_ij + R_ji)(u_i − u_j) over 0 < |i − j| ≤ w, the window-path graph.
 - `cross_consensus`: g_i = Σ_j R_ij(u_i − v_j) over |i − j| ≤ w, i itself among them, or over the whole context.
 
+With a ``turn`` the disagreement of i → j is turned back by its target's rotation: g_i = Σ_j (R_ij ρ(j)ᵀ + R_ji ρ(i)ᵀ)
+(u_i − u_j) and g_i = Σ_j R_ij ρ(j)ᵀ(u_i − v_j). Of signals that were turned by ρ these are relative disagreements,
+ρ(i − j)u_i − u_j. ``turn`` (2, K, J) holds [cos; cos] and [−sin; sin] of every target's angles; no gradient reaches it.
+
 The step u − η·g, rotations and the products per node around it stay torch's. Axes: H heads, K head width, B batch, N
 positions, J context positions, X = ξ hidden features of an edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features
 lead and nodes are contiguous. A tile of nodes with w more before it holds every pair that its nodes belong to: an edge
@@ -35,9 +39,9 @@ __all__ = ["LARGEST", "cross_consensus", "self_consensus", "traffic"]
 Given = tuple[Ends, Network]
 
 
-def _of_self(nodes: Any, network: Any, mask: Component, window: int) -> Given:
+def _of_self(nodes: Any, network: Any, mask: Component, turn: Component, window: int) -> Given:
     u, source, target = nodes
-    return Ends(u, u, source, target, mask, mask, True, window), Network(*network)
+    return Ends(u, u, source, target, mask, mask, True, window, turn), Network(*network)
 
 
 def _self_forward(
@@ -49,18 +53,19 @@ def _self_forward(
     lambda_weight_HYX: Tensor | None,
     lambda_bias_HY: Tensor | None,
     mask_BN: Tensor | None,
+    turn_2KN: Tensor | None = None,
     *,
     window: int,
     precision: str = "ieee",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, mask_BN, window), precision)
+    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, mask_BN, turn_2KN, window), precision)
     return passes.flow(*given, precision), ()
 
 
 def _self_backward(gradient, needed, saved, u, source, target, *rest, window, precision="ieee") -> list[Component]:
-    ends, network = checked(*_of_self((u, source, target), rest[:4], rest[4], window), precision)
-    found: list[Any] = [None] * 8
+    ends, network = checked(*_of_self((u, source, target), rest[:4], *_optional(rest[4:], 2), window), precision)
+    found: list[Any] = [None] * len(needed)
     gradient = gradient.contiguous()
     if any(needed[:3]):
         found[:3] = passes.by_ends(gradient, ends, network, precision)
@@ -70,17 +75,17 @@ def _self_backward(gradient, needed, saved, u, source, target, *rest, window, pr
 
 
 def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Parts:
-    nodes = [_filled(each) for each in (u, source, target)]
+    nodes, constants = [_filled(each) for each in (u, source, target)], _optional([each[0] for each in rest[4:]], 2)
     orders = [
-        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], rest[4][0], window)
+        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], *constants, window)
         for order in range(3)
     ]
     return _along(orders, precision)
 
 
-def _of_cross(nodes: Any, network: Any, masks: Any, window: int | None) -> Given:
-    (u, v, source, target), (mask, context_mask) = nodes, masks
-    return Ends(u, v, source, target, mask, context_mask, False, window), Network(*network)
+def _of_cross(nodes: Any, network: Any, constants: Any, window: int | None) -> Given:
+    (u, v, source, target), (mask, context_mask, turn) = nodes, _optional(constants, 3)
+    return Ends(u, v, source, target, mask, context_mask, False, window, turn), Network(*network)
 
 
 def _cross_forward(
@@ -94,19 +99,20 @@ def _cross_forward(
     lambda_bias_HY: Tensor | None,
     mask_BN: Tensor | None,
     context_mask_BJ: Tensor | None,
+    turn_2KJ: Tensor | None = None,
     *,
     window: int | None,
     precision: str = "ieee",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     nodes = (u_HKBN, v_HKBJ, source_HXBN, target_HXBJ)
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_cross(nodes, network, (mask_BN, context_mask_BJ), window), precision)
+    given = checked(*_of_cross(nodes, network, (mask_BN, context_mask_BJ, turn_2KJ), window), precision)
     return passes.flow(*given, precision), ()
 
 
 def _cross_backward(gradient, needed, saved, *tensors, window, precision="ieee") -> list[Component]:
     ends, network = checked(*_of_cross(tensors[:4], tensors[4:8], tensors[8:], window), precision)
-    found: list[Any] = [None] * 10
+    found: list[Any] = [None] * len(needed)
     gradient = gradient.contiguous()
     if needed[0] or needed[2]:
         found[0], found[2], _ = passes.by_ends(gradient, ends, network, precision)
@@ -118,12 +124,17 @@ def _cross_backward(gradient, needed, saved, *tensors, window, precision="ieee")
 
 
 def _cross_second_order(*parts, window, precision="ieee") -> Parts:
-    nodes, masks = [_filled(each) for each in parts[:4]], [each[0] for each in parts[8:]]
+    nodes, constants = [_filled(each) for each in parts[:4]], [each[0] for each in parts[8:]]
     orders = [
-        _of_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], masks, window)
+        _of_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], constants, window)
         for order in range(3)
     ]
     return _along(orders, precision)
+
+
+def _optional(given: Sequence[Component], number: int) -> list[Component]:
+    """Return the tensors without derivatives, None for those that were not given."""
+    return [*given, *(number - len(given)) * [None]]
 
 
 def _filled(parts: Parts) -> list[Tensor]:

@@ -30,6 +30,11 @@ def exact_cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tenso
     return cos.to(wide), sin.to(wide)
 
 
+def turn_of_kernels(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return [cos; cos] and [−sin; sin], (2, K, N), as `kernels.consensus` takes a rotation."""
+    return torch.stack([torch.cat([cos, cos]), torch.cat([-sin, sin])])
+
+
 def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
     """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42); the angles broadcast against half of u along K, its axis ``dim``."""
     first, second = u_HKBP.chunk(2, dim=dim)

@@ -21,8 +21,7 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._impl import Use
-from stability.mechanisms._rotation import cos_sin, exact_cos_sin, turned, turned_back
+from stability.mechanisms._rotation import cos_sin, exact_cos_sin, turn_of_kernels, turned, turned_back
 from stability.models.position import Rope
 
 # Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
@@ -101,10 +100,6 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
     @classmethod
-    def no_kernel(cls, config: Any, use: Use) -> str | None:
-        return "rope=relative" if config.rope == "relative" else super().no_kernel(config, use)
-
-    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         return False
 
@@ -157,11 +152,13 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     def _sides(self, x_BND: Tensor, context_BJD: Tensor) -> _Sides:
         u_HKBN, v_HKBJ = self.per_head(self.source, x_BND), self.per_head(self.context, context_BJD)
+        (source_HXBN,), (target_HXBJ,) = self.at_ends(x_BND, slice(0, 1)), self.at_ends(context_BJD, slice(1, 2))
+        return _Sides(u_HKBN, self._turned(v_HKBJ), source_HXBN, target_HXBJ)
+
+    def _turned(self, u_HKBN: Tensor) -> Tensor:
         if self.rotation == "relative":
-            v_HKBJ = turned(v_HKBJ, *self._angles(v_HKBJ))
-        elif self.rotation != "none":
-            v_HKBJ = self.rope(v_HKBJ, position_dim=-1, width_dim=1)
-        return _Sides(u_HKBN, v_HKBJ, self.at_ends(x_BND, slice(0, 1))[0], self.at_ends(context_BJD, slice(1, 2))[0])
+            return turned(u_HKBN, *self._angles(u_HKBN))
+        return u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
 
     def _angles(self, u_HKBN: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of all positions of a signal, (K/2, 1, N) each."""
@@ -202,9 +199,12 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         u_HKBN, *others = self._sides(x_BND, context_BJD)
         in_window = self._is_in_window(x_BND.shape[1], context_BJD.shape[1])
         settings = {"window": self.config.window if in_window else None, "precision": precision_on(x_BND.device)}
+        constants = [*masks]
+        if self.rotation == "relative":
+            constants.append(turn_of_kernels(*(table[:, 0] for table in self._angles(others[0]))))
         for step_size in self.step_sizes():
-            turned_HKBN = u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
-            g_HKBN = cross_consensus(turned_HKBN, *others, *self.for_kernels(), *masks, **settings)
+            turned_HKBN = self._turned(u_HKBN)
+            g_HKBN = cross_consensus(turned_HKBN, *others, *self.for_kernels(), *constants, **settings)
             if self.rotation == "gradient":
                 g_HKBN = self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True)
             u_HKBN = u_HKBN - step_size * g_HKBN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_ed
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
+from stability.mechanisms._rotation import exact_cos_sin, turn_of_kernels, turned
 from stability.mechanisms._step_bound import largest_eigenvalue
 from stability.models.position import Rope
 
@@ -89,9 +91,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        if config.graph != "window":
-            return f"graph={config.graph}"
-        return "rope=relative" if config.rope == "relative" else super().no_kernel(config, use)
+        return f"graph={config.graph}" if config.graph != "window" else super().no_kernel(config, use)
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:
@@ -204,8 +204,13 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
         at_ends, network = self.at_ends(x_BND), self.for_kernels()
         settings = {"window": self.config.window, "precision": precision_on(x_BND.device)}
+        turn, constants = self._turned, [mask_BN]
+        if self.rotation == "relative":
+            cos, sin = exact_cos_sin(u_HKBN, u_HKBN.shape[-1], self.rope)
+            turn = partial(turned, cos=cos[:, None], sin=sin[:, None])
+            constants.append(turn_of_kernels(cos, sin))
         for step_size in self.step_sizes():
-            g_HKBN = self_consensus(self._turned(u_HKBN), *at_ends, *network, mask_BN, **settings)
+            g_HKBN = self_consensus(turn(u_HKBN), *at_ends, *network, *constants, **settings)
             u_HKBN = u_HKBN - step_size * self._turned_back(g_HKBN)
         return u_HKBN
 

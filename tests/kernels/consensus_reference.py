@@ -19,7 +19,8 @@ NAMES = ("u", "v", "source", "target", "scalar_weight", "scalar_bias", "lambda_w
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and settings of one comparison; ``context``: None for self-consensus; ``window``: None for every pair."""
+    """Sizes and settings of one comparison; ``context``: None for self-consensus; ``window``: None for every pair;
+    ``turned``: whether disagreements are turned back by their targets' rotations."""
 
     positions: int
     window: int | None
@@ -32,9 +33,10 @@ class Case:
     masked: bool = False
     dtype: torch.dtype = torch.float32
     precision: str = "ieee"
+    turned: bool = False
 
     def drawn(self, seed: int = 0) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """Return the tensors by name, and the masks."""
+        """Return the tensors by name, and the masks, followed by the rotation if disagreements are turned."""
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
         other = self.positions if self.context is None else self.context
@@ -56,7 +58,16 @@ class Case:
         given = {name: each.to(self.dtype) for name, each in given.items()}
         sides = [self.positions] if self.context is None else [self.positions, other]
         masks = [torch.rand((self.batch, side), generator=generator) > 0.25 for side in sides]
-        return given, list(masks) if self.masked else [None] * len(sides)
+        constants: list[Tensor | None] = [*masks] if self.masked else [None] * len(sides)
+        if self.turned:
+            angle = self.angles(other)
+            cos, sin = angle.cos(), angle.sin()
+            constants.append(torch.stack([torch.cat([cos, cos]), torch.cat([-sin, sin])]))
+        return given, constants
+
+    def angles(self, positions: int) -> Tensor:
+        """Return any angles that differ from pair to pair and from position to position, (K/2, J)."""
+        return torch.arange(positions).double() * torch.logspace(0, -1, self.width // 2).double()[:, None] + 0.3
 
     def kernels(self, given: dict[str, Tensor], masks: list[Tensor | None]) -> Tensor:
         tensors = [given.get(name) for name in NAMES if name != "v" or self.context is not None]
@@ -72,11 +83,15 @@ class Case:
         if self.context is None:
             seen = seen & (distance != 0)
         if masks[0] is not None:
-            seen = seen & masks[0][:, :, None] & masks[-1][:, None]
+            seen = seen & masks[0][:, :, None] & masks[0 if self.context is None else 1][:, None]
         r = self._matrices(first[:, :, :, None] + second[:, :, None], given) * seen[..., None, None]
-        drawn = torch.einsum("hbnjkl,hbnjl->hbnk", r, u[:, :, :, None] - v[:, :, None])
+        back = torch.eye(self.width, dtype=u.dtype).expand(v.shape[2], -1, -1)
+        if self.turned:
+            cos, sin = (torch.diag_embed(part(self.angles(v.shape[2])).t()) for part in (torch.cos, torch.sin))
+            back = torch.cat([torch.cat([cos, sin], 2), torch.cat([-sin, cos], 2)], 1).to(u.dtype)  # ρ(j)ᵀ
+        drawn = torch.einsum("hbnjkl,jlm,hbnjm->hbnk", r, back, u[:, :, :, None] - v[:, :, None])
         if self.context is None:
-            drawn = drawn + torch.einsum("hbjnkl,hbnjl->hbnk", r, u[:, :, :, None] - u[:, :, None])
+            drawn = drawn + torch.einsum("hbjnkl,nlm,hbnjm->hbnk", r, back, u[:, :, :, None] - u[:, :, None])
         return drawn.permute(0, 3, 1, 2)
 
     def _matrices(self, z: Tensor, given: dict[str, Tensor]) -> Tensor:
@@ -108,6 +123,7 @@ def random_case(seed: int) -> Case:
     return Case(
         positions, window, context=context, heads=draw.randint(1, 2), batch=draw.randint(1, 2), masked=draw.random() < 0.5,
         dtype=draw.choice([torch.float32, torch.float32, torch.float64]), **sizes,
+        turned=sizes["width"] % 2 == 0 and draw.random() < 0.5,
     )  # fmt: skip
 
 

@@ -32,6 +32,14 @@ CASES = {
     "a whole context": Case(4, None, 2, context=3, masked=True),
     "no context": Case(4, None, 1, context=0),
     "more rows of Λ than a program holds": Case(3, 1, 5, width=65, hidden=17),
+    "turned, heads, sequences and padding": Case(5, 2, 2, heads=2, batch=2, masked=True, turned=True),
+    "turned, tiles whose pairs reach into the next": Case(31, 3, 1, turned=True),
+    "turned, a context in a window": Case(7, 2, 2, context=7, masked=True, width=6, turned=True),
+    "turned, a window beyond a shorter context": Case(7, 5, 2, context=2, turned=True),
+    "turned, a whole context": Case(4, None, 2, context=3, masked=True, turned=True),
+    "turned, no context": Case(4, None, 1, context=0, turned=True),
+    "turned, more rows of Λ than a program holds": Case(3, 1, 5, width=66, hidden=17, turned=True),
+    "turned, scalar weights": Case(6, 1, 0, turned=True),
 }
 
 
@@ -118,6 +126,10 @@ ALONG = {
     "context": Case(4, 1, 2, context=4),
     "a window beyond a shorter context": Case(7, 5, 2, context=2),
     "a whole context": Case(3, None, 1, context=2, masked=True),
+    "turned": Case(5, 2, 2, masked=True, turned=True),
+    "turned, tiles": Case(17, 1, 1, turned=True),
+    "turned, a window beyond a shorter context": Case(7, 5, 2, context=2, turned=True),
+    "turned, a whole context": Case(3, None, 1, context=2, masked=True, turned=True),
 }
 
 

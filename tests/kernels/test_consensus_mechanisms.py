@@ -23,6 +23,11 @@ FORMS = {
     "sc": ("sc", {"window": 2, "rank": 2}, None),
     "sc, learned steps, nothing turned": ("sc", {"rope": "none", "iterations": 2, "step": "learned", "rank": 1}, None),
     "sc, scalar weights": ("sc", {"rank": 0}, None),
+    "sc, relative": ("sc", {"rope": "relative", "iterations": 2, "rank": 2}, None),
+    "sc, gradient": ("sc", {"rope": "gradient", "iterations": 2, "rank": 1}, None),
+    "cc, relative, in a window": ("cc", {"rope": "relative", "window": 1, "rank": 1}, 6),
+    "cc, relative, with all of a context": ("cc", {"rope": "relative", "rank": 1}, 2),
+    "cc, gradient": ("cc", {"rope": "gradient", "window": 1, "rank": 1}, 6),
     "cc in a window": ("cc", {"window": 1, "rank": 1}, 6),
     "cc with all of a context": ("cc", {"rank": 1, "iterations": 2, "step": "learned"}, 2),
 }

@@ -46,10 +46,10 @@ def consensus_spectra(
 
     The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of
     this graph alone, I − 2ηL̄; with T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what
-    oscillates. Without RoPE the layer is this filter. With ``gradient`` it is this filter of the rotated ũ, turned back:
-    u − 2η·ρᵀL̄ρu, an operator with L̄'s spectrum. With ``absolute`` it is u − 2η·L̄ũ, the disagreements being those of
-    ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of the layer. The energy is that of the
-    layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
+    oscillates. Without RoPE the layer is this filter. With ``gradient`` it is this filter of the rotated ũ, turned
+    back: u − 2η·ρᵀL̄ρu, an operator with L̄'s spectrum. With ``absolute`` it is u − 2η·L̄ũ, the disagreements being
+    those of ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of the layer. The energy is
+    that of the layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
     """
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
