@@ -23,6 +23,7 @@ class _Launch:
     width: int
     hidden: int
     rank: int
+    targets: int  # positions of the rotation's table; 0 without one
 
     @property
     def directions(self) -> int:
@@ -57,6 +58,10 @@ class _Launch:
             low, high = max(low, -offset), min(high, self.num_other - offset)
         return max(high - low, 0)
 
+    def turns(self, rows: int) -> int:
+        """Return how many numbers of the rotation's table the edges of ``rows`` read."""
+        return 2 * self.directions * rows * self.width if self.targets else 0
+
     def network(self, rows: int, steps: int, groups: int, nodes: int, orders: int = 1) -> int:
         """Return how many numbers the edge network reads: ``nodes`` tensors at both ends of the edges of ``rows``, and
         in each step its weights, value and derivatives (``orders``), α's and β's for each group of Λ's rows."""
@@ -86,9 +91,10 @@ def traffic(
     itemsize: int = 4,
     wide: int = 4,
     once: bool = True,
+    turned: bool = False,
 ) -> Traffic:
     """Return bytes and operations of one of `LAUNCHES` without masks; ``context``: the length of a context, None for
-    self-consensus; ``window``: None for a complete graph with a context.
+    self-consensus; ``window``: None for a complete graph with a context; ``turned``: whether disagreements are turned.
 
     - ``itemsize``: bytes of a number of a node's; ``wide``: of a weight, of which no more is known, and of a sum.
     - ``once``: each buffer is moved once, since what is read again comes from a cache, and operations are those of the
@@ -103,8 +109,9 @@ def traffic(
     reach = None if window is None else min(window, max(own, other) - 1)
     halo = reach or 0 if both else 0
     steps = (reach or 0) if both else other if reach is None else 2 * reach + 1
+    targets = (positions if both else context or 0) if turned else 0
     tiles = tiles_of(own, halo, head_width, hidden, rank)
-    sizes = _Launch(tiles, both, steps, reach, own, own if both else other, head_width, hidden, rank)
+    sizes = _Launch(tiles, both, steps, reach, own, own if both else other, head_width, hidden, rank, targets)
     count = _moved_once if once else _moved
     return _times(count(launch, sizes, batch, heads, itemsize, wide), batch * heads)
 
@@ -118,7 +125,7 @@ def _moved_once(launch: str, at: _Launch, batch: int, heads: int, itemsize: int,
     gradients written, once for all sequences."""
     ends = at.num_own + (0 if at.both else at.num_other)
     nodes = ends * at.width + (2 * at.num_own if at.both else ends) * at.hidden
-    weights = at.of_network // batch
+    weights = at.of_network // batch + 2 * at.targets * at.width // (batch * heads)
     edges = at.directions * at.rows(0)
     product = 2 * edges * at.rank * at.width * at.hidden
     signal, of_hidden = at.num_own * at.width, at.num_own * at.hidden * at.directions
@@ -129,7 +136,7 @@ def _moved_once(launch: str, at: _Launch, batch: int, heads: int, itemsize: int,
         return Traffic(3 * (nodes * itemsize + weights * wide), 3 * signal * itemsize, 5 * product)
     read = (nodes + gradient) * itemsize + weights * wide
     if launch == "network_backward":
-        return Traffic(read, weights * wide, 2 * product)
+        return Traffic(read, at.of_network // batch * wide, 2 * product)
     return Traffic(read, (signal + of_hidden) * itemsize, 2 * product)
 
 
@@ -142,17 +149,19 @@ def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide
     product = 2 * at.products(steps, groups, tiles.rows)
     if launch == "forward":
         nodes = rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden
-        weights = at.network(0, steps, groups, 1)
+        weights = at.network(0, steps, groups, 1) + at.turns(rows)
         return Traffic(nodes * itemsize + weights * wide, own * at.width * itemsize, product)
     if launch == "second_order":
         nodes = 3 * (rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden)
         # W″ of Λ is zero and not read
         weights = at.network(0, steps, groups, 1, 3) - at.directions * steps * at.rank * at.width * at.hidden
+        weights += at.turns(rows)
         return Traffic(nodes * itemsize + weights * wide, 3 * own * at.width * itemsize, 5 * product)
     nodes = rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden
     weights = (
         at.network(0, steps, groups, 1) + at.directions * steps * (groups * at.scalars + at.rank * at.width) * at.hidden
     )
+    weights += at.turns(rows)
     # the gradients of the nodes' parts are read and written anew by every step that adds to them
     kept = (2 if at.both else 1) * at.directions * groups * at.steps * own * at.hidden
     return Traffic(nodes * itemsize + (weights + kept) * wide, own * at.width * itemsize + kept * wide, 2 * product)
@@ -163,7 +172,7 @@ def _moved_for_network(at: _Launch, batch: int, heads: int, itemsize: int, wide:
     tiles = at.tiles
     rows, steps, groups = at.rows(0), at.num_steps(0), tiles.groups(tiles.weight_rows)
     nodes = groups * rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden
-    weights = at.network(0, steps, groups, 1)
+    weights = at.network(0, steps, groups, 1) + at.turns(groups * rows)
     held = tiles.nodes * tiles.all_hidden * groups * tiles.weight_rows * tiles.width if at.rank else 0
     product = at.products(steps, groups, tiles.weight_rows) + at.directions * steps * held
     stored = (groups * at.scalars + at.rank * at.width) * (at.hidden + 1) * tiles.parts(batch, heads)

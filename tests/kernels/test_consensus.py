@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels import _consensus_backward, _consensus_forward, _consensus_passes, _consensus_taylor
+from kernels import _consensus_backward, _consensus_edges, _consensus_forward, _consensus_passes, _consensus_taylor
 from kernels._consensus_traffic import LAUNCHES
 from kernels.consensus import cross_consensus, self_consensus, traffic
 from stability.curvature import NoSecondDerivative, directional
@@ -214,6 +214,32 @@ def test_a_mask_that_is_left_out_is_found(monkeypatch):
 
 
 @interpreted
+def test_a_rotation_by_the_wrong_end_or_of_the_wrong_sign_is_found(monkeypatch):
+    """In the forward pass, of which the backward one is the transpose."""
+    case = Case(4, 1, 1, turned=True)
+    for name in ("turned_back", "read_turn"):
+        right = getattr(_consensus_forward, name)
+        wrong = {"turned_back": _consensus_edges.turned, "read_turn": InterpretedFunction(by_the_source)}[name]
+        monkeypatch.setattr(_consensus_forward, name, wrong)
+        with pytest.raises(AssertionError):
+            assert_equals_dense(case, 1e-5)
+        monkeypatch.setattr(_consensus_forward, name, right)
+
+
+def by_the_source(turn, own, other, valid, width, head_width, num_targets, direction, TO_OWN, WIDE):
+    return _consensus_edges.read_turn(
+        turn, own, other, valid, width, head_width, num_targets, 1 - direction, TO_OWN, WIDE
+    )
+
+
+@interpreted
+def test_a_gradient_by_the_signal_that_is_not_turned_is_found(monkeypatch):
+    monkeypatch.setattr(_consensus_backward, "turned", _consensus_edges.turned_back)
+    with pytest.raises(AssertionError):
+        assert_equals_dense(CASES["turned, a whole context"], 1e-5)
+
+
+@interpreted
 def test_a_gelu_without_its_second_derivative_is_found(monkeypatch):
     monkeypatch.setattr(_consensus_taylor, "gaussian_density", _consensus_taylor.gaussian_cdf)
     with pytest.raises(AssertionError):
@@ -236,8 +262,14 @@ def test_sizes_beyond_the_kernels_are_refused_in_one_line():
 
 @pytest.mark.parametrize(
     "case",
-    [Case(18, 2, 3, heads=2, width=5, hidden=20), Case(6, None, 3, context=3, hidden=17), Case(5, 1, 0, context=5)],
-    ids=["self", "a whole context", "a context in a window"],
+    [
+        Case(18, 2, 3, heads=2, width=5, hidden=20),
+        Case(6, None, 3, context=3, hidden=17),
+        Case(5, 1, 0, context=5),
+        Case(18, 2, 5, heads=2, width=66, hidden=17, turned=True),
+        Case(6, None, 3, context=3, hidden=17, turned=True),
+    ],
+    ids=["self", "a whole context", "a context in a window", "self, turned", "a whole context, turned"],
 )
 def test_traffic_is_what_the_interpreter_counts(case):
     given, masks = case.drawn()
@@ -250,6 +282,7 @@ def test_traffic_is_what_the_interpreter_counts(case):
         "rank": case.rank,
         "window": case.window,
         "context": case.context,
+        "turned": case.turned,
     }
     expected = {name: traffic(name, **sizes, once=False) for name in LAUNCHES}
     leaves = [each.requires_grad_() for each in given.values()]
@@ -277,8 +310,9 @@ def test_time_and_memory_are_linear_in_the_length():
 
 
 AHEAD = """
-from tests.kernels.consensus_reference import Case
-for case in (Case(64, 2, 4, width=16, hidden=16, masked=True), Case(64, None, 4, context=5, width=16, hidden=16)):
+from tests.kernels.consensus_reference import Case, replace
+cases = [Case(64, 2, 4, width=16, hidden=16, masked=True), Case(64, None, 4, context=5, width=16, hidden=16)]
+for case in (*cases, *(replace(case, turned=True) for case in cases)):
     given, masks = case.drawn()
     case.kernels({name: each.requires_grad_() for name, each in given.items()}, masks).sum().backward()
     parts = [(each.detach(), each.detach(), None) for each in given.values()] + [(mask, None, None) for mask in masks]

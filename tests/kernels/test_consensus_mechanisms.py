@@ -68,7 +68,6 @@ def test_the_sizes_that_the_setting_allows_are_those_of_the_kernels():
     ("name", "settings", "what"),
     [
         ("sc", {"graph": "cycle"}, "graph=cycle"),
-        ("sc", {"rope": "relative"}, "rope=relative"),
         ("sc", {"edge_mlp": "separate"}, "edge_mlp=separate"),
         ("cc", {"edge_mlp": "separate"}, "edge_mlp=separate"),
         ("sc", {"step": "bounded"}, "step=bounded"),
@@ -82,13 +81,15 @@ def test_what_the_kernels_do_not_compute_is_refused_by_name(name, settings, what
         build(name, width=8, heads=2, impl="triton", **settings)
 
 
-def test_alpha_max_of_a_model_is_measured_through_the_kernels():
+@pytest.mark.parametrize("rope", ["absolute", "relative"])
+def test_alpha_max_of_a_model_is_measured_through_the_kernels(rope):
     """Against double backward in float64 through torch's own operations, which `oracle` holds to a dense Hessian, along
     AdamW's step."""
     spec = oracle.spec_of("sc", "layernorm", "mlm")
     by_impl = {}
     for impl in ("triton", "reference"):
-        settings = spec.mechanism.settings.model_copy(update={"window": 1, "rank": 1, "edge_hidden": 3, "impl": impl})
+        changes = {"window": 1, "rank": 1, "edge_hidden": 3, "impl": impl, "rope": rope}
+        settings = spec.mechanism.settings.model_copy(update=changes)
         by_impl[impl] = spec.model_copy(update={"mechanism": spec.mechanism.model_copy(update={"settings": settings})})
     plain = oracle.shaken_model(by_impl["reference"], 1.0)
     fused = oracle.build_model(by_impl["triton"], oracle.format_for(spec))
