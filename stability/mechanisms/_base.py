@@ -167,6 +167,12 @@ class AbstractMechanism(KernelUser, OwnInit):
         return False
 
     @classmethod
+    def blind_to_order(cls, config: Any) -> bool:
+        """Return whether a trained layer gives nearly the mirrored output for the mirrored text, as far as its own
+        means go (with position=rope)."""
+        return False
+
+    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         """Return whether `forward` calls its ``nn.Linear`` modules, so that another kind of linear map may stand for
         them; False where it takes their weights itself."""

@@ -112,6 +112,10 @@ class Mix(AbstractMechanism):
         return any(load(item.name).needs_edges(item.settings) for item in config.parts)
 
     @classmethod
+    def blind_to_order(cls, config: Any) -> bool:
+        return all(load(item.name).blind_to_order(item.settings) for item in config.parts)
+
+    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         return all(load(item.name).calls_linears(item.settings) for item in config.parts)
 

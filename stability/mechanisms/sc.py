@@ -90,6 +90,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return config.graph == "given"
 
     @classmethod
+    def blind_to_order(cls, config: Any) -> bool:
+        return config.rope in ("absolute", "none")
+
+    @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
         return f"graph={config.graph}" if config.graph != "window" else super().no_kernel(config, use)
 

@@ -91,6 +91,10 @@ class TwoWay(AbstractMechanism):
             raise ValueError(told(error, "two_way", config.of.name)) from None
 
     @classmethod
+    def blind_to_order(cls, config: Any) -> bool:
+        return config.weights == "shared"
+
+    @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return load(config.of.name).needs_edges(config.of.settings)
 

@@ -14,7 +14,7 @@ from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.optimizers._groups import kinds
 from stability.optimizers._kinds import MATRICES
 from stability.registry import Registry
-from tests.mechanisms import checks, faults, names, sight_faults
+from tests.mechanisms import checks, direction_checks, faults, names, sight_faults
 from tests.mechanisms.plugins.gated import GatedMean
 from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 from tests.mechanisms.small import OWN_DECAY, SMALL
@@ -26,6 +26,12 @@ CASES = [
     for name in NAMES
     for settings in ({}, *([SMALL[name]] if name in SMALL else []))
     for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings)))
+]
+ORDERED = [
+    *(pytest.param(name, {}, id=name) for name in NAMES if name != "mix"),  # a pattern is longer than one layer
+    *(pytest.param("sc", {"rope": rope}, id=f"sc-{rope}") for rope in ("relative", "gradient", "none")),
+    pytest.param("mix", {"pattern": ["sc"]}, id="mix-sc"),
+    pytest.param("two_way", {"of": "sw", "weights": "shared"}, id="two_way-shared"),
 ]
 VARIED = [
     pytest.param({"mask_diagonal": True}, direction, id=f"sa-masked-{direction}")
@@ -147,6 +153,34 @@ def test_weights_with_other_settings_reproduce_forward(name, settings, direction
         nn.init.constant_(module.log_temperature, 0.3)  # it begins as the factor that is not learned
     checks.check_weights_reproduce_forward(module)
     checks.check_softmax_is_as_declared(module)
+
+
+@pytest.mark.parametrize(("name", "settings"), ORDERED)
+def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind(name, settings):
+    config, mechanism = settings_of("mechanisms", name, settings), REGISTRY.load(name)
+    causal = "bidirectional" not in mechanism.supported_directions(config)
+    shape = {"width": direction_checks.WIDTH, "heads": direction_checks.HEADS}
+    direction_checks.check_the_mirror_image_is_told(
+        lambda: build(name, **shape, direction="causal" if causal else "bidirectional", **settings),
+        causal=causal,
+        blind=mechanism.blind_to_order(config),
+    )
+
+
+def test_a_pattern_is_blind_to_order_if_all_of_its_mechanisms_are():
+    blind = REGISTRY.load("mix").blind_to_order
+    patterns = {("sa", "sc"): False, ("sc",): True, ("sa",): False}
+    found = {pattern: blind(settings_of("mechanisms", "mix", {"pattern": list(pattern)})) for pattern in patterns}
+    assert found == patterns
+    assert not blind(settings_of("mechanisms", "mix", {"pattern": ["sc"], "sc": {"rope": "gradient"}}))
+
+
+@pytest.mark.parametrize(
+    ("make", "blind"), [(faults.Mean, False), (lambda: build("sw", width=16, heads=2), True)], ids=["blind", "sighted"]
+)
+def test_what_a_mechanism_says_wrongly_of_its_blindness_is_caught(make, blind):
+    with pytest.raises(AssertionError, match="mirrored, the text costs"):
+        direction_checks.check_the_mirror_image_is_told(make, blind=blind)
 
 
 def test_the_mechanisms_that_probes_observe_are_these():

@@ -1,0 +1,84 @@
+"""The contract's question whether a mixer tells a text from its mirror image: trained on pairs of letters of which the
+second follows from the first, it is surer of a wrong letter than of none where the pairs stand the other way round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stability.models.auxiliary import parted
+
+LETTERS, NUM_POSITIONS, SEQUENCES = 8, 16, 16
+STEPS, LEARNING_RATE = 80, 1e-2
+WIDTH, HEADS = 16, 2
+TOLD = math.log(LETTERS) / 2  # nats: more than half of what a letter holds
+
+
+class Text(NamedTuple):
+    """Letters, and where one is hidden (or, causal, to be foretold) that follows from the one before it."""
+
+    tokens_BN: Tensor
+    asked_BN: Tensor
+
+    def mirrored(self) -> Text:
+        return Text(self.tokens_BN.flip(1), self.asked_BN.flip(1))
+
+
+def drawn(sequences: int, seed: int, causal: bool) -> Text:
+    """Draw pairs (a, a + 1), a at random, cut at a random place: the letter after a pair says nothing of it. Hidden are
+    half of the second letters, no first or last position; causal ones are asked for all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    first_BP = torch.randint(LETTERS, (sequences, NUM_POSITIONS // 2 + 1), generator=generator)
+    pairs_BM = torch.stack([first_BP, (first_BP + 1) % LETTERS], 2).flatten(1)
+    place_BN = torch.randint(2, (sequences, 1), generator=generator) + torch.arange(NUM_POSITIONS)
+    asked_BN = place_BN % 2 == 1
+    if not causal:
+        asked_BN &= torch.rand(asked_BN.shape, generator=generator) < 0.5
+    asked_BN[:, [0, -1]] = False
+    return Text(pairs_BM.gather(1, place_BN), asked_BN)
+
+
+class Reader(nn.Module):
+    """One mixer between an embedding and a head; positions are the mixer's own affair."""
+
+    def __init__(self, mixer: nn.Module, causal: bool):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(LETTERS + 1, WIDTH), nn.LayerNorm(WIDTH)
+        self.mixer, self.head, self.causal = mixer, nn.Linear(WIDTH, LETTERS), causal
+
+    def nll(self, text: Text) -> Tensor:
+        """Return the mean NLL, in nats, of the letters that are asked for."""
+        hidden_BN = text.tokens_BN.masked_fill(text.asked_BN & (not self.causal), LETTERS)
+        x_BND = self.embedding(hidden_BN)
+        x_BND = x_BND + parted(self.mixer(self.norm(x_BND)), [])
+        logits_BNV = self.head(F.layer_norm(x_BND, (WIDTH,)))
+        if self.causal:
+            asked_BN = text.asked_BN[:, 1:]
+            return F.cross_entropy(logits_BNV[:, :-1][asked_BN], text.tokens_BN[:, 1:][asked_BN])
+        return F.cross_entropy(logits_BNV[text.asked_BN], text.tokens_BN[text.asked_BN])
+
+
+def cost_of_the_mirror_image(build: Callable[[], nn.Module], causal: bool) -> float:
+    """Return the NLL of the mirrored text minus that of the text itself, after `STEPS` steps on the latter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        reader = Reader(build(), causal)
+        optimizer = torch.optim.AdamW(reader.parameters(), lr=LEARNING_RATE)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            reader.nll(drawn(SEQUENCES, step, causal)).backward()
+            optimizer.step()
+    held_out = drawn(4 * SEQUENCES, STEPS, causal)
+    with torch.no_grad():
+        return float(reader.nll(held_out.mirrored()) - reader.nll(held_out))
+
+
+def check_the_mirror_image_is_told(build: Callable[[], nn.Module], *, causal: bool = False, blind: bool) -> None:
+    """A mixer tells a text from its mirror image, or says of itself that it is blind, and then does not."""
+    cost = cost_of_the_mirror_image(build, causal)
+    assert (cost < TOLD) == blind, f"mirrored, the text costs {cost:.2f} nats more, and blind_to_order is {blind}"
