@@ -13,8 +13,9 @@ from stability.config.parts import settings_of
 from stability.mechanisms import build, cc
 from stability.mechanisms._base import MixerShape
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
-from tests.mechanisms.oracles import consensus_edge_weight, cross_consensus
+from tests.mechanisms.oracles import consensus_edge_weight, cross_consensus, rotated
 from tests.mechanisms.variants import CROSS, context, name_of
+from tests.within import assert_within
 
 CONF = Path(__file__).parents[2] / "conf" / "cross" / "cc.yaml"
 
@@ -55,6 +56,23 @@ def test_equals_the_literal_loop_of_algorithm_6(settings, num_context):
     expected = cross_consensus(layer, x_BND * mask_BN[..., None], context_BJD, of_rows)
     found = layer(x_BND, context_BJD, mask_BN=mask_BN, context_mask_BJ=mask_BJ)
     torch.testing.assert_close(found[mask_BN], expected[mask_BN], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("graph", ["window", "complete"])
+def test_gradient_descends_the_energy_of_rotated_signals_with_its_derivative_by_u(graph):
+    """By autograd of ½ Σ (ũ_i − ṽ_j)ᵀR_ij(ũ_i − ṽ_j), the edge weights and the context held fixed."""
+    layer, x_BND, context_BJD = module(graph=graph, rope="gradient").requires_grad_(False), inputs()[:1], context()[:1]
+    u_ND, v_JD = layer.source(x_BND)[0].requires_grad_(), layer.context(context_BJD)[0]
+    energy = torch.zeros(())
+    for head in range(HEADS):
+        part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+        u_NK, v_JK = rotated(u_ND[:, part]), rotated(v_JD[:, part])
+        for i, j in edges_of(layer, 9, 9):
+            r_KK = consensus_edge_weight(layer, head, x_BND[0, i, part], context_BJD[0, j, part])
+            energy = energy + 0.5 * (u_NK[i] - v_JK[j]) @ r_KK @ (u_NK[i] - v_JK[j])
+    (derivative_ND,) = torch.autograd.grad(energy, u_ND)
+    expected = layer.out(u_ND.detach() - layer.config.step_size * derivative_ND)
+    assert_within((layer(x_BND, context_BJD)[0] - expected).abs().max(), 1e-12 * expected.abs().max())
 
 
 @pytest.mark.parametrize("settings", [{}, {"graph": "complete"}, {"rank": 0}], ids=name_of)

@@ -112,15 +112,20 @@ def weights_of_head(**settings) -> Weights:
     return weights
 
 
+def set_to_identity(layer: torch.nn.Module) -> None:
+    """Take the projections W_s and W_o out."""
+    for projection in (layer.source, layer.out):
+        projection.weight.copy_(torch.eye(WIDTH))
+        projection.bias.zero_()
+
+
 def update(rope: str, u_NK: Tensor, step_size: float = 0.1, **settings) -> Tensor:
     """u′ of one head by the layer itself: W_s and W_o are identities, the edge weights those of other inputs."""
     layer = module(rope=rope, step_size=step_size, **settings)
     x_BND = inputs()[:1]
     hidden = layer._hidden(x_BND, layer._graph(x_BND, None, given(layer).get("edges")))
     layer._hidden = lambda x_BND, graph: hidden
-    for projection in (layer.source, layer.out):
-        projection.weight.copy_(torch.eye(WIDTH))
-        projection.bias.zero_()
+    set_to_identity(layer)
     u_1ND = torch.cat([u_NK, torch.zeros(len(u_NK), WIDTH - K)], 1)[None]
     return layer(u_1ND, **given(layer))[0, :, :K]
 
@@ -158,6 +163,24 @@ def test_the_energy_may_rise_under_absolute_at_any_step():
         before = energy(u_NK, weights)
         assert energy(update("absolute", u_NK, step_size, rank=0, window=1), weights) > before
         assert energy(update("gradient", u_NK, step_size, rank=0, window=1), weights) < before
+
+
+def test_the_energy_may_rise_under_relative_at_any_step():
+    """Out-edges over 2, 3 and 4 positions, whose flows are in their targets' frames and not turned back. R = α I, where
+    relative's own energy is E(ũ)."""
+    layer, star = module(rope="relative", rank=0, graph="given"), {(4, j) for j in (0, 1, 2, 6, 7)}
+    x_BND = inputs()[:1]
+    alpha = {(4, j): consensus_edge_weight(layer, 0, x_BND[0, 4, :K], x_BND[0, j, :K]) for j in (0, 1, 2, 6, 7)}
+    u_NK = torch.zeros(N, K, dtype=torch.float64)
+    u_NK[4, 0] = 1.0
+    hidden = layer._hidden(x_BND, layer._graph(x_BND, None, listed(star)))
+    layer._hidden = lambda x_BND, graph: hidden
+    set_to_identity(layer)
+    u_1ND = torch.cat([u_NK, torch.zeros(N, WIDTH - K)], 1)[None]
+    for share in (0.1, 1e-2, 1e-3):
+        object.__setattr__(layer, "config", layer.config.model_copy(update={"step_size": share * size_of_step(alpha)}))
+        after_NK = layer(u_1ND, edges=listed(star))[0, :, :K]
+        assert energy(after_NK, alpha) > energy(u_NK, alpha)
 
 
 @pytest.mark.parametrize("graph", ["window", "given"])

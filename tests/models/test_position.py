@@ -22,6 +22,12 @@ def test_rope_is_the_papers_cosine_sine_and_permutation_form():
     torch.testing.assert_close(rope(U_NK), U_NK * angle_NK.cos() + (U_NK @ p_KK.T) * angle_NK.sin(), rtol=0, atol=1e-12)
 
 
+def test_turning_back_is_the_inverse_and_the_transpose():
+    torch.testing.assert_close(rope(rope(U_NK), back=True), U_NK, rtol=0, atol=1e-14)
+    other_NK = U_NK.flip(0)
+    torch.testing.assert_close((rope(U_NK, back=True) * other_NK).sum(), (U_NK * rope(other_NK)).sum())
+
+
 def test_axes_may_stand_anywhere():
     u_KBN = U_NK.T[:, None]
     torch.testing.assert_close(rope(u_KBN, position_dim=-1, width_dim=0)[:, 0].T, rope(U_NK), rtol=0, atol=1e-14)
