@@ -101,8 +101,9 @@ def ends_kernel(
             apart_MK = difference_MK
             if TURNED:
                 cos_MK, sin_MK = read_turn(
-                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, not FROM_OWN, WIDE
-                )
+                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, FROM_OWN,
+                    WIDE,
+                )  # fmt: skip
                 apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
@@ -192,8 +193,9 @@ def weights_kernel(
                 apart_MK = difference_MK
                 if TURNED:
                     cos_MK, sin_MK = read_turn(
-                        turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, False, WIDE
-                    )
+                        turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, tl.constexpr(True),
+                        WIDE,
+                    )  # fmt: skip
                     apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,

@@ -123,12 +123,12 @@ def other_end(node_M, step, window, M: tl.constexpr, BOTH: tl.constexpr, COMPLET
 
 @triton.jit
 def read_turn(
-    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, TO_OWN: tl.constexpr,
+    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, FROM_OWN: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return cosine and signed sine of the rotation by each row's target, (M, K) each: the other end, or the own one in
-    the second direction of a pair and where own nodes are the context's (TO_OWN)."""
-    target_M = own_M if TO_OWN else tl.where(direction == 0, other_M, own_M)
+    the second direction of a pair and where own nodes are the context's (not FROM_OWN)."""
+    target_M = tl.where(direction == 0, other_M, own_M) if FROM_OWN else own_M
     cos_MK = read(turn, target_M, valid_M, width_K, head_width, num_targets, WIDE)
     sin_MK = read(turn + head_width * num_targets, target_M, valid_M, width_K, head_width, num_targets, WIDE)
     return cos_MK, sin_MK

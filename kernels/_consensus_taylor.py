@@ -153,8 +153,9 @@ def flow_along_kernel(
             e0, e1, e2 = d0, d1, d2
             if TURNED:
                 cos_MK, sin_MK = read_turn(
-                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, False, WIDE
-                )
+                    turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, tl.constexpr(True),
+                    WIDE,
+                )  # fmt: skip
                 e0 = turned_back(d0, cos_MK, sin_MK, width_K, head_width, M, K)
                 e1 = turned_back(d1, cos_MK, sin_MK, width_K, head_width, M, K)
                 e2 = turned_back(d2, cos_MK, sin_MK, width_K, head_width, M, K)

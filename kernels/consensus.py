@@ -39,8 +39,8 @@ __all__ = ["LARGEST", "cross_consensus", "self_consensus", "traffic"]
 Given = tuple[Ends, Network]
 
 
-def _of_self(nodes: Any, network: Any, mask: Component, turn: Component, window: int) -> Given:
-    u, source, target = nodes
+def _of_self(nodes: Any, network: Any, constants: Any, window: int) -> Given:
+    (u, source, target), (mask, turn) = nodes, _optional(constants, 2)
     return Ends(u, u, source, target, mask, mask, True, window, turn), Network(*network)
 
 
@@ -59,12 +59,12 @@ def _self_forward(
     precision: str = "ieee",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, mask_BN, turn_2KN, window), precision)
+    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, (mask_BN, turn_2KN), window), precision)
     return passes.flow(*given, precision), ()
 
 
 def _self_backward(gradient, needed, saved, u, source, target, *rest, window, precision="ieee") -> list[Component]:
-    ends, network = checked(*_of_self((u, source, target), rest[:4], *_optional(rest[4:], 2), window), precision)
+    ends, network = checked(*_of_self((u, source, target), rest[:4], rest[4:], window), precision)
     found: list[Any] = [None] * len(needed)
     gradient = gradient.contiguous()
     if any(needed[:3]):
@@ -75,9 +75,9 @@ def _self_backward(gradient, needed, saved, u, source, target, *rest, window, pr
 
 
 def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Parts:
-    nodes, constants = [_filled(each) for each in (u, source, target)], _optional([each[0] for each in rest[4:]], 2)
+    nodes, constants = [_filled(each) for each in (u, source, target)], [each[0] for each in rest[4:]]
     orders = [
-        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], *constants, window)
+        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], constants, window)
         for order in range(3)
     ]
     return _along(orders, precision)

@@ -218,16 +218,14 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
         weights = self._weights(edges, heads, sides, valid_BP)
         u = sides.u_HKBN[..., rows]
-        cos, sin = (None, None)
-        if self.rotation != "none":
-            cos, sin = (table[..., rows] for table in self._angles(sides.u_HKBN))
+        angles = () if self.rotation == "none" else [table[..., rows] for table in self._angles(sides.u_HKBN)]
         for step_size in self.step_sizes():
-            difference = edges.sums(u if cos is None else turned(u, cos, sin), -sides.v_HKBJ)
+            difference = edges.sums(turned(u, *angles) if angles else u, -sides.v_HKBJ)
             if self.rotation == "relative":  # ρ(i − j)u_i − v_j = ρ(j)ᵀ(ũ_i − ṽ_j)
                 of_context = (edges.at_targets(table) for table in self._angles(sides.v_HKBJ))
                 difference = turned_back(difference, *of_context)
             g = edges.collect(weights.flow(difference[:, None]) * valid_BP)
-            u = u - step_size * (turned_back(g, cos, sin) if self.rotation == "gradient" else g)
+            u = u - step_size * (turned_back(g, *angles) if self.rotation == "gradient" else g)
         return u
 
     def _weights(

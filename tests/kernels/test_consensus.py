@@ -226,9 +226,9 @@ def test_a_rotation_by_the_wrong_end_or_of_the_wrong_sign_is_found(monkeypatch):
         monkeypatch.setattr(_consensus_forward, name, right)
 
 
-def by_the_source(turn, own, other, valid, width, head_width, num_targets, direction, TO_OWN, WIDE):
+def by_the_source(turn, own, other, valid, width, head_width, num_targets, direction, FROM_OWN, WIDE):
     return _consensus_edges.read_turn(
-        turn, own, other, valid, width, head_width, num_targets, 1 - direction, TO_OWN, WIDE
+        turn, own, other, valid, width, head_width, num_targets, 1 - direction, FROM_OWN, WIDE
     )
 
 
