@@ -65,6 +65,7 @@ def test_the_mechanism_of_the_docs_passes_the_contract_as_its_author_runs_it(tmp
         names["test_mean_keeps"](check)
     for check in names["OF_A_BUILDER"]:
         names["test_mean_is_reproducible"](check)
+    names["test_mean_is_as_blind_to_order_as_it_says"]()
 
 
 @pytest.mark.parametrize(
