@@ -38,7 +38,7 @@ class Earlier:
 def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
     """Return the runs of a study's record that ``trials`` are not. Of these a run is reported that differs from the
     trials in nothing but the axes of a study (`APART`): any other would pass for another seed of theirs. One whose spec
-    cannot be read stays where it was. A run that is no longer in the pool is forgotten."""
+    cannot be read stays where it was. A run that is no longer in the pool goes from the record (`lines` names it)."""
     asked = {trial.run_id for trial in trials}
     before = [
         *((each["command"], each["run_ids"], each["reported"]) for each in record.get("earlier", [])),
@@ -47,9 +47,9 @@ def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[T
     found: dict[tuple[str, bool], list[str]] = {}
     for command, run_ids, was_reported in before:
         for run_id in run_ids:
-            directory = RunDirectory(study.pool, run_id)
-            if run_id not in asked and directory.spec_file.is_file():
-                is_reported = was_reported and differing(directory, trials) in ("", UNREADABLE)
+            if run_id not in asked and _has_spec(study, run_id):
+                difference = differing(RunDirectory(study.pool, run_id), trials)
+                is_reported = was_reported and difference in ("", UNREADABLE)
                 found.setdefault((command, is_reported), []).append(run_id)
     return tuple(Earlier(command, tuple(run_ids), reported) for (command, reported), run_ids in found.items())
 
@@ -78,6 +78,17 @@ def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
     return ""
 
 
+def _gone(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
+    """Return the ids on record, without those of ``trials``, that have no spec in the pool."""
+    listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
+    asked = {trial.run_id for trial in trials}
+    return [each for each in dict.fromkeys(listed) if each not in asked and not _has_spec(study, each)]
+
+
+def _has_spec(study: StudyFolder, run_id: str) -> bool:
+    return RunDirectory(study.pool, run_id).spec_file.is_file()
+
+
 def _kinds(trials: Sequence[Trial]) -> list[Trial]:
     """Return one trial of each recipe: those that differ in rate and seed alone are one."""
     kinds = {
@@ -102,8 +113,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a line for the runs that a command would have dropped, and one for those that go from its report; nothing
-    of runs that were kept before."""
+    """Yield a line for the runs that a command would have dropped, one for those that go from its report, and one for
+    those that are gone from the pool; nothing of runs that were kept before."""
     known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
     found = earlier_of(study, record, trials)
     for is_reported in (True, False):
@@ -124,6 +135,10 @@ def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]
         else:
             why = differing(RunDirectory(study.pool, run_ids[0]), trials) or "settings"
             yield f"{what} of other settings ({which}: another {why}) on record, outside of its report; {other}"
+    if gone := _gone(study, record, trials):
+        named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
+        are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")
+        yield f"{study.path.name}: {len(gone)} earlier {are} no longer in the pool and {go} from the record ({named})"
 
 
 def _which(directories: Sequence[RunDirectory]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -99,12 +100,28 @@ def test_what_is_said_of_an_earlier_run_stays_with_it(pool):
     assert record["variants"] == {first.run_id: "window=4"}
 
 
-def test_a_run_that_is_gone_is_forgotten(pool):
-    first, second = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "mechanism": {"name": "sw"}})
-    launched(pool, [first], "one")
-    first.directory.spec_file.unlink()
+def test_a_run_that_is_gone_is_named_once_and_goes_from_the_record(pool):
+    *first, kept = trials_of(pool.runs_dir, *({"id": index} for index in range(1, 5)))
+    second, third = trials_of(pool.runs_dir, {"id": 5, "mechanism": {"name": "sw"}}, {"id": 6, "steps": 9})
+    launched(pool, [third], "zero")
+    launched(pool, [*first, kept], "one")
+    for trial in first:
+        shutil.rmtree(trial.directory.path)
     said, record = launched(pool, [second], "two")
-    assert not said and record["run_ids"] == [second.run_id] and "earlier" not in record
+    gone = f"{first[0].run_id}, {first[1].run_id}, …"
+    assert said[1:] == [f"{pool.name}: 3 earlier runs are no longer in the pool and go from the record ({gone})"]
+    assert record["run_ids"] == [second.run_id, kept.run_id]
+    assert launched(pool, [second], "two") == ([], record)
+    third.directory.spec_file.unlink()  # of those outside of the report
+    said, _ = launched(pool, [second], "two")
+    assert said == [f"{pool.name}: 1 earlier run is no longer in the pool and goes from the record ({third.run_id})"]
+
+
+def test_a_run_that_is_gone_and_asked_for_again_is_trained_without_a_word(pool):
+    (only,) = trials_of(pool.runs_dir, {"id": 1})
+    launched(pool, [only], "one")
+    shutil.rmtree(only.directory.path)
+    assert launched(pool, [only], "one")[0] == []
 
 
 def test_another_launch_that_wrote_meanwhile_loses_nothing(pool):
