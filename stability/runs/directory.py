@@ -154,12 +154,25 @@ class RunDirectory:
         except FileNotFoundError:
             return {"state": "queued", "step": 0}
         try:
-            found = read_json(self.status_file, StatusFile)
-            if found["state"] not in STATES:
-                raise damaged(self.status_file, "state: no state of a run")
+            found = self._stored_status()
         except ValueError as error:
             found = {"state": "failed", "step": 0, "reason": str(error)}
         return {"changed_at": changed_at, **found}
+
+    def status_damage(self) -> str:
+        """Return why the status cannot be read, with its file's name; "" if it can, and without a status."""
+        if self.status_file.exists():
+            try:
+                self._stored_status()
+            except ValueError as error:
+                return str(error)
+        return ""
+
+    def _stored_status(self) -> dict[str, Any]:
+        found = read_json(self.status_file, StatusFile)
+        if found["state"] not in STATES:
+            raise damaged(self.status_file, "state: no state of a run")
+        return found
 
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
         assert state in STATES, state

@@ -261,8 +261,9 @@ def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
     """Return one run's table of `PROBE_COLUMNS`, all its phases. ``ValueError`` names a file that is damaged."""
     files = RunFiles.of(directory)
     found = joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
-    for line in files.left_out.values():
-        raise ValueError(line)
+    for path in files.probes:
+        if path in files.left_out:
+            raise ValueError(files.left_out[path])
     return found
 
 

@@ -48,7 +48,10 @@ class RunFiles:
         ]
         steps = tuple(step_of(path) for path in directory.checkpoints())
         curvature, probes, generation = (tuple(parquet_files(folder)) for folder in folders)
-        return cls(directory, spec, directory.status(), steps, curvature, probes, generation)
+        status = directory.status()
+        damage = directory.status_damage() if status["state"] == "failed" else ""
+        left_out = {directory.status_file: f"{damage}; its run counts as failed"} if damage else {}
+        return cls(directory, spec, status, steps, curvature, probes, generation, left_out)
 
     @property
     def ended_early(self) -> bool:

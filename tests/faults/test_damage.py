@@ -9,7 +9,8 @@ import pytest
 from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_json
 from stability.runs.log import RunLog, logged_until
 from stability.runs.parquet import read_metadata, read_table
-from stability.runs.results import collect
+from stability.runs.results import collect, read_probe
+from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.up_to_date import Published
 from stability.training import checkpoint
 from sweeps.trial import run_trial
@@ -239,6 +240,19 @@ def test_a_spec_with_another_value_is_left_out_and_named(whole, change):
     (line,) = collect(whole.study.path).left_out
     assert f"{path} is damaged" in line
     assert whole.rows_of_others() == whole.tables
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"state": "nonsense", "step": 1}'])
+def test_a_damaged_status_is_named_beside_the_tables_in_which_its_run_counts_as_failed(whole, content):
+    path = whole.victim.status_file
+    path.write_text(content)
+    found = collect(whole.study.path)
+    (line,) = found.left_out
+    assert line.startswith(f"{path} is damaged (") and line.endswith("; its run counts as failed")
+    assert dict(zip(found.runs["run_id"], found.runs["status"], strict=True))[whole.victim.run_id] == "failed"
+    assert read_probe(whole.victim, next(iter(PROBE_COLUMNS))).empty, "no table of it is damaged"
+    whole.victim.fail("ValueError: planted", "an account", 4)
+    assert collect(whole.study.path).left_out == (), "a run that failed by itself"
 
 
 @pytest.mark.parametrize("content", ["{}", '{"inputs": "a", "outputs": "b", "summary": 3}', "[", "[]"])
