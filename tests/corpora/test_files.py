@@ -72,6 +72,19 @@ def test_too_few_documents_beside_null_texts_say_so(tmp_path):
         Text.prepare(TextConfig(path=str(tmp_path / "a.parquet")))
 
 
+@pytest.mark.parametrize(
+    ("texts", "counts"), [([None] * 1002, r"null \(1,002\)"), ([None, "", None], r"null \(2\) or empty \(1\)")]
+)
+def test_a_file_of_nulls_alone_is_refused_with_their_number(tmp_path, texts, counts):
+    table(tmp_path / "a.parquet", {"text": pyarrow.array(texts, pyarrow.string())})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for file in tmp_path.iterdir():
+        with pytest.raises(
+            ValueError, match=rf"{file.name} holds no document: every 'text' is {counts}; remove it, or"
+        ):
+            Text.prepare(TextConfig(path=str(file)))
+
+
 def test_a_folders_other_files_are_named_and_many_of_them_counted(tmp_path):
     for name in ("a.jsonl", "sub/d.json", "README.md", "z.csv", "sub/e.doc", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -28,9 +28,9 @@ def text_files(path: str) -> list[Path]:
 
 
 def documents(file: Path, field: str) -> Iterator[str | None]:
-    """Yield the documents of one file, never more of it in memory than one of them; None for one whose text is null.
-    Errors: ``ValueError`` naming file and place."""
-    num_documents = 0
+    """Yield the documents of one file, never more of it in memory than one of them; None for one whose text is null. A
+    text that is empty is no document. Errors: ``ValueError`` naming file and place."""
+    num_documents = num_null = num_blank = 0
     with opened(file) as stream:
         kind = suffix_of(file, SUFFIXES)
         if kind == ".parquet":
@@ -38,15 +38,23 @@ def documents(file: Path, field: str) -> Iterator[str | None]:
         else:
             texts = records(stream, file, field) if kind.startswith(JSON_LINES) else blocks(characters(stream, file))
         for text in texts:
-            num_documents += text is not None
-            yield text
+            num_null += text is None
+            num_blank += text == ""
+            num_documents += bool(text)
+            if text != "":
+                yield text
+    if num_null and not num_documents:
+        counts = f"null ({num_null:,})" + (f" or empty ({num_blank:,})" if num_blank else "")
+        raise ValueError(
+            f"data.path: {file} holds no document: every '{field}' is {counts}; remove it, or name another key with "
+            "data.field=KEY"
+        )
     if not num_documents:
         raise ValueError(f"data.path: {file} is empty (no document in it); remove it or fill it")
 
 
 def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
-    """Yield the field's text of each line of JSON, None for null; lines that are blank and texts that are empty are no
-    documents."""
+    """Yield the field's text of each line of JSON that is not blank, None for null."""
     offset = 0
     for number, line in lines(stream, file):
         try:
@@ -57,9 +65,7 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | No
             text = text.removeprefix(BYTE_ORDER_MARK)
         offset += len(line)
         if text.strip():
-            document = _record(text.rstrip(), f"data.path: {file}, line {number}", field)
-            if document != "":
-                yield document
+            yield _record(text.rstrip(), f"data.path: {file}, line {number}", field)
 
 
 def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
@@ -111,7 +117,7 @@ def checked_text(text: Any, place: str, field: str) -> str | None:
 
 
 def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
-    """Yield the field's text of each row of a Parquet file, None for null; empty ones are no documents."""
+    """Yield the field's text of each row of a Parquet file, None for null."""
     import pyarrow
     from pyarrow import parquet
 
@@ -127,8 +133,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]
         for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
             for value in batch.column(0).to_pylist():
                 number += 1
-                if (text := checked_text(value, f"data.path: {file}, row {number}", field)) != "":
-                    yield text
+                yield checked_text(value, f"data.path: {file}, row {number}", field)
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
         message = str(error).splitlines()[0]
         raise ValueError(
