@@ -4,6 +4,7 @@ wrong."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,8 +32,7 @@ def narrow(cell: Cell) -> Cell:
 
 def source(study: Study) -> str:
     """Return the end of every caption: which data, in which tokens, and which objective the numbers are about."""
-    description = str(study.study.get("provenance", {}).get("data_description") or "")
-    origin = description.partition(":")[0]  # what was read; counts follow
+    origin = _origin(str(study.study.get("provenance", {}).get("data_description") or ""))
     named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
     text = (
         "Data fingerprint "
@@ -41,6 +41,12 @@ def source(study: Study) -> str:
     text += f" {multiples.TOLD}" if study.is_in_multiples else ""
     weights = wording.weights(study)
     return f"{text} Every run {weights}." if weights else text
+
+
+def _origin(description: str) -> str:
+    """Return the name of the data, without their counts and the files of their folder that were left out."""
+    short = re.sub(r"; left out: .*?\):", "):", description)
+    return re.sub(r" \(left out: .*?\):", ":", short).partition(":")[0]
 
 
 def ended_badly(runs: Frame) -> list[str]:

@@ -93,6 +93,22 @@ SPEC = {
 }
 
 
+@pytest.mark.parametrize(
+    ("description", "origin"),
+    [
+        (
+            "text of mixed (3 files; left out: a: b.md, c.json): 128 documents, 2 null texts left out",
+            "text of mixed (3 files)",
+        ),
+        ("images of pics (left out: notes.txt): 118 training images", "images of pics"),
+        ("DNA of g.fa: 31 records, 2 empty left out; stretches shorter than 4 left out: 1, 5 % of it", "DNA of g.fa"),
+    ],
+)
+def test_captions_name_the_data_without_the_files_that_were_left_out(quickstart, description, origin):
+    known = quickstart.study | {"provenance": {"data_description": description}}
+    assert f" ({origin}). Objective" in tables.source(replace(quickstart, study=known))
+
+
 def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps(quickstart):
     assert "Nats per predicted token at the end" in nll.nll_tables(quickstart)[0].caption
     assert tables.source(quickstart).endswith("Objective: mlm.")
