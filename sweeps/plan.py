@@ -63,7 +63,7 @@ def describe(
         f"study {spec.name}: "
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
-        _data_line(spec, corpus, trials is not None),
+        _stand_in_line(corpus) if trials is None else data_line(spec, corpus),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
         f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]
@@ -128,13 +128,16 @@ def _rates_text(spec: SweepSpec) -> str:
     return f"{text} times each optimizer's own ({', '.join(f'{name} {lr:g}' for name, lr in references.items())})"
 
 
-def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
-    if is_read:
-        from stability.build import described
+def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
+    """Return a line on the data that were read: counts, what was left out of them, tokens, fingerprint."""
+    from stability.build import described
 
-        tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
-        named = f"; tokens: {tokens}" if tokens else ""
-        return f"data: {described(spec, corpus)}{named}; fingerprint {corpus.fingerprint[:12]}"
+    tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
+    named = f"; tokens: {tokens}" if tokens else ""
+    return f"data: {described(spec, corpus)}{named}; fingerprint {corpus.fingerprint[:12]}"
+
+
+def _stand_in_line(corpus: AbstractCorpus) -> str:
     return f"data: {corpus.description}; not downloaded for a plan, which takes random {corpus.kind} instead"
 
 

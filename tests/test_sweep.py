@@ -83,6 +83,24 @@ def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are
     assert {row.trial.label for row in view.progress.rows} == {"sa identity lr=0.001 seed=0", "sa hc lr=0.001 seed=0"}
 
 
+def test_plan_and_sweep_say_what_of_the_data_was_left_out(words, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    texts = [*(f"a window of {number} steps is stable\n" * 4 for number in range(200)), None, None, None]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (folder / "one.jsonl").write_text("\n".join(lines[:100]))
+    (folder / "two.ndjson").write_text("\n".join(lines[100:]))
+    (folder / "README.md").write_text("none of it")
+    words = [*words, f"data.path={folder}", "mechanism=sa", "lr=1e-3", "steps=2", "hessian=false", "report=false"]
+    for more in (["dry_run=true"], []):
+        assert sweep.main([*words, *more]) == 0
+        out = capsys.readouterr().out
+        (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
+        assert line.startswith("data: text of mine (2 files; left out: README.md): 200 documents, ")
+        assert ", 3 null texts left out; tokens: bytes; fingerprint " in line
+    assert "(text of mine (2 files); bytes)" in " ".join(out.split())
+
+
 def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, tmp_path, capsys):
     words = [*words, "mechanism=sa"]  # drawn twice: half the panels
     sweep.main(words)

@@ -34,9 +34,9 @@ def test_nothing_is_said_of_a_laptops_size_or_of_tokens(words):
 
 def test_the_plan_names_the_tokens(tmp_path):
     from stability.corpora.cache import prepare
-    from sweeps.plan import _data_line
+    from sweeps.plan import data_line
 
     (tmp_path / "own.txt").write_text("the window of a stable step is wide\n" * 400)
     spec = read_spec("sweep", ["mechanism=sa", "data=text", f"data.path={tmp_path / 'own.txt'}", "model.positions=16"])
-    line = _data_line(spec, prepare(spec.data, tmp_path / "cache"), is_read=True)
+    line = data_line(spec, prepare(spec.data, tmp_path / "cache"))
     assert line.startswith("data: text of own.txt: ") and "; tokens: bytes; fingerprint " in line
