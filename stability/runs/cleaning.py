@@ -36,8 +36,8 @@ class Unlisted:
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
-    """Return the runs of the pool that no study lists, by id. Errors: as `listed`; ``ValueError`` where there are runs
-    and not one study, as where the folder of studies is not mounted."""
+    """Return the runs of the pool that no study lists, by id. Errors: as `listed`; ``ValueError`` if there are runs
+    and not one study, as with a folder of studies that is not mounted."""
     known, runs = listed(pool), _runs(pool)
     if runs and not StudyFolder.all_of(pool):
         raise ValueError(
@@ -60,7 +60,9 @@ def listed(pool: Path) -> set[str]:
         try:
             ids |= study.run_ids_on_record()
         except ValueError as error:
-            raise ValueError(f"{error}.\nNothing is removed until it is repaired or moved away") from None
+            raise ValueError(
+                f"{error}.\nNothing is removed before that: runs that no study lists again would be"
+            ) from None
     return ids
 
 

@@ -28,8 +28,9 @@ STOPPED = "stopped"  # at a rung of a search: resumable, and no result
 # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
 INTERRUPTED = "interrupted"
 RUNNING = "running"  # with nobody at it: its process was killed, and the same command goes on
-# where code lies that is not the user's: packages, the standard library, frozen and compiled code
+# paths of code that is not the user's: packages, the standard library, frozen and compiled code
 INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
+RUN_AGAIN = "move it away and run the sweep again"
 STATES = ("queued", RUNNING, *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
@@ -62,12 +63,13 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
-def read_json(path: Path, record: type[BaseModel] | None = None) -> Any:
+def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = RUN_AGAIN) -> Any:
     """Return the object of a JSON file.
 
     Args:
         path: a file of ours.
         record: the fields that its readers rely on (`stability.runs.records`), checked.
+        remedy: advice for the user of a damaged file.
 
     Raises:
         ValueError: it names the file, which is missing, damaged, or holds something else.
@@ -77,14 +79,14 @@ def read_json(path: Path, record: type[BaseModel] | None = None) -> Any:
     except FileNotFoundError:
         raise ValueError(f"no {path.name} in {path.parent}; is this a folder that a sweep wrote?") from None
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
+        raise damaged(path, str(error), remedy) from None
     if not isinstance(found, dict):
-        raise damaged(path, f"it holds a {type(found).__name__} instead of an object")
+        raise damaged(path, f"it holds a {type(found).__name__} instead of an object", remedy)
     if record is not None:
         try:
             record.model_validate(found)
         except ValidationError as error:
-            raise damaged(path, _first_of(error)) from None
+            raise damaged(path, _first_of(error), remedy) from None
     return found
 
 
@@ -94,9 +96,15 @@ def _first_of(error: ValidationError) -> str:
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
-def damaged(path: Path, why: str) -> ValueError:
-    """Return the error that is raised of a file of ours that is not as it was written."""
-    return ValueError(f"{path} is damaged ({why}); move it away and run the sweep again")
+def damaged(path: Path, why: str, remedy: str = RUN_AGAIN) -> ValueError:
+    """Return the error for a damaged file of ours.
+
+    Args:
+        path: the file.
+        why: the damage.
+        remedy: advice for the user.
+    """
+    return ValueError(f"{path} is damaged ({why}); {remedy}")
 
 
 class RunDirectory:
@@ -129,9 +137,9 @@ class RunDirectory:
         return self.path / "generation" / f"{phase}.parquet"
 
     def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
-        """Write ``spec.json`` once, and again where nobody can read it; from then on where the data lie may differ, and
-        what else is outside of the id. ``schema``: the class of which ``spec`` holds the plain values. ``ValueError``
-        where the folder holds another run's spec."""
+        """Write ``spec.json`` once, and again if it cannot be read. A later spec may differ in the paths of its data
+        and in other values outside of the id. ``schema``: the class of the spec. ``ValueError`` if the folder holds
+        another run's spec."""
         try:
             found = read_json(self.spec_file)
         except ValueError:  # there is none, or it is damaged: the folder's name stands for this one
@@ -147,8 +155,8 @@ class RunDirectory:
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
-        """Return the last status; ``{"state": "queued"}`` where none was written yet. A run whose status is damaged has
-        failed: the reason names the file, and the same command goes on from the last whole checkpoint."""
+        """Return the last status; ``{"state": "queued"}`` before the first. A run with a damaged status has failed:
+        the reason names the file, and the same command goes on from the last whole checkpoint."""
         try:
             changed_at = self.status_file.stat().st_mtime
         except FileNotFoundError:
@@ -183,8 +191,8 @@ class RunDirectory:
         )
 
     def fail(self, reason: str, account: str, num_steps: int) -> None:
-        """Set the status ``failed`` at the last logged step, with ``account`` in the traceback's file. What training
-        gave before a crash in what follows it stays. ``OSError`` names the run where the disk does not take that."""
+        """Set the status ``failed`` at the last logged step, with ``account`` in the traceback's file. A result of
+        the training stays, as after a crash of its measurement. ``OSError`` names the run if the disk refuses."""
         rows = tail(self.metrics_file)
         result = self.status().get("result")
         kept = {"result": result} if result else {}
@@ -198,7 +206,7 @@ class RunDirectory:
 
     def raised_at(self) -> str:
         """Return the line that raised in the last failure, of the last frame outside of installed packages:
-        ``FILE:LINE, in FUNCTION: CODE``; "" where there is none."""
+        ``FILE:LINE, in FUNCTION: CODE``; "" if there is none."""
         try:
             traceback = self.traceback_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -263,7 +271,7 @@ def readable_rows(path: Path, numbers: Sequence[str] = ("step",)) -> list[dict[s
 
 
 def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield each line's number with its row, or with what is wrong with it."""
+    """Yield each line's number with its row, or with its damage."""
     if not path.exists():
         return
     with open(path, "rb") as file:
@@ -275,7 +283,7 @@ def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, A
 
 
 def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
-    """Return a line's row, or what is wrong with it."""
+    """Return a line's row, or its damage."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -292,7 +300,7 @@ def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
-    """Return the last whole rows of a log without damaged ones; [] where there is none.
+    """Return the last whole rows of a log without damaged ones; [] if there is none.
 
     Args:
         path: as `read_jsonl`.

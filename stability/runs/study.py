@@ -13,6 +13,7 @@ from stability.runs.leftovers import remove_abandoned
 from stability.runs.records import StudyFile
 
 RUN_ID = r"[0-9a-f]{12}"
+REMEDY = "move it away and repeat the study's commands, which list its runs again and train none of them anew"
 
 
 class StudyFolder:
@@ -61,10 +62,11 @@ class StudyFolder:
                 f"no study at {self.path}; "
                 + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first")
             )
-        record = read_json(self.file, StudyFile)
+        record = read_json(self.file, StudyFile, REMEDY)
         listed = [*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])]
         if other := [run_id for run_id in listed if not re.fullmatch(RUN_ID, run_id)]:  # "../../etc" is a folder, too
-            raise damaged(self.file, f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits")
+            why = f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits"
+            raise damaged(self.file, why, REMEDY)
         return record
 
     def run_ids_on_record(self) -> set[str]:

@@ -180,6 +180,34 @@ def test_status_asks_nothing_of_earlier_runs_and_names_the_command_of_each(pool)
     assert view.heading()[-1] == "on record outside of its report: 1 run of other settings, of earlier commands"
 
 
+def test_a_damaged_record_is_written_again_by_the_commands_of_its_study_without_training(lab, capsys):
+    words = f"""
+        data=text data.path={lab.text} runs_dir={lab.pool} report=false launcher=serial device=cpu
+        model.layers=1 model.width=16 model.heads=2 model.positions=16 steps=2 batch=2 evaluation.every_steps=2
+        evaluation.sequences=4 seeds=1 hessian=false name=a lr=1e-3
+    """.split()
+    commands = [[*words, "mechanism=sa"], [*words, "mechanism=sw"]]
+    for command in commands:
+        assert sweep.main(command) == 0
+    study = StudyFolder.of(lab.pool, "a")
+    before = study.run_ids_on_record()
+    study.file.write_bytes(study.file.read_bytes()[:-30])
+    with pytest.raises(
+        ValueError, match=r"study\.json is damaged \(.*\); move it away and repeat the study's commands, "
+    ):
+        sweep.main(commands[1])
+    with pytest.raises(
+        ValueError, match="train none of them anew.\nNothing is removed before that: runs that no study"
+    ):
+        unlisted_runs(lab.pool)
+    study.file.rename(lab.pool / "away.json")
+    capsys.readouterr()
+    for command in commands:
+        assert sweep.main(command) == 0
+        assert "skips 1 finished run, trains none" in capsys.readouterr().out
+    assert study.run_ids_on_record() == before and unlisted_runs(lab.pool) == []
+
+
 def test_two_questions_under_one_name_are_one_study(lab, capsys):
     """The newcomer's case: the second command replaced the first's runs, which clean=unlisted then offered."""
     words = f"""
