@@ -64,7 +64,7 @@ class Results:
 
 
 def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Results:
-    """Read every run that a study lists, finished or not; what of them is damaged or gone is left out.
+    """Read every run that a study lists, finished or not; damaged or missing files are left out.
 
     Args:
         study: the study's folder.
@@ -75,8 +75,6 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
     """
     folder = StudyFolder(study)
     record = folder.read()
-    # a run's name for what it changes is the study's: another study may call it the base
-    variants = record.get("variants", {})
     files, left_out = _listed(folder, record["run_ids"])
     broken: dict[Path, str] = {}
     spectra = {
@@ -85,34 +83,22 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
         )
         for name in SPECTRA
     }
-    probes = {
-        name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name])
-        for name in PROBE_COLUMNS
-    }
     scores = {each.directory.run_id: list(each.read(each.generation)) for each in files}
-    scored = list(chain.from_iterable(scores.values()))
-    own = own_columns("generation", [name for table in scored for name in table.column_names])
-    probes["generation"] = joined(scored, [*COLLECTED_GENERATION_COLUMNS, *own])
-    probes["samples"] = pd.DataFrame(
-        [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
-    )
+    probes = _probe_frames(files, scores)
     probes["gradients"] = read_curves(
         [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:], broken
     )
-    stopped = record.get("stopped", {})  # of a search: why it left a run
-    runs = [
-        _run_row(folder.path.name, each, scores[each.directory.run_id], told_by_spec)
-        | {"variant": variants.get(each.directory.run_id, "")}
-        for each in files
-    ]
     steps = [_recorded_steps(each) for each in files]
-    runs = [row | undefined_of(list(tables.values())) for row, tables in zip(runs, steps, strict=True)]
-    runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
+    rows = [
+        _run_row(folder.path.name, each, scores[each.directory.run_id], told_by_spec)
+        | undefined_of(list(tables.values()))
+        for each, tables in zip(files, steps, strict=True)
+    ]
     curves = read_curves(
         [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:], broken
     )
     return Results(
-        runs=pd.DataFrame(runs, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(runs)])]),
+        runs=_runs_frame(rows, record),
         curvature=_recorded(list(chain.from_iterable(map(_steps, files, steps)))),
         curves=curves,
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
@@ -131,6 +117,35 @@ def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles]
         except ValueError as error:
             left_out.append(f"run {run_id}: {error}")
     return files, left_out
+
+
+def _probe_frames(files: Sequence[RunFiles], scores: Mapping[str, Sequence[pa.Table]]) -> dict[str, pd.DataFrame]:
+    """Return the tables of probes, scored samples and first samples by name. ``scores``: by run id its tables of scored
+    samples."""
+    frames = {
+        name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name])
+        for name in PROBE_COLUMNS
+    }
+    scored = list(chain.from_iterable(scores.values()))
+    own = own_columns("generation", [name for table in scored for name in table.column_names])
+    frames["generation"] = joined(scored, [*COLLECTED_GENERATION_COLUMNS, *own])
+    frames["samples"] = pd.DataFrame(
+        [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
+    )
+    return frames
+
+
+def _runs_frame(rows: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the table of runs from their rows, with the study's values of each run: its variant (another study may
+    call it the base) and a search's reason to leave it."""
+    variants, stopped = record.get("variants", {}), record.get("stopped", {})
+    of_study = [
+        {"variant": variants.get(row["run_id"], "")}
+        | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {})
+        for row in rows
+    ]
+    whole = [row | more for row, more in zip(rows, of_study, strict=True)]
+    return pd.DataFrame(whole, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(whole)])])
 
 
 def _recorded_steps(files: RunFiles) -> dict[Path, pa.Table]:

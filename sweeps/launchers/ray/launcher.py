@@ -26,7 +26,10 @@ from sweeps.launchers.serial import RunTrial
 from sweeps.trial import Trial, run_trial
 
 if TYPE_CHECKING:
+    from ray import tune
+
     from sweeps.launchers.ray.asha import Asha
+    from sweeps.launchers.ray.board import Board
     from sweeps.launchers.ray.trainable import Job
 
 NODE_RETRIES = 2
@@ -123,20 +126,42 @@ def _fit(
 ) -> None:
     """Have a Tuner work through the job, then wait up to `SETTLE_S` for the last workers to leave runs that
     ``scheduler`` stopped. Errors: ``RuntimeError`` where the Tuner itself fails."""
-    from ray import tune
     from ray.tune.error import TuneError
-    from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
-    from sweeps.launchers.ray.board import Board, Stopping
-    from sweeps.launchers.ray.request import request
-    from sweeps.launchers.ray.trainable import RUN, RunTrainable
+    from sweeps.launchers.ray.board import Board
 
     settle = (lambda: True) if scheduler is None else scheduler.settle
     board = Board(
         job, share, node_retries, hang_s, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
     )
+    tuner = _tuner(job, share, node_retries, scheduler, board)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    try:
+        tuner.fit()
+    except Lost as lost:
+        raise RuntimeError(str(lost)) from None
+    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune writes
+        reason = str(error).strip().splitlines()[-1]
+        raise RuntimeError(
+            f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
+        ) from None
+    deadline = time.monotonic() + SETTLE_S
+    while not settle() and time.monotonic() < deadline:
+        time.sleep(TICK_S)
+
+
+def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, board: Board) -> tune.Tuner:
+    """Return a Tuner that gives each trial of the job its share and reports to the board; its files go to the job's
+    folder."""
+    from ray import tune
+    from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+
+    from sweeps.launchers.ray.board import Stopping
+    from sweeps.launchers.ray.request import request
+    from sweeps.launchers.ray.trainable import RUN, RunTrainable
+
     trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), request(share))
-    tuner = tune.Tuner(
+    return tune.Tuner(
         trainable,
         param_space={RUN: tune.grid_search([described(trial) for trial in job.trials.values()])},
         tune_config=tune.TuneConfig(
@@ -156,19 +181,6 @@ def _fit(
             verbose=0,
         ),
     )
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    try:
-        tuner.fit()
-    except Lost as lost:
-        raise RuntimeError(str(lost)) from None
-    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune writes
-        reason = str(error).strip().splitlines()[-1]
-        raise RuntimeError(
-            f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
-        ) from None
-    deadline = time.monotonic() + SETTLE_S
-    while not settle() and time.monotonic() < deadline:
-        time.sleep(TICK_S)
 
 
 def described(trial: Trial) -> dict[str, Any]:
