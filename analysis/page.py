@@ -103,8 +103,8 @@ class _Page:
 
 
 def policy(page: str) -> str:
-    """Return the Content-Security-Policy under which a page loads nothing and runs its own scripts alone, by their
-    hashes. Plotly writes styles as it draws, and saves a figure through data: and blob: pictures."""
+    """Return a Content-Security-Policy: the page loads nothing, and runs its own scripts alone, by their hashes.
+    Plotly writes styles as it draws, and saves a figure through data: and blob: pictures."""
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
     hashes = sorted({base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts})
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)

@@ -35,8 +35,13 @@ def _escaped(character: str) -> str:
 
 
 def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print text with its control characters `visible`, and ``?`` for what the stream's encoding lacks; lines and tabs
-    stay."""
+    """Print text with its control characters `visible`.
+
+    Args:
+        text: any text; line feeds and tabs stay, and ``?`` replaces characters that the stream's encoding lacks.
+        file: the stream; None: standard output.
+        flush: as `print`.
+    """
     stream = file or sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = visible(text, keep="\n\t").encode(encoding, "replace").decode(encoding)

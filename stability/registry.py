@@ -85,7 +85,7 @@ def plugins_of(family: str) -> tuple[str, ...]:
 
 
 def add_plugins(modules: Any) -> None:
-    """Make the modules known that this command named; what is no list of them is refused with the rest of its spec."""
+    """Make the modules known that this command named. A value that is no list is refused with the rest of its spec."""
     for module in modules if isinstance(modules, list | tuple) else ():
         add_plugin(module)
 
@@ -95,7 +95,7 @@ def require_plugins(modules: Any, place: Path | str) -> None:
 
     Args:
         modules: the file's ``plugins``, which anybody may have written.
-        place: what the message calls the run.
+        place: the run's name in the message.
 
     Raises:
         ValueError: one of them was not made known by `add_plugin`.

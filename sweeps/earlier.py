@@ -16,8 +16,8 @@ from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.trial import Trial
 
-PARTS = (*AXES, "cross")  # what a report tells series apart by
-APART = (*PARTS, "lr_peak", "seed", "plugins")  # what runs of one study may differ in
+PARTS = (*AXES, "cross")  # the parts by which a report tells series apart
+APART = (*PARTS, "lr_peak", "seed", "plugins")  # runs of one study may differ in these
 MOST_NAMED = 2  # of the runs of a line
 UNREADABLE = "spec.json, damaged or of a part that is not here"
 
@@ -36,9 +36,17 @@ class Earlier:
 
 
 def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
-    """Return the runs of a study's record that ``trials`` are not. Of these a run is reported that differs from the
-    trials in nothing but the axes of a study (`APART`): any other would pass for another seed of theirs. One whose spec
-    cannot be read stays where it was. A run that is no longer in the pool goes from the record (`lines` names it)."""
+    """Return the runs that stay on a study's record beside those of the command, by the commands that asked for them.
+
+    A run is reported that differs from the trials in nothing but the axes of a study (`APART`): any other would pass
+    for another seed of theirs. One with an unreadable spec stays in the report or outside of it. A run that is no
+    longer in the pool goes from the record (`lines` names it).
+
+    Args:
+        study: the study, for its pool.
+        record: the content of its ``study.json`` before the command.
+        trials: the runs that the command asks for.
+    """
     asked = {trial.run_id for trial in trials}
     before = [
         *((each["command"], each["run_ids"], each["reported"]) for each in record.get("earlier", [])),
@@ -61,7 +69,7 @@ def of_last_command(record: Mapping[str, Any]) -> list[str]:
 
 
 def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
-    """Name a setting in which a run differs from all trials, beside the axes of a study; "" where it is one of theirs
+    """Name a setting in which a run differs from all trials, beside the axes of a study; "" if it is one of theirs
     by all others; `UNREADABLE` without a spec that can be read."""
     try:
         spec = reduced(read_json(directory.spec_file, SpecFile), RunSpec)
@@ -113,8 +121,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a line for the runs that a command would have dropped, one for those that go from its report, and one for
-    those that are gone from the pool; nothing of runs that were kept before."""
+    """Yield a line for the earlier runs that the report keeps, one for those that go from it, and one for those
+    that are gone from the pool; no line for runs that the record kept before.
+
+    Args:
+        study: the study, for its name and pool.
+        record: the content of its ``study.json`` before the command.
+        trials: the runs that the command asks for.
+    """
     known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
     found = earlier_of(study, record, trials)
     for is_reported in (True, False):

@@ -40,7 +40,7 @@ HINT = "interrupted: run the same command again, it goes on where this one stopp
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed. ``place``: the line of our or the user's code that raised, "" where it is not known."""
+    """A run that failed. ``place``: the line of our or the user's code that raised, "" if it is not known."""
 
     run_id: str
     label: str

@@ -129,7 +129,7 @@ def _rates_text(spec: SweepSpec) -> str:
 
 
 def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
-    """Return a line on the data that were read: counts, what was left out of them, tokens, fingerprint."""
+    """Return a line on the data: their counts, those left out among them, their tokens, their fingerprint."""
     from stability.build import described
 
     tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)

@@ -20,7 +20,7 @@ from sweeps.trial import Trial, choice_name
 if TYPE_CHECKING:
     from stability.corpora.base import AbstractCorpus
 
-OF_RUNS = ("variants", "stopped")  # what a record says of single runs, by their ids
+OF_RUNS = ("variants", "stopped")  # values of single runs in a record, by their ids
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _reported(kept: Sequence[Earlier]) -> list[str]:
 def _with_earlier(
     values: dict[str, Any], study: StudyFolder, record: Mapping[str, Any], kept: Sequence[Earlier]
 ) -> dict[str, Any]:
-    """Return what a record says with the runs of earlier commands, and what it said of those that are reported."""
+    """Return a record's values with the runs of earlier commands, and its former values for those that are reported."""
     if not kept:
         return values
     reported = set(_reported(kept))

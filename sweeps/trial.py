@@ -121,8 +121,8 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
-    """Return whether a trial has its verdict and all that was asked for beside it: none that has a file by which that
-    cannot be told, which whoever works on the run will name. ``is_measured`` stands in for the probe's own in tests."""
+    """Return whether a trial has its verdict and all measurements. A run with a damaged file is not done: whoever works
+    on it names the file. ``is_measured`` replaces the probe's own in tests."""
     # at its last step a run has a verdict to come, which an interrupt may have kept it from
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at < trial.spec["steps"]:
         return True
@@ -218,7 +218,7 @@ def _clear(directory: RunDirectory) -> None:
 
 
 def set_failed(trial: Trial, reason: str) -> None:
-    """Set a trial ``failed`` whose files are not its own, unless somebody works on it."""
+    """Set a trial ``failed`` if its folder holds another run's files, unless somebody works on it."""
     lock = trial.lock
     if lock.acquire():
         try:

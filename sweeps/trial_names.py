@@ -1,4 +1,4 @@
-"""Name the trials of a sweep by what it varies."""
+"""Name the trials of a sweep by the choices that it varies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def choice_name(choice: Any) -> str:
 
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Return a trial's ``several``, from what a sweep chooses on each axis."""
+    """Return a trial's ``several``, from a sweep's choices on each axis."""
     return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 
 
 def variants(trials: Sequence[Named]) -> list[str]:
-    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
-    has several, an ablation's setting."""
+    """Return a name for each trial without LR and seed: its mechanism, other axes with several choices, an ablation's
+    setting."""
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [

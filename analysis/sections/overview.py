@@ -44,8 +44,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def _earlier(study: Study) -> list[tuple[str, str]]:
-    """Return a row with the number of runs that earlier commands asked for, not the last one; none where all are the
-    last one's."""
+    """Return a row with the number of runs of earlier commands; no row if all are the last command's."""
     earlier = [each for each in study.study.get("earlier", []) if each["reported"]]
     num = len({run_id for each in earlier for run_id in each["run_ids"]} & set(study.runs["run_id"]))
     return [("Of earlier commands", plural(num, "run"))] if num else []

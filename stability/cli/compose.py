@@ -118,7 +118,7 @@ def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
 
 
 def named_plugins(invocation: Invocation) -> list[str]:
-    """Return the modules of ``plugins=[…]``. Errors: ``ValueError`` where it is no list."""
+    """Return the modules of ``plugins=[…]``. Errors: ``ValueError`` if it is no list."""
     given = [word.value for word in invocation.words if str(word).startswith("plugins=")]
     listed = given[0] if given and given[0] is not None else "[]"
     if not re.fullmatch(r"\s*\[.*\]\s*|null", listed, re.DOTALL):

@@ -74,7 +74,7 @@ def _is_place(key: str) -> bool:
 
 
 def _place(value: str) -> str:
-    """Return the whole path of a file or folder, also behind ``ckpt:`` or ``hf:``; what is none, as it was typed."""
+    """Return the whole path of a file or folder, also behind ``ckpt:`` or ``hf:``; any other value as typed."""
     kind = next((kind for kind in ("ckpt:", "hf:") if value.startswith(kind)), "")
     try:
         path = Path(value.removeprefix(kind)).expanduser()

@@ -99,7 +99,7 @@ class Subject:
         return [directory for directory in asked if directory.finished]
 
     def _with_spec(self) -> list[RunDirectory]:
-        """Return the runs whose spec can be read; a line names each of the others. ``ValueError`` where it is the only
+        """Return the runs whose spec can be read; a line names each of the others. ``ValueError`` if it is the only
         run."""
         found = []
         for directory in self.directories:
@@ -173,8 +173,8 @@ class Work:
 
 
 def take_steps(works: Sequence[Work]) -> None:
-    """Do one work after another under one bar, each under its run's lock. Of several, one whose files are damaged is
-    left out with a line."""
+    """Do one work after another under one bar, each under its run's lock. Of several, one with damaged files is left
+    out with a line."""
     labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
     steps = (locked(work.directory, work.steps if len(works) == 1 else _leave_out_damaged(work)) for work in works)
     follow(steps, labels, [work.num_steps for work in works])

@@ -65,6 +65,6 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_younger_fields(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
-    """Return a run's values with neutral ones for younger fields. Errors: ``ValueError`` where a plugin is missing."""
+    """Return a run's values with neutral ones for younger fields. Errors: ``ValueError`` if a plugin is missing."""
     require_plugins(values.get("plugins"), place)
     return filled(values, RunSpec)

@@ -60,7 +60,8 @@ def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) ->
 
 
 def run_id_of(study: str) -> str:
-    """Return the id of a study's own run, without the pool's mark: a name may hold what W&B takes in no id."""
+    """Return the id of a study's own run, without the pool's mark; hashed, since a name may hold
+    characters that W&B refuses in an id."""
     return f"study-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
 
 

@@ -21,7 +21,7 @@ class Stored:
         self.path, self.protocol, self.columns = path, protocol, columns
 
     def found(self) -> str | None:
-        """Return the protocol that the file was measured by; None where there is no file, it is damaged, or it does not
+        """Return the protocol that the file was measured by; None if there is no file, it is damaged, or it does not
         say."""
         try:
             return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None

@@ -199,7 +199,7 @@ class RunLock:
         return abs(_file_system_time(self._folder) - path.stat().st_mtime) < STALE_S
 
     def _is_copy(self, owner: Owner) -> bool:
-        """Return whether a claim was made in another folder, from which it was copied with the pool. A few file systems
+        """Return whether a claim was copied with its pool from another folder. A few file systems
         give a folder another inode later: a claim that looks like a copy still counts while it is touched."""
         return owner.folder not in (0, self._folder.stat().st_ino)
 

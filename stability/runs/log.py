@@ -44,8 +44,8 @@ class JsonLines:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drop the rows after ``step``: what a crashed run logged beyond the checkpoint that it resumes from is logged
-    again. Damaged rows go, too, and those whose step was altered; up to `logged_until` there are none."""
+    """Drop the rows after ``step``, which a run that resumes from an earlier checkpoint logs again. Damaged rows go,
+    too, and those with an altered step; up to `logged_until` there are none."""
     if path.exists():
         kept: dict[tuple[int, Any], str] = {}
         last = -1
@@ -59,8 +59,8 @@ def truncate_after(path: Path, step: int) -> None:
 def logged_until(directory: RunDirectory) -> tuple[int, str]:
     """Return the last step up to which no deterministic row of a run is missing, and the damage after it, "" for none.
 
-    A checkpoint is written once the rows up to it are on the disk. One that stands beyond this step tells of rows that
-    were lost since, which only an earlier checkpoint can give again.
+    A checkpoint is written once the rows up to it are on the disk. One beyond this step shows that rows were lost
+    since; only an earlier checkpoint can give them again.
     """
     # a step's metrics are one row each, without a gap
     steps, damage = _whole_steps(directory.metrics_file, lambda last, step: step == last + 1)
@@ -72,7 +72,7 @@ def logged_until(directory: RunDirectory) -> tuple[int, str]:
 
 
 def _whole_steps(path: Path, follows: Callable[[int, int], bool]) -> tuple[list[int], str]:
-    """Return the steps of a log's rows before the first that is damaged or does not follow, and what is wrong there."""
+    """Return the steps of a log's rows before the first that is damaged or does not follow, and its damage."""
     steps: list[int] = []
     try:
         for row in read_jsonl(path):

@@ -26,13 +26,18 @@ def pool_mark(pool: Path) -> str:
 
 
 def wandb_id(folder: Path, own: str, pool: Path) -> str:
-    """Return the id on W&B of what is sent from ``folder``: that of the W&B run which lies there already, so that it
-    goes on, else its ``own`` id with the pool's mark: another pool's run of the same recipe is another one."""
+    """Return the id on W&B of a run or a study: that of the W&B run in its folder, which goes on, else a new one.
+
+    Args:
+        folder: the folder of the run or the study.
+        own: its id here, the first part of a new one.
+        pool: its pool. The pool's mark is the second part, so that runs of one recipe in two pools are two on W&B.
+    """
     return earlier_wandb_id(folder, own) or f"{own}-{pool_mark(pool)}"
 
 
 def earlier_wandb_id(folder: Path, own: str) -> str | None:
-    """Return the id of the W&B run that lies in a folder; None where there is none. It may be older than marks."""
+    """Return the id of the W&B run that lies in a folder; None if there is none. It may be older than marks."""
     names = (WANDB_FOLDER.fullmatch(path.name) for path in sorted((folder / "wandb").glob("*run-*")))
     ids = [name[1] for name in names if name is not None]
     return next((each for each in reversed(ids) if each == own or each.startswith(f"{own}-")), None)

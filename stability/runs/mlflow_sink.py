@@ -62,8 +62,8 @@ class MlflowSink(AbstractSink):
 
     def open(self, run: Told) -> bool:
         """Begin a run with its id as name and tag and its spec as parameters, or go on with the one that has the tag
-        and the pool's. One without a pool is of the time before it was a tag: it is this run's in the pool's own store,
-        and where this run was begun before."""
+        and the pool's. One without the tag of a pool is older: it is this run's in the pool's own store, and for a
+        run that was begun before."""
         uri = os.environ.get("MLFLOW_TRACKING_URI") or self._uri
         self._client = _client(uri)
         experiment = _experiment(self._client, run.group)

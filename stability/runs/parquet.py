@@ -46,7 +46,7 @@ def _name_damaged(path: Path) -> Iterator[None]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the strings kept in a file's schema. ``ValueError`` names it where it is damaged."""
+    """Return the strings kept in a file's schema. ``ValueError`` names it if it is damaged."""
     with _name_damaged(path):
         return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
@@ -58,13 +58,13 @@ def holds_columns(path: Path, columns: Sequence[str]) -> bool:
 
 
 def holds_rows(path: Path) -> bool:
-    """Return whether a file has a row. ``ValueError`` names it where it is damaged."""
+    """Return whether a file has a row. ``ValueError`` names it if it is damaged."""
     with _name_damaged(path):
         return pq.read_metadata(path).num_rows > 0
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a small parquet file, or some of its columns. ``ValueError`` names it where it is damaged."""
+    """Read a small parquet file, or some of its columns. ``ValueError`` names it if it is damaged."""
     with _name_damaged(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read(None if columns is None else list(columns), use_threads=False)
         table.validate(full=True)  # texts that are no text

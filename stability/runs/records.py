@@ -207,7 +207,7 @@ class PublishedFile(Record):
 
 class SamplesFile(Record):
     """The fields of ``samples/<phase>.json`` that its readers rely on: the name of the file of samples beside it, its
-    hash, and what else lies there."""
+    hash, and the other files there."""
 
     file: Annotated[str, Field(pattern=r"^[^/\x00]+$")]
     file_sha256: str | None = None

@@ -40,7 +40,7 @@ class RunFiles:
 
     @classmethod
     def of(cls, directory: RunDirectory) -> RunFiles:
-        """List a run's files. ``ValueError`` names its spec where that is missing or damaged."""
+        """List a run's files. ``ValueError`` names its spec if that is missing or damaged."""
         spec = read_json(directory.spec_file, TabulatedSpec)
         folders = [
             path.parent
@@ -74,7 +74,7 @@ class RunFiles:
         )
 
     def table(self, path: Path) -> pa.Table | None:
-        """Read a table; None where it is left out."""
+        """Read a table; None if it is left out."""
         if path in self.left_out:
             return None
         try:

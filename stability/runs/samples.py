@@ -28,7 +28,7 @@ def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Yield what each sample of a file says."""
+    """Yield the text of each sample of a file."""
     if path.suffix == ".fasta":
         yield from (text for text in fasta_sequences(path))
         return
@@ -43,7 +43,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def fasta_sequences(path: Path) -> list[str]:
-    """Return the letters of each record of a FASTA file. ``ValueError`` names it where it is damaged."""
+    """Return the letters of each record of a FASTA file. ``ValueError`` names it if it is damaged."""
     try:
         return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:]]
     except UnicodeDecodeError as error:

@@ -24,9 +24,9 @@ BEGUN_ANEW = "it began anew, and has all rows"  # in the failure file of a sink 
 class Told:
     """All that a sink is told of a run when it is opened.
 
-    ``group``: the study; ``name``: how the run is called in it; ``config``: the run's spec, whose paths are cut to what
-    they name; ``resume_after``: the step
-    after which rows are logged again, -1 where the run begins, None where it has been trained.
+    ``group``: the study; ``name``: the run's name in it; ``config``: the run's spec, with the last part of each path
+    alone; ``resume_after``: rows after this step are logged again; -1 for a run that begins, None for one that has been
+    trained.
     """
 
     directory: RunDirectory

@@ -18,7 +18,7 @@ OPTIMIZER = "optimizer"
 
 
 def damage_of(table: pa.Table) -> str:
-    """Return what is wrong with what a file says beside its rows, "" for nothing."""
+    """Return the damage of a table's metadata, "" for none."""
     kinds = {PROTOCOL: dict, UNDEFINED: list, OPTIMIZER: dict}
     for key, text in (table.schema.metadata or {}).items():
         kind = kinds.get(key.decode(errors="replace"))

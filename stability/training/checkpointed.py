@@ -61,7 +61,7 @@ class Checkpointed(ABC):
 
     def open(self, command: str = "", sinks: Sinks | None = None, **described: Any) -> None:
         """Resume from the last readable checkpoint up to which no row of the log is missing, and say that it is
-        running. ``described``: what provenance.json holds beside that of every training."""
+        running. ``described``: further values for provenance.json."""
         of_this = {"device": str(self.device), "threads": self.spec.threads}
         write_json(self.directory.provenance_file, {**provenance(command), **described, **of_this})
         found = self.store.latest(*logged_until(self.directory))

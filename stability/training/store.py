@@ -53,7 +53,7 @@ class Store(ABC):
 
         Args:
             until: the step after which rows of the log are missing; no later checkpoint is taken.
-            damage: of the log after that step, for the line that says so; "" where it just ends.
+            damage: of the log after that step, for the line that says so; "" if it just ends.
         """
         found = self._directory.checkpoints()
         whole = [folder for folder in found if step_of(folder) <= until]

@@ -224,7 +224,7 @@ def runs(count: int) -> str:
 
 
 class SweepConsole(Console):
-    """The console of a sweep, which trains on where whoever read its output has left."""
+    """The console of a sweep, which trains on after its reader has left."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -232,7 +232,7 @@ class SweepConsole(Console):
 
 
 class StatusConsole(Console):
-    """The console of an entry that only shows something: it ends where whoever read its output has left."""
+    """The console of an entry that only shows something: it ends with its reader."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # Rich would end the process with exit code 1

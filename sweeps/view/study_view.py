@@ -134,7 +134,7 @@ class StudyView:
         return [command for command in dict.fromkeys(asked) if command]
 
     def _outside(self) -> str:
-        """Say how many runs of earlier commands the report leaves out; "" where it leaves out none."""
+        """Say how many runs of earlier commands the report leaves out; "" if it leaves out none."""
         apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
         num = sum(len(each["run_ids"]) for each in apart)
         return f"on record outside of its report: {runs(num)} of other settings, of earlier commands" if num else ""

@@ -26,7 +26,7 @@ def decoded(source: bytes | Path, place: str) -> np.ndarray:
     """Decode a picture to RGB pixels (H, W, 3), uint8, upright as its EXIF says; grey ones three times, transparency
     left out, the upper 8 of more bits. ``place``: what to call the picture.
 
-    Errors: ``ValueError`` where it cannot be decoded, or its pixels' range is unknown; ``RuntimeError`` without Pillow.
+    Errors: ``ValueError`` if it cannot be decoded, or its pixels' range is unknown; ``RuntimeError`` without Pillow.
     """
     image = _pillow()
     try:

@@ -127,7 +127,7 @@ def _class_names(file: Path) -> tuple[str, ...]:
 
 
 def _labels(archive: Any, file: Path) -> np.ndarray:
-    """Return the labels of an archive, one a row; ``ValueError`` where they are missing or do not number classes."""
+    """Return the labels of an archive, one a row; ``ValueError`` if they are missing or do not number classes."""
     labels = _array(archive, file, "y", "labels")
     if labels is None:
         raise ValueError(
@@ -151,7 +151,7 @@ def _labels(archive: Any, file: Path) -> np.ndarray:
 
 
 def _remedy(labels: np.ndarray) -> str:
-    """Return the words that make labels of such an array; empty where there are none."""
+    """Return the code that turns such an array into labels; empty if there is none."""
     if labels.ndim == 2:
         return ": y.argmax(axis=1), if each row marks its class"
     return ": y.astype(int), if they are whole" if labels.ndim == 1 and labels.dtype.kind in "fb" else ""
@@ -162,7 +162,7 @@ def _shape(array: np.ndarray) -> str:
 
 
 def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
-    """Raise a ``ValueError`` for N×C×H×W, which would be taken for images of 1, 3 or 4 rows and many channels."""
+    """Raise a ``ValueError`` for N×C×H×W, easily mistaken for images of 1, 3 or 4 rows and many channels."""
     _, second, third, last = images.shape
     if last > MOST_CHANNELS and (second in (3, 4) or (second == 1 and third == last)):
         raise ValueError(

@@ -159,8 +159,16 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
 
 
 def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iterator[bytes]:
-    """Yield the lines of an `opened` file with their ends. Errors: ``ValueError`` naming file and line, for one longer
-    than 64 MB, of which no more is held in memory."""
+    """Yield the lines of a file with their ends.
+
+    Args:
+        stream: the bytes of an `opened` file.
+        file: its path, for errors.
+        key: the setting that named it, for errors.
+
+    Raises:
+        ValueError: a line is longer than 64 MB; no more of it is held in memory.
+    """
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -173,7 +181,7 @@ def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iter
 
 
 def refuse_larger_than_memory(file: Path) -> None:
-    """Raise a ``ValueError`` where what an ``.npz`` file unpacks to is larger than this machine's memory."""
+    """Raise a ``ValueError`` if an ``.npz`` file unpacks to more than this machine's memory."""
     try:
         with zipfile.ZipFile(file) as archive:
             num_bytes = sum(member.file_size for member in archive.infolist())
@@ -187,7 +195,7 @@ def refuse_larger_than_memory(file: Path) -> None:
 
 
 def machine_memory() -> int:
-    """Return the machine's memory in bytes; no bound where the system does not say."""
+    """Return the machine's memory in bytes; no bound if the system does not say."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 

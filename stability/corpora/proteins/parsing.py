@@ -148,8 +148,8 @@ def _read_pdb(content: bytes) -> Entry:
 
 
 def _with_every_column(lines: list[str]) -> list[str]:
-    """Return the lines of a PDB file, with full occupancy and an unknown B-factor in the atoms of one that has no such
-    column. Errors: ``ValueError`` for an atom without what others have."""
+    """Return the lines of a PDB file. If it lacks a column, its atoms get full occupancy or an unknown B-factor.
+    ``ValueError`` if only some atoms have the column."""
     for what, start, fill in (("occupancy", 54, "  1.00"), ("B-factor", 60, "   nan")):
         has = [not _is_atom(line) or bool(line[start : start + 6].strip()) for line in lines]
         if all(has):

@@ -146,7 +146,7 @@ def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: 
 
 
 def _unpacked(member: Member) -> bytes:
-    """Return a structure file's bytes, unpacked; ``ValueError`` in a few words where they cannot be read or are too
+    """Return a structure file's bytes, unpacked; ``ValueError`` in a few words if they cannot be read or are too
     many."""
     try:
         content = member.source.read_bytes() if isinstance(member.source, Path) else member.source

@@ -14,7 +14,7 @@ SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".f
 BYTES_PER_READ = 1 << 20
 BLANK = b" \t\r\n"
 COMMENT = b";"
-END = b"*\x1a"  # what ends a record in some programs' files: a stop, and the end of file of DOS
+END = b"*\x1a"  # ends of a record in some programs' files: a stop, and the end of file of DOS
 COPIES = 4  # of the longest record that stand in memory at a time, at most
 
 
@@ -78,7 +78,8 @@ class _Reader:
         self.name, self.tokens, self.is_ended = (words or ["without a name"])[0], [], False
 
     def _add(self, lines: list[bytes]) -> None:
-        """Add sequence lines to the record; ``ValueError`` for what is no nucleotide, or too long for the memory."""
+        """Add sequence lines to the record; ``ValueError`` for a letter that is no nucleotide, or a record too long for
+        the memory."""
         letters = b"".join([line.rstrip(BLANK) for line in lines])
         sequence = letters.rstrip(END)
         tokens = encode(sequence)

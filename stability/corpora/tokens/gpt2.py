@@ -87,7 +87,7 @@ def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the number of each token as encoder.json writes it; {} where it holds something else."""
+    """Return the number of each token as encoder.json writes it; {} if it holds something else."""
     try:
         found = json.loads(_text(file))
     except ValueError as error:
@@ -97,7 +97,7 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def _specials(numbers: dict[str, int], known: set[str], file: Path) -> dict[str, int]:
-    """Return the tokens that vocab.bpe does not make. Errors: ``ValueError`` where one is not written as special ones
+    """Return the tokens that vocab.bpe does not make. Errors: ``ValueError`` if one is not written as special ones
     are: it is one of another vocab.bpe."""
     specials = {name: number for name, number in numbers.items() if name not in known}
     ordinary = next((name for name in specials if not SPECIAL.fullmatch(name)), None)

@@ -78,7 +78,7 @@ def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _record(line: str, place: str, field: str) -> str | None:
-    """Return the text of one JSON line, None for null; ``ValueError`` where it is no object or lacks the field."""
+    """Return the text of one JSON line, None for null; ``ValueError`` if it is no object or lacks the field."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

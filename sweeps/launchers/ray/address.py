@@ -26,8 +26,8 @@ NOT_A_HEAD = "what answers there is not the head of a Ray cluster that this vers
 
 
 def check(address: str) -> None:
-    """Raise a ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head), where it demands
-    a token that this environment lacks, or where auto finds another sweep's own Ray, whose end would kill this one."""
+    """Raise a ``RuntimeError`` if no cluster answers at ``address`` (auto, or HOST:PORT of a head), if it demands a
+    token that this environment lacks, or if auto finds another sweep's own Ray, whose end would kill this one."""
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
     try:
@@ -46,7 +46,7 @@ def check(address: str) -> None:
 
 
 def _look(address: str) -> None:
-    """Ask the head at ``address`` for its nodes. Errors: ``ConnectionError`` with the reason where none answers,
+    """Ask the head at ``address`` for its nodes. Errors: ``ConnectionError`` with the reason if none answers,
     ``PermissionError`` without its token. Ray's own check ends the process as it likes, or stays."""
     from ray._private import services
     from ray._private.authentication import authentication_token_setup as tokens

@@ -26,8 +26,8 @@ ALL_CPUS = "all"
 
 @dataclass
 class Head:
-    """The process that Ray's head runs in. ``scratch``: the folder that Ray writes below, which goes with it;
-    ``access``: environment of whoever may join that Ray."""
+    """The process of Ray's head. ``scratch``: the folder for Ray's own files, removed with it; ``access``: environment
+    for whoever may join that Ray."""
 
     scratch: Path
     num_threads: int
@@ -146,8 +146,8 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
 
 
 def _short_temporary_folder() -> str | None:
-    """Return a folder that Ray can put sockets below, whose paths may have 103 characters (macOS; Linux: 107), of which
-    it takes 89 itself; None: the system's own choice is short enough."""
+    """Return a folder for Ray's sockets: their paths may have 103 characters (macOS; Linux: 107), and Ray takes 89
+    itself; None: the system's own choice is short enough."""
     return "/tmp" if len(tempfile.gettempdir()) > 14 and Path("/tmp").is_dir() else None
 
 
@@ -173,7 +173,7 @@ def _without_bystanders() -> None:
 def _hold(folder: str, num_cpus: str) -> None:
     """Start Ray below ``folder``, print its address, and wait for the end of the standard input.
 
-    Ray opens the folder that it is given to everybody, so that it gets one inside ``folder``, which stays 0700.
+    Ray opens its folder to everybody. It gets one inside ``folder``, and that stays 0700.
     """
     import logging
 

@@ -187,7 +187,7 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """Return a job's end, as `TrialJob` wrote it, with the traceback of a job that raised; None where it wrote none.
+    """Return a job's end, as `TrialJob` wrote it, with the traceback of a job that raised; None if it wrote none.
 
     submitit's own file of results is a pickle and never read: whoever may write into the folder could run code by it.
     """
