@@ -57,14 +57,13 @@ One choice for all runs
   cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
   data=        stdlib | text data.path=PATH (txt, jsonl, ndjson, .gz, .zst, .xz, parquet) | dna data.path=FASTA |
                images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
-  study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
-               optimizers, curvature, ablation_consensus, ablation_consensus_193m, consensus_readings,
-               consensus_readings_protein, residuals, residuals_fineweb_edu, residuals_mini, nanogpt, sedd, vit_small,
-               vit_small_cifar100, text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m,
-               dna_172m, dna_331m, protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt,
-               attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax,
-               mixers_softmax_ar, mixers_recurrent, mixers_recurrent_mlm, hybrids, recall, recall_recurrent,
-               recall_memory, edge_prediction
+  study=       a preset; its data, objective, … apply while you choose no other: quickstart, flagship, optimizers,
+               curvature, ablation_consensus, ablation_consensus_193m, consensus_readings, residuals,
+               residuals_fineweb_edu, residuals_mini, nanogpt, sedd, vit_small, vit_small_cifar100, text_mini, text_54m,
+               text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini,
+               protein_readings, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
+               attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar, mixers_recurrent,
+               mixers_recurrent_mlm, hybrids, recall, recall_recurrent, recall_memory, edge_prediction
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd

@@ -233,7 +233,7 @@ BESIDE = {
     "mqar": ["objective=recall", "mechanism=sa"],
     "copy": ["objective=recall", "mechanism=sa"],
     "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
-    "consensus_readings_protein": ["objective.tokenizer=0123456789ab"],
+    "protein_readings": ["objective.tokenizer=0123456789ab"],
     "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
 }
 
