@@ -66,7 +66,10 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Training(step, num_parameters(net), net)
+    def loss(params: dict[str, Tensor]) -> Tensor:
+        return torch.stack([objective.loss(net, part, params)[0] for part in parts]).sum() / count
+
+    return Training(step, num_parameters(net), net, loss)
 
 
 def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path:
