@@ -20,7 +20,10 @@ from analysis.words import lr_text
 from stability.runs.words import Words
 
 NAME = "mirror"
-BLIND = "A mechanism that is blind to order has the same NLL on both, a difference of 0."
+BLIND = (
+    "A mechanism that is blind to order has the same NLL on both, a difference of 0, unless the next token is "
+    "predicted: then a position's own token tells the direction."
+)
 CAPTION = (
     "NLL of the held-out examples read backwards less that of the same examples, against learning rate, {phase}. "
     f"Points: seeds; line: their median. {BLIND}"

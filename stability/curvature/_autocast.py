@@ -27,14 +27,14 @@ class Autocast:
 
 @dataclass
 class Listener:
-    """The enabled autocasts that were entered since `listen`."""
+    """The enabled autocasts that were entered since `listen`, each kind of them once, in their order."""
 
-    entries: list[Autocast] = field(default_factory=list)
+    entries: dict[Autocast, None] = field(default_factory=dict)
     _open: Counter[str] = field(default_factory=Counter)
 
     def enter(self, device: str, dtype: torch.dtype) -> None:
         self._open[device] += 1
-        self.entries.append(Autocast(device, dtype, self._open[device], torch.is_grad_enabled()))
+        self.entries[Autocast(device, dtype, self._open[device], torch.is_grad_enabled())] = None
 
     def leave(self, device: str) -> None:
         self._open[device] -= self._open[device] > 0  # one that was open before

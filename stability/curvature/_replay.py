@@ -43,7 +43,7 @@ class ReplayedLoss:
         self.model, self.loss_fn = model, loss_fn
         self.is_scalar = False  # whether the last result was a mean, not (sum, count)
         self._lent = ExitStack()
-        self._in_autocast = False  # whether the loop puts an autocast around loss_fn
+        self._around: Autocast | None = None  # the autocast of the step that the loop was found to put around loss_fn
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -69,11 +69,11 @@ class ReplayedLoss:
         self._lent.enter_context(_reparametrize_module(self.model, lent, tie_weights=True))
         result, like_step = self._called(item)
         if not like_step:
-            self._in_autocast = True
+            self._around = item.autocast
             try:
                 return self.evaluate(params, item)
             except Exception:
-                self._in_autocast = False  # nothing is known yet
+                self._around = None  # nothing is known yet
                 raise
         self.is_scalar = isinstance(result, Tensor)
         if isinstance(result, Tensor):
@@ -89,7 +89,7 @@ class ReplayedLoss:
         loop = item.autocast
         if loop is None:
             return self.loss_fn(self.model, item.batch), True
-        if self._in_autocast:
+        if self._around == loop:
             with torch.autocast(loop.device, dtype=loop.dtype):
                 return self.loss_fn(self.model, item.batch), True
         with entered() as own:

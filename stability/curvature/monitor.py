@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -127,6 +128,8 @@ class AlphaMaxMonitor:
         try:
             if self._under_way is None:
                 self._under_way = StepUnderWay(self.model, self.optimizer, alone=self.group is None)
+                # a step that nobody ends, as where the training raises, leaves torch as it was, too
+                self._closing = finalize(self, self._under_way.close)
             self._under_way.add(batch)
         except Exception as error:  # noqa: BLE001  as out of memory; `end` writes it into the row
             self.cancel()
@@ -153,7 +156,7 @@ class AlphaMaxMonitor:
     def cancel(self) -> None:
         """Forget the step that was begun."""
         if isinstance(self._under_way, StepUnderWay):
-            self._under_way.close()
+            self._closing()
         self._under_way = None
 
     def _logged(self, log: Callable[[dict[str, Any]], Any], row: MonitorRow) -> None:

@@ -91,7 +91,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     @classmethod
     def blind_to_order(cls, config: Any) -> bool:
-        return config.rope in ("absolute", "none")
+        # given edges may all point one way
+        return config.graph != "given" and config.rope in ("absolute", "none")
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:

@@ -1,5 +1,6 @@
 """Nothing that a replay raises ends a training, or changes it."""
 
+import gc
 import math
 import warnings
 
@@ -144,3 +145,14 @@ class Once(torch.autograd.Function):
 
 def once(x):
     return Once.apply(x)
+
+
+def test_a_monitor_that_is_forgotten_within_a_step_leaves_torch_as_it_was():
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    net = nn.Linear(3, 1)
+    monitor = AlphaMaxMonitor(net, torch.optim.SGD(net.parameters(), 0.1), lambda net, x: net(x).square().mean())
+    monitor.begin(torch.ones(2, 3))
+    assert torch.autocast.__enter__ is not enter
+    del monitor
+    gc.collect()
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, leave)

@@ -360,6 +360,12 @@ def test_a_replay_by_rows_runs_under_the_autocast_around_a_models_own():
     assert [row.loss for row in history] == losses
 
 
+def test_a_loop_may_leave_its_autocast_out_in_a_later_step():
+    around = iter([bfloat16(), nullcontext()])
+    losses, history = watch_classifier(1, classes, lambda: next(around))
+    assert [row.loss for row in history] == losses
+
+
 def test_torchs_autocast_is_its_own_again_after_a_step():
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
     watch_classifier(1, classes, bfloat16)

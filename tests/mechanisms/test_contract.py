@@ -175,6 +175,22 @@ def test_a_pattern_is_blind_to_order_if_all_of_its_mechanisms_are():
     assert not blind(settings_of("mechanisms", "mix", {"pattern": ["sc"], "sc": {"rope": "gradient"}}))
 
 
+def test_given_edges_that_point_one_way_tell_a_text_from_its_mirror_image():
+    after = torch.arange(direction_checks.NUM_POSITIONS - 1)
+    edges = torch.stack([after, after + 1], 1)
+
+    class Given(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = build("sc", width=16, heads=2, graph="given", rope="none")
+
+        def forward(self, x_BND):
+            return self.mixer(x_BND, edges=edges)
+
+    config, mechanism = settings_of("mechanisms", "sc", {"graph": "given", "rope": "none"}), REGISTRY.load("sc")
+    direction_checks.check_the_mirror_image_is_told(Given, blind=mechanism.blind_to_order(config))
+
+
 @pytest.mark.parametrize(
     ("make", "blind"), [(faults.Mean, False), (lambda: build("sw", width=16, heads=2), True)], ids=["blind", "sighted"]
 )

@@ -204,3 +204,20 @@ def test_the_table_of_graphs_grows_as_the_cube_of_the_window_over_the_square_of_
     assert math.log2(value[512, 8] / value[1024, 8]) == pytest.approx(2, abs=0.01)
     assert math.log2(value[1024, 32] / value[1024, 16]) == pytest.approx(3, abs=0.1)
     assert all(row["bound_low"] <= row["connectivity"] <= row["bound_high"] * (1 + 1e-9) for row in rows)
+
+
+def test_eigenvalues_that_hardly_differ_are_found():
+    """Weights that are nearly multiples of I leave clusters of K eigenvalues, as of K graphs that are nearly the same."""
+    num_nodes, width = 16, 16
+    for seed in range(10, 18):
+        draws = np.random.default_rng(seed)
+        source = np.repeat(np.arange(num_nodes), 2)
+        ahead = [draws.choice(np.arange(1, num_nodes), 2, replace=False) for _ in range(num_nodes)]
+        target = (source + np.concatenate(ahead)) % num_nodes
+        scale = draws.uniform(0.02, 0.03, (len(source), 1, 1))
+        roots = draws.standard_normal((len(source), width, width))
+        weights = scale * (np.eye(width) + 1e-7 / width * roots @ roots.transpose(0, 2, 1))
+        values = np.linalg.eigvalsh(dense_laplacian(source, target, weights, num_nodes))
+        found = BlockLaplacian(source, target, weights, num_nodes)
+        assert_within(found.fiedler() - values[width], 1e-7 * values[width])
+        assert_within(found.largest() - values[-1], 1e-7 * values[-1])

@@ -14,11 +14,12 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
-from scipy.sparse.linalg import LinearOperator, SuperLU, cg, eigsh, splu
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, SuperLU, cg, eigsh, splu
 
 from stability.curvature.lanczos import Operator, krylov
 
 TOLERANCE = 1e-9  # relative, of the eigenvalues found by iteration
+MOST_VECTORS = 100  # of a Krylov space of ARPACK's
 # Numbers in a triangular factor (8 bytes each) beyond which systems are solved by conjugate gradients: graphs whose
 # edges reach far.
 MOST_FILL = 200_000_000
@@ -235,9 +236,17 @@ def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_no
 
 
 def _extreme(operator, start_n: np.ndarray) -> float:
-    """Return the eigenvalue of largest modulus of a symmetric operator (ARPACK)."""
+    """Return the eigenvalue of largest modulus of a symmetric operator (ARPACK).
+
+    ARPACK's usual 20 vectors may never settle among more eigenvalues than these that differ by less than 1e-7, as
+    those of a graph do whose edge weights are nearly multiples of I; then it is asked again with `MOST_VECTORS`.
+    """
     tolerance: Any = TOLERANCE  # scipy's stubs ask for an int
-    return float(eigsh(operator, k=1, which="LM", tol=tolerance, v0=start_n, return_eigenvectors=False)[0])
+    usual: dict[str, Any] = {"k": 1, "which": "LM", "tol": tolerance, "v0": start_n, "return_eigenvectors": False}
+    try:
+        return float(eigsh(operator, **usual)[0])
+    except ArpackNoConvergence:
+        return float(eigsh(operator, **usual, ncv=min(MOST_VECTORS, len(start_n)))[0])
 
 
 def _flat(nodes: np.ndarray, width: int) -> np.ndarray:
