@@ -49,8 +49,8 @@ class AlphaMaxMonitor:
     drops. Source: consensus paper 5.2; the predicted change is the second-order model behind Eq. 18.
 
     The replay's slope is compared with that of the ``.grad`` that the optimizer used; a row's note says where they
-    disagree, as they do if ``loss_fn`` is another loss than the loop's. Not compared: ranks, and the steps named in
-    `StepGradient`.
+    disagree, as they do if ``loss_fn`` is another loss than the loop's, and the first such row gives a RuntimeWarning.
+    Not compared: ranks, and the steps named in `StepGradient`.
 
     No error of a replay ends the training: its row has a note and no numbers, and the first one gives a RuntimeWarning.
 
@@ -100,7 +100,8 @@ class AlphaMaxMonitor:
         self._loss = ReplayedLoss(model, loss_fn)
         self._steps = 0
         self._under_way: StepUnderWay | Exception | None = None  # an error: that of its `begin`
-        self._warned = False
+        self._warned = False  # of a step that was not measured, or a log that failed
+        self._doubted = False  # of a replay that is not the loop's step
         self._adds_up_rows: bool | None = None  # None: not compared yet
         check_optimizer(model, self.optimizer)
 
@@ -142,8 +143,9 @@ class AlphaMaxMonitor:
         self.cancel()
         if current is None:
             return None
+        doubt = None
         try:
-            row = self._row(step, current)
+            row, doubt = self._row(step, current)
         except Exception as error:  # noqa: BLE001  a monitor never ends a training
             lr = current.lrs[0] if isinstance(current, StepUnderWay) and current.lrs else NAN
             row = MonitorRow(step, lr, note=f"not measured: {_line(error)}")
@@ -151,6 +153,9 @@ class AlphaMaxMonitor:
         self.history.append(row)
         if self.log is not None:
             self._logged(self.log, row)
+        if doubt and not self._doubted:
+            self._doubted = True
+            warn(f"AlphaMaxMonitor: at step {step}, {doubt}; later rows say so in their note only")
         return row
 
     def cancel(self) -> None:
@@ -170,11 +175,14 @@ class AlphaMaxMonitor:
             self._warned = True
             warn(f"AlphaMaxMonitor: {text}")
 
-    def _row(self, step: int, begun: StepUnderWay | Exception) -> MonitorRow:
-        """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""
+    def _row(self, step: int, begun: StepUnderWay | Exception) -> tuple[MonitorRow, str | None]:
+        """Measure one step from what was remembered before it; a row with a note where there was no step to measure.
+
+        The second value says that the replay's slope is not the step's, None if it is or cannot be compared.
+        """
         prepared = self._on_all(lambda: self._prepare(step, begun))
         if isinstance(prepared, MonitorRow):
-            return prepared
+            return prepared, None
         current, lr, after, direction, pieces, notes = prepared
         with pieces[0].random.replayed(), self._loss.lending():
             along = self._along(current.start, direction, pieces)
@@ -183,15 +191,15 @@ class AlphaMaxMonitor:
             loss_after = mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
         is_flat = along.slope == along.curvature == 0
         notes += [along.nonfinite, along.note, NO_CHANGE if is_flat else None]
+        doubt = None
         if current.gradient is not None and not self._adds_up_rows:
             batches = len(current.items)
-            notes.append(
-                current.gradient.disagreement(along.slope, lr, direction, batches, self.batches_per_step or batches)
-            )
+            doubt = current.gradient.disagreement(along.slope, lr, direction, batches, self.batches_per_step or batches)
+            notes.append(doubt)
         predicted = lr * along.slope + lr * lr * along.curvature / 2
         change = loss_after - along.loss
         numbers = (along.loss, along.slope, along.curvature, along.alpha_max, along.alpha_max / lr, predicted, change)
-        return MonitorRow(
+        row = MonitorRow(
             step,
             lr,
             *numbers,
@@ -200,6 +208,7 @@ class AlphaMaxMonitor:
             error_bar=along.error_bar,
             note="; ".join(note for note in notes if note) or None,
         )
+        return row, doubt
 
     def _prepare(self, step: int, current: StepUnderWay | Exception) -> Any:
         """Return the step, lr, θ⁺, u, the pieces to evaluate and first notes; a row if there is nothing to measure."""

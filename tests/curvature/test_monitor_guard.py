@@ -1,6 +1,8 @@
 """The replay's slope against that of the gradient that the optimizer stepped by: a note where they disagree, and none
 where a loop only rescales its gradients."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -156,6 +158,44 @@ def smoothed(model, batch):
 def test_another_loss_than_the_loops_is_noted(block):
     for note in train(block, loss_fn=smoothed, optimizer=torch.optim.SGD):
         assert "the gradient that the optimizer stepped by has the slope" in note
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_the_first_disagreement_of_a_monitor_is_its_only_warning(factor):
+    """Of a loss_fn that is the loop's but for a factor; the loop's own loss gives none."""
+    with pytest.warns(RuntimeWarning) as given:
+        notes = train(plain, loss_fn=lambda model, batch: factor * classify(model, batch))
+    assert [str(warning.message) for warning in given] == [
+        f"AlphaMaxMonitor: at step 0, {notes[0]}; later rows say so in their note only"
+    ]
+    assert given[0].filename == __file__ and all("loss_fn is not the loss of this step" in note for note in notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train(plain) == [None] * 3
+
+
+def test_a_step_that_was_not_measured_does_not_silence_a_disagreement():
+    def loss_fn(model, batch):
+        calls.append(batch)
+        if len(calls) == 1:
+            raise ArithmeticError("not this one")
+        return 2 * classify(model, batch)
+
+    calls = []
+    with pytest.warns(RuntimeWarning) as given:
+        train(plain, loss_fn=loss_fn)
+    said = [str(warning.message) for warning in given]
+    assert len(said) == 2 and "step 0 was not measured" in said[0] and "at step 1, the gradient" in said[1]
+
+
+def test_a_disagreement_that_is_raised_leaves_its_row():
+    """As under ``python -W error``."""
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="loss_fn is not the loss"):
+            train(plain, loss_fn=lambda model, batch: 2 * classify(model, batch), log=rows.append)
+    assert [row["method"] for row in rows] == ["taylor"]
 
 
 def test_a_forward_pass_that_does_not_repeat_is_noted():
