@@ -24,7 +24,10 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function with flat arguments, and give its tensors the caller's structure."""
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}: {error}; its arguments are {_without_types(signature)}") from None
         given = bound.arguments
         if _is_flat(given["params"]):
             return function(*args, **kwargs)
@@ -48,6 +51,12 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
         return _restored(function(*bound.args, **bound.kwargs), names, spec)
 
     return called
+
+
+def _without_types(signature: inspect.Signature) -> str:
+    """Return the arguments with their defaults, as in (loss_fn, params, *, batches=None)."""
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(bare))
 
 
 def _is_flat(tree: Any) -> bool:

@@ -269,6 +269,31 @@ def test_parameters_of_any_structure_give_the_numbers_of_a_dict_and_results_in_t
     assert missing_rule(loss, tree) is None
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda loss: gauss_newton_product(loss, X, U),
+            "gauss_newton_product: missing a required argument: 'direction'; its arguments are "
+            "(model_fn, output_loss_fn, params, direction, *, batches=None)",
+        ),
+        (
+            lambda loss: gradient_noise_scale(loss, X),
+            "gradient_noise_scale: missing a required argument: 'batches'; its arguments are (loss_fn, params, batches)",
+        ),
+        (
+            lambda loss: trace(loss, X, probes=3),
+            "trace: got an unexpected keyword argument 'probes'; its arguments are "
+            "(loss_fn, params, *, batches=None, products=30, seed=0)",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named_with_their_function(call, said):
+    with pytest.raises(TypeError) as refused:
+        call(lambda p: p["x"].square().sum())
+    assert str(refused.value) == said
+
+
 def test_a_direction_of_another_structure_and_what_holds_no_tensors_are_refused():
     def loss(p):
         return sum(part.square().sum() for part in p)
