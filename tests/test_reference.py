@@ -1,5 +1,5 @@
 """The page that says what other code may import (docs/reference/python.md) holds every name of ours that the
-documentation and the examples import, and each of its names is there."""
+documentation and the examples import, all that `stability.curvature` exports, and each of its names is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import importlib
 import re
 from pathlib import Path
 from textwrap import dedent
+
+from stability import curvature
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("stability", "analysis", "sweeps")
@@ -43,6 +45,12 @@ def test_every_name_on_the_page_is_there():
     for name in listed():
         module, _, attribute = name.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_all_that_curvature_exports_is_on_the_page():
+    on_it = {name.removeprefix("stability.curvature.") for name in listed() if name.startswith("stability.curvature.")}
+    adapters = {"adapters.hf_callback", "adapters.lightning_callback"}  # of libraries that may not be there
+    assert on_it == set(curvature.__all__) | adapters and len(curvature.__all__) > 40
 
 
 def test_the_imports_of_a_piece_are_seen():
