@@ -25,6 +25,7 @@ from stability import sweep
 from stability.runs.results import collect
 from tests.analysis.synthetic import write_study
 from tests.reading import read_spec
+from tests.within import assert_within
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -377,8 +378,41 @@ def test_the_library_example_of_the_docs_runs():
         for part in (0.0, 1.0, 0.5)
     )
     assert end.item() == pytest.approx(start.item(), rel=1e-5) and half < start
-    exec(block("python", "import eigenvalues"), names)  # goes on with its loss_fn and params
-    assert names["pair"].converged
+
+
+def test_the_operators_of_the_docs_run_and_give_the_dense_numbers(capsys):
+    """The example goes on with the one above it: least squares, with H = G = 2FᵀF/n of the features F = (x, 1)."""
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(block("python", "import directional"), names)
+    exec(block("python", "gauss_newton_product,"), names)
+    assert len(capsys.readouterr().out.splitlines()) == 7
+    u, found, weights = (
+        torch.cat([tree["weight"].flatten(), tree["bias"]]).detach().double()
+        for tree in (names["direction"], names["product"], names["params"])
+    )
+    targets, inputs = names["y"].double(), names["x"].double()
+    features = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
+    hessian = 2 * features.T @ features / len(features)
+    # a product of F and Fᵀ adds up 9 and then 64 numbers; 8 more for what comes between
+    eps = (9 + 64 + 8) * torch.finfo(torch.float32).eps
+    assert_within((found - hessian @ u).norm(), eps * 2 / 64 * features.norm() ** 2 * u.norm())
+    pair, size = names["pair"], features.norm() ** 2 * 2 / 64
+    assert pair.converged
+    assert_within(abs(pair.value - torch.linalg.eigvalsh(hessian)[-2]), pair.residual + eps * size)
+    # both estimates by their own standard errors, of 30 samples each
+    assert 0 < abs(names["trace"].value - hessian.trace()) < 5 * names["trace"].standard_error
+    diagonal = names["diagonal"]
+    assert 0 < abs(float(diagonal.value["bias"]) - hessian[-1, -1]) < 5 * float(diagonal.standard_error["bias"])
+    # McCandlish et al. 2018, A.1, of 8 microbatches of 8
+    rest = features @ weights[:, None] - targets
+    gradients = (2 * features * rest).reshape(8, 8, 9).mean(1)
+    small, large = gradients.square().sum(1).mean(), gradients.mean(0).square().sum()
+    rounding = 2 * eps * max(2 / 8 * features.norm() * rest.norm() * gradients.norm(dim=1))
+    noise = names["noise"]
+    assert noise.microbatches == 8
+    assert_within(abs(noise.gradient_sq - (64 * large - 8 * small) / 56), rounding * 72 / 56)
+    assert_within(abs(noise.trace - (small - large) / (1 / 8 - 1 / 64)), 2 * rounding / (1 / 8 - 1 / 64))
 
 
 def test_the_monitor_of_the_docs_runs(capsys):
