@@ -505,6 +505,18 @@ def example_figures() -> list[str]:
     return found
 
 
+def test_a_reading_of_consensus_stands_with_the_whole_key_that_chooses_it():
+    """A reader who types `rope=gradient` is refused: "rope: unknown key"."""
+    captions = {file.name: file.read_text() for file in (ROOT / "analysis").rglob("*.py")}
+    written = {name: re.findall(r"([\w.]*)\brope=", text) for name, text in (PAGES | captions).items()}
+    bare = {name: keys for name, keys in written.items() if "" in keys}
+    assert bare == {} and sum(map(len, written.values())) > 7
+    for cross, own in (("auto", "cross.cc."), ("cc", "cross.")):
+        keys = ("mechanism.sc.", "mechanism.mix.sc.", own)
+        chosen = [f"{key}{setting}" for key in keys for setting in ("rope=gradient", "step=bounded")]
+        read_spec("sweep", ["mechanism=[sc,mix]", f"cross={cross}", *chosen])
+
+
 def test_both_commands_of_the_docs_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):

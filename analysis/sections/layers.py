@@ -93,13 +93,13 @@ def layer_and_filter(ropes: Collection[str]) -> str:
         "relative": "the layer takes disagreements between ρ(i − j)u_i and u_j, not between u_i and u_j",
     }
     known = [rope for rope in said if rope in ropes] or list(said)
-    clauses = "; ".join(f"with rope={rope} {said[rope]}" for rope in known)
+    clauses = "; ".join(f"with mechanism.sc.rope={rope} {said[rope]}" for rope in known)
     rotated = (
         ""
         if {"none", "gradient"}.issuperset(known)
         else ", and factors of the filter are not the layer's: what it did itself is the measured variance"
     )
-    return f"The filter is the graph's alone: {clauses}{rotated}."
+    return f"The filter is the graph's alone: {clauses}{rotated}. The sc of mix has mechanism.mix.sc.rope."
 
 
 def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes: Collection[str]) -> Table:

@@ -163,17 +163,19 @@ def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     (consensus, _) = study_tables(load(probed), "spectra")
     for text in (consensus.caption, FILTER_CAPTION):
         assert (
-            "with rope=none the filter is the whole update, u − 2ηL̄u" in text
-            and "with rope=gradient the filter is the whole update of the rotated ũ" in text
-            and "with rope=absolute the layer takes off 2ηL̄ũ" in text
+            "with mechanism.sc.rope=none the filter is the whole update, u − 2ηL̄u" in text
+            and "with mechanism.sc.rope=gradient the filter is the whole update of the rotated ũ" in text
+            and "with mechanism.sc.rope=absolute the layer takes off 2ηL̄ũ" in text
         )
         assert "Π(1 − 2η_tλ)" in text
     assert "largest |factor| over the interval from Fiedler to λ_max" in consensus.caption
     assert (
         layer_and_filter({"none"})
-        == "The filter is the graph's alone: with rope=none the filter is the whole update, u − 2ηL̄u."
+        == "The filter is the graph's alone: with mechanism.sc.rope=none the filter is the whole update, u − 2ηL̄u. The sc of mix has mechanism.mix.sc.rope."
     )
-    assert layer_and_filter({"gradient"}).endswith("ũ − 2ηL̄ũ, which is then turned back.")
+    assert layer_and_filter({"gradient"}).endswith(
+        "ũ − 2ηL̄ũ, which is then turned back. The sc of mix has mechanism.mix.sc.rope."
+    )
     assert "are not the layer's" in layer_and_filter({"gradient", "absolute"})
 
 
