@@ -25,8 +25,9 @@ class MonitorRow:
     - ``method``: what gave the curvature, "none" where nothing was measured, "not defined" where the step is zero or
       the loss does not change along it: such a step is neither stable nor unstable.
     - ``rel_error``: of the curvature against differences of gradients, where it was checked.
-    - ``error_bar``: largest error of a curvature that central differences gave; None for an exact one.
-    - ``note``: why a number is missing, not finite or in doubt; None where nothing is amiss.
+    - ``error_bar``: largest error of a curvature that central differences gave, in its unit; None for an exact one.
+    - ``note``: why a number is missing, NaN or in doubt; None where nothing is amiss. α_max = ∞ is a result and has no
+      note: ``curvature`` ≤ 0 says why.
     """
 
     step: int

@@ -1,12 +1,13 @@
 """What the monitor says of steps that were skipped, broken or unusual, and of settings that do not fit."""
 
+import inspect
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from stability.curvature import AlphaMaxMonitor
+from stability.curvature import AlphaMaxMonitor, MonitorRow
 
 from .nets import tiny, token_loss
 from .test_monitor import Quadratic, energy, quadratic
@@ -138,6 +139,22 @@ def test_an_exception_in_the_block_measures_nothing_and_leaves_the_monitor_usabl
         step(model, optimizer)
     assert monitor.history[0].step == 0
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_no_curvature_is_an_infinite_alpha_max_without_a_note_as_the_help_says():
+    """L = −x²/2 has the curvature −1: gradient descent from 2 steps along u = 2."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, lambda m, _: -m.weight.square().sum() / 2)
+    with monitor.step(None):
+        (-model.weight.square().sum() / 2).backward()
+        optimizer.step()
+    (row,) = monitor.history
+    assert row.alpha_max == row.alpha_max_over_lr == math.inf and row.note is None
+    assert (row.slope, row.curvature) == (pytest.approx(-4, rel=1e-5), pytest.approx(-4, rel=1e-5))
+    said = " ".join(inspect.getdoc(MonitorRow).split())
+    assert "α_max = ∞ is a result and has no note" in said and "not finite" not in said
 
 
 def test_log_gets_every_row_as_a_dict():
