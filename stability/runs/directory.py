@@ -261,8 +261,23 @@ def read_jsonl(path: Path, numbers: Sequence[str] = ("step",)) -> Iterator[dict[
     """
     for number, row in _rows(path, numbers):
         if isinstance(row, str):
-            raise ValueError(f"{path}, line {number}, is damaged: {row}")
+            raise ValueError(damage_at(path, number, row))
         yield row
+
+
+def rows_before_damage(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of a log before its first damaged line, and that damage as `read_jsonl` names it, "" for none."""
+    rows: list[dict[str, Any]] = []
+    for number, row in _rows(path, ("step",)):
+        if isinstance(row, str):
+            return rows, damage_at(path, number, row)
+        rows.append(row)
+    return rows, ""
+
+
+def damage_at(path: Path, number: int, why: str) -> str:
+    """Name a damaged line of a log."""
+    return f"{path}, line {number}, is damaged: {why}"
 
 
 def readable_rows(path: Path, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@ once. No torch."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from stability.runs.directory import read_jsonl, write_atomically
+from stability.runs.directory import damage_at, rows_before_damage, write_atomically
 from stability.runs.schema import TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def read_curves(
 
     A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
     missing. A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError``
-    names the damaged file and line; with ``left_out`` the log has no rows, and the error stands there.
+    names the damaged file and line; with ``left_out`` the rows before that line are kept, and the error stands there.
     """
     schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
@@ -146,21 +147,42 @@ def _read_alone(path: Path, data: bytes, schema: pa.Schema, left_out: dict[Path,
     table = _parsed([data], schema)
     if table is not None:
         return table
-    try:
-        return _read_by_line(path, schema)
-    except ValueError as error:
+    table, damage = _read_by_line(path, schema)
+    if damage:
         if left_out is None:
-            raise
-        left_out[path] = str(error)
-        return schema.empty_table()
+            raise ValueError(damage)
+        rows = f"{len(table)} row{'' if len(table) == 1 else 's'}"
+        left_out[path] = (
+            f"{damage}; {rows} before that line {'is' if len(table) == 1 else 'are'} used; to train the run anew, move "
+            f"{path.parent} away and run the sweep again"
+        )
+    return table
 
 
-def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read one log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is
-    named."""
-    rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
+def _read_by_line(path: Path, schema: pa.Schema) -> tuple[pa.Table, str]:
+    """Return the rows of one log before its first damaged line, and its damage, "" for none; slow.
+
+    Python's reader takes NaN beside JSON proper.
+    """
+    whole, damage = rows_before_damage(path)
+    rows = [{name: row.get(name) for name in schema.names} for row in whole]
+    if not _refusal(rows, schema):
+        return _table_of(rows, schema), damage
+    # the shortest beginning that no table can hold
+    number = bisect_left(range(len(rows)), True, key=lambda last: bool(_refusal(rows[: last + 1], schema)))
+    why = _refusal(rows[: number + 1], schema)
+    return _table_of(rows[:number], schema), damage_at(path, number + 1, why)
+
+
+def _refusal(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
+    """Return why rows do not fit a schema; "" if they do."""
     try:
-        # a cast refuses what from_pylist would round
-        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()
+        _table_of(rows, schema)
     except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None
+        return str(error)
+    return ""
+
+
+def _table_of(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table. A cast refuses what ``from_pylist`` with a schema would round."""
+    return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import pandas as pd
 import pytest
 
 from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_json
@@ -200,10 +201,49 @@ def test_a_table_that_is_damaged_or_none_of_ours_is_left_out_of_the_tables_and_n
         for path in (stray, first.curvature_file("text"), second.curvature_file("terminal"), first.metrics_file):
             assert sum(str(path) in line for line in named) == 1
         assert found.runs["run_id"].nunique() == 3
-        assert set(found.curves["run_id"]) == {trial.run_id for trial in whole.trials[1:]}
+        assert set(found.curves["run_id"].tolist()) == {trial.run_id for trial in whole.trials}
+        rows = zip(found.curves["run_id"], found.curves["step"], strict=True)
+        assert [step for run_id, step in rows if run_id == first.run_id] == [0], "what is before the damage"
         assert second.run_id not in set(found.curvature["run_id"])
     finally:
         second.curvature_file("terminal").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "why"),
+    [
+        ("metrics.jsonl", b"garbage{{", "Expecting value"),
+        ("metrics.jsonl", b'{"step": 5, "loss": "x"}', "'x'"),
+        ("gradients.jsonl", b"garbage{{", "Expecting value"),
+    ],
+)
+def test_a_finished_runs_rows_before_a_damaged_line_are_in_its_tables(whole, name, line, why):
+    run, path = whole.victim, whole.file(name)
+    content = path.read_bytes()
+    before = collect(whole.study.path)
+    path.write_bytes(content + line + b"\n" + content)
+    found = collect(whole.study.path)
+    pd.testing.assert_frame_equal(found.curves, before.curves)
+    pd.testing.assert_frame_equal(found.probes["gradients"], before.probes["gradients"])
+    [said], num = found.left_out, content.count(b"\n")
+    assert said.startswith(f"{path}, line {num + 1}, is damaged: ") and why in said
+    assert said.endswith(
+        f"; {num} rows before that line are used; to train the run anew, move {run.path} away and run the sweep again"
+    )
+
+
+def test_a_finished_run_whose_folder_is_moved_away_for_its_damaged_log_is_trained_anew(whole, entered):
+    """The remedy that the line of its damage names."""
+    run, expected = whole.victim, whole.file("metrics.jsonl").read_bytes()
+    damaged_line(run.metrics_file, 3)
+    away = run.path.rename(whole.study.pool.parent / "away")
+    try:
+        outcome = command(whole, entered)
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        assert run.metrics_file.read_bytes() == expected and "left out" not in outcome.stdout
+    finally:
+        shutil.rmtree(run.path)
+        away.rename(run.path)
 
 
 @pytest.mark.parametrize(
