@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from stability.cli.mistakes import printable
+from stability.cli.mistakes import check_repetitions, printable
 from stability.cli.words import Invocation
 from stability.printable import print_text, replace_unencodable
 from stability.startup import end_at_once
@@ -48,6 +48,7 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
 def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run an entry's ``main`` and return the exit code; errors of the user and the machine are printed."""
     try:
+        check_repetitions(Invocation.of(argv))
         return main(argv)
     except (ValueError, RuntimeError) as error:
         print_text(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)

@@ -7,7 +7,7 @@ import re
 from functools import cache
 
 from stability.cli.conf import choices, conf_dir, defaults, unknown_key
-from stability.cli.words import Invocation, Word
+from stability.cli.words import A_RATE, Invocation, Word
 from stability.config.base import AXES
 from stability.printable import visible
 from stability.registry import FAMILIES, Registry, near_misses
@@ -18,6 +18,7 @@ LONGEST_PART, LONGEST_LINE = 300, 600
 LONGEST_KEY = 200  # Hydra looks for a file of the key's name, and file systems take 255 characters
 MOST_ELEMENTS = 2000  # of a list: Hydra's parser takes seconds for that many, and four times as long for twice as many
 MORE = "(-h shows more)"
+LISTED = (*AXES, "lr", "plugins", "logger")  # keys of a sweep that hold several values in brackets
 NO_PART = ("auto", "none")  # choices of cross and position that need no code of their own
 
 
@@ -36,6 +37,31 @@ def printable(message: str, invocation: Invocation) -> str:
     for part in sorted(unprintable, key=len, reverse=True):
         message = message.replace(part, shown(part, LONGEST_PART))
     return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))
+
+
+def check_repetitions(invocation: Invocation) -> None:
+    """Refuse a key with two values, of which Hydra would use the last. Errors: ``ValueError`` of one line."""
+    first: dict[str, tuple[Word, str | None]] = {}
+    for word in invocation.words:
+        for set_by_it in word.for_hydra():
+            if set_by_it.value is None or set_by_it.sign.startswith("~"):
+                continue
+            other, value = first.setdefault(set_by_it.key, (word, set_by_it.value))
+            if value != set_by_it.value:
+                raise ValueError(_repeated(invocation, set_by_it.key, other, word))
+
+
+def _repeated(invocation: Invocation, key: str, first: Word, second: Word) -> str:
+    """Say that two words set one key; ``key``: as Hydra gets it."""
+    if first.key != second.key:  # e.g. init=… and init.source=…
+        return f"{shown(str(first))} and {shown(str(second))} both set {key}; give one of them"
+    values = list(dict.fromkeys(word.value or "" for word in invocation.words if word.key == first.key))
+    names = list(dict.fromkeys(name for value in values for name in _names(value)))
+    are_listed = first.key in LISTED and (first.key != "lr" or all(A_RATE.match(name) for name in names))
+    whole = f"{first.key}=[{','.join(names)}]"
+    remedy = f"several: {shown(whole)}" if are_listed else "give it once"
+    times = "twice" if len(values) == 2 else f"{len(values)} times"
+    return f"{shown(first.key)} is given {times} ({shown(', '.join(values))}); {remedy}"
 
 
 def check_words(invocation: Invocation, root: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from stability import hessian
 from stability.cli.compose import store_plugins
+from stability.cli.mistakes import check_repetitions
 from stability.cli.progress import follow
 from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
@@ -263,7 +264,39 @@ def test_the_shim_touches_nothing_else():
     ],
 )
 def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, runs, tmp_path, entered):
-    is_refused(entered("stability.sweep", "dry_run=true", f"runs_dir={runs}", *argv), message, tmp_path)
+    given = {word.partition("=")[0] for word in argv}
+    usual = {"dry_run": "true", "runs_dir": runs}
+    words = [f"{key}={value}" for key, value in usual.items() if key not in given]
+    is_refused(entered("stability.sweep", *words, *argv), message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["mechanism=sa", "mechanism=sc"], "mechanism is given twice (sa, sc); several: mechanism=[sa,sc]"),
+        (
+            ["mechanism=[sa,sw]", "++mechanism=sc"],
+            "mechanism is given twice ([sa,sw], sc); several: mechanism=[sa,sw,sc]",
+        ),
+        (["lr=1e-3", "lr=1e-2", "lr=[1e-1]"], "lr is given 3 times (1e-3, 1e-2, [1e-1]); several: lr=[1e-3,1e-2,1e-1]"),
+        (["lr=range", "lr=1e-2"], "lr is given twice (range, 1e-2); give it once"),
+        (["lr=1e-3", "lr.values=[1e-2]"], "lr=1e-3 and lr.values=[1e-2] both set lr.values; give one of them"),
+        (
+            ["mechanism=sc", "mechanism.sc.window=2", "mechanism.sc.window=4"],
+            "mechanism.sc.window is given twice (2, 4); give it once",
+        ),
+        (["init=ckpt:a", "init.source=ckpt:b"], "init=ckpt:a and init.source=ckpt:b both set init.source; give one of"),
+    ],
+)
+def test_a_key_with_two_values_is_refused_in_one_line(argv, message, runs, tmp_path, entered):
+    out = entered("stability.sweep", "dry_run=true", f"runs_dir={runs}", *argv)
+    is_refused(out, f"error: {message}", tmp_path)
+    assert len(out.stderr.splitlines()) == 1
+
+
+def test_a_word_may_stand_twice_and_a_preset_may_be_taken_away():
+    check_repetitions(Invocation.of(["steps=3", "steps=3", "lr=1e-3", "lr=1e-3"]))
+    check_repetitions(Invocation.of(["~optimizer", "optimizer=sgd", "~lr", "lr=range", "lr.num=3"]))
 
 
 @pytest.mark.parametrize(

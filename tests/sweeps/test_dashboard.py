@@ -19,6 +19,7 @@ from stability.runs.directory import RunDirectory
 from stability.runs.mark import pool_mark
 from stability.runs.sink import BEGUN_ANEW, Told, failure_file
 from stability.runs.study import StudyFolder
+from tests.reading import replaced
 from tests.runs.reading_sinks import records_of
 from tests.runs.test_sinks import write_run
 from tests.sweeps.test_logger import SMALL
@@ -38,7 +39,7 @@ def words(lab, monkeypatch):
 def trained(entered, lab, words, monkeypatch):
     monkeypatch.setattr(export, "FIGURES", ("png",))  # W&B's pictures; the others are only for the artifact
     asked = [*SMALL.split(), "name=my-study", f"runs_dir={lab.pool}", f"data.path={lab.text}"]
-    ended = entered("stability.sweep", *asked, "logger=files")
+    ended = entered("stability.sweep", *replaced(asked, "logger=files"))
     assert ended.returncode == 0, ended.stderr
     return StudyFolder.of(lab.pool, "my-study")
 

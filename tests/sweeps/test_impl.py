@@ -18,7 +18,7 @@ from stability.config.sweep import SweepSpec
 from stability.mechanisms import build
 from stability.registry import add_plugin
 from tests.kernels.plugins import fused
-from tests.reading import read_spec
+from tests.reading import read_spec, replaced
 
 SMALL = """
     plugins=[tests.kernels.plugins.fused] mechanism=fused seeds=1 steps=3 batch=2 evaluation.every_steps=3
@@ -66,11 +66,11 @@ def refused(ended) -> str:
 def test_kernels_are_asked_for_where_triton_can_run_or_a_line_says_what_is_missing(
     entered, words, lab, without_cuda, monkeypatch
 ):
-    told = refused(entered("stability.sweep", *words, TRITON))
+    told = refused(entered("stability.sweep", *replaced(words, TRITON)))
     assert "mechanism.fused.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, which interprets them" in told
     assert "; impl=reference computes the same everywhere" in told
     assert "mechanism.fused.impl=triton needs a CUDA" in refused(
-        entered("stability.sweep", *words, TRITON, "dry_run=true")
+        entered("stability.sweep", *replaced(words, TRITON, "dry_run=true"))
     )
     assert not list(lab.pool.glob("*/spec.json"))
     monkeypatch.setattr(availability.torch.cuda, "is_available", lambda: True)
@@ -104,12 +104,12 @@ def test_kernels_are_asked_for_where_triton_can_run_or_a_line_says_what_is_missi
     ],
 )
 def test_a_run_asks_no_more_of_kernels_than_they_can(entered, words, on_cuda, more, said):
-    assert said in refused(entered("stability.sweep", *words, TRITON, *more))
+    assert said in refused(entered("stability.sweep", *replaced(words, TRITON, *more)))
 
 
 def test_kernels_without_a_second_derivative_are_not_promised_one(entered, words, on_cuda, monkeypatch):
     monkeypatch.setattr(fused.Fused, "kernels_second_order", False)
-    told = refused(entered("stability.sweep", *words, TRITON, "hessian=true"))
+    told = refused(entered("stability.sweep", *replaced(words, TRITON, "hessian=true")))
     assert (
         "hessian=true measures α_max, which takes second derivatives, and mechanism.fused.impl=triton has none" in told
     )
@@ -128,7 +128,7 @@ def test_a_module_is_built_with_kernels_and_refuses_what_they_do_not_compute():
 
 
 def test_auto_is_reference_where_there_is_no_cuda_and_a_plan_says_so(entered, words, lab, without_cuda):
-    planned = entered("stability.sweep", *words, AUTO, "dry_run=true")
+    planned = entered("stability.sweep", *replaced(words, AUTO, "dry_run=true"))
     assert planned.returncode == 0, planned.stderr
     line = "mechanism.fused.impl=auto: reference, since triton's kernels need a CUDA device"
     assert line in planned.stdout.splitlines()
@@ -211,7 +211,7 @@ def test_what_was_settled_is_read_as_it_was_written_and_never_settled_again(spec
 
 
 def test_auto_is_no_value_of_an_ablation(entered, words, on_cuda):
-    told = refused(entered("stability.sweep", *words, "ablate.fused.impl=[reference,auto]"))
+    told = refused(entered("stability.sweep", *replaced(words, "ablate.fused.impl=[reference,auto]")))
     assert "mechanism.fused.impl=auto is settled when a sweep is read; write triton or reference here" in told
 
 
@@ -223,7 +223,7 @@ def test_a_run_on_kernels_is_trained_and_measured_through_them_as_its_reference_
     for impl in ("reference", "triton"):
         fused.CALLS.clear()
         more = [f"mechanism.fused.impl={impl}", "hessian=true", "curvature.recorded_steps=2", "name=" + impl]
-        ended = entered("stability.sweep", *words, *more)
+        ended = entered("stability.sweep", *replaced(words, *more))
         assert ended.returncode == 0, ended.stderr
         assert bool(fused.CALLS) == (impl == "triton")
         study = json.loads((lab.pool / "studies" / impl / "study.json").read_text())

@@ -12,6 +12,7 @@ from kernels import recurrences
 from stability.config.parse import parse_run
 from stability.runs.directory import RunDirectory
 from stability.training import checkpoint
+from tests.reading import replaced
 
 SMALL = """
     seeds=1 steps=2 batch=2 evaluation.every_steps=2 evaluation.sequences=4 report=false lr=1e-3 launcher=serial
@@ -30,7 +31,7 @@ def refused(entered, words):
     """What a sweep with these words is refused with, in one line."""
 
     def refuse(*more: str) -> str:
-        ended = entered("stability.sweep", *words, *more)
+        ended = entered("stability.sweep", *replaced(words, *more))
         assert ended.returncode == 2 and len(ended.stderr.strip().splitlines()) == 1, ended.stderr
         return ended.stderr
 

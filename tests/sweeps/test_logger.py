@@ -12,6 +12,7 @@ from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.sink import failure_file
 from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
+from tests.reading import replaced
 from tests.runs.reading_sinks import READERS
 
 SMALL = """
@@ -34,7 +35,7 @@ def test_all_loggers_at_once_hold_what_the_runs_own_files_hold(entered, lab, wor
     monkeypatch.setattr(export, "FIGURES", ("png",))  # of the run about the study: other formats are only copies
     for package in ("tensorboard", "mlflow"):
         pytest.importorskip(package, reason=f"{package}, of the extra of that name, is not installed")
-    ended = entered("stability.sweep", *words, "name=my-study", "logger=[files,wandb,tensorboard,mlflow]")
+    ended = entered("stability.sweep", *replaced(words, "name=my-study", "logger=[files,wandb,tensorboard,mlflow]"))
     assert ended.returncode == 0, ended.stderr
     assert f"W&B: the run about the study: {lab.pool}/studies/my-study/wandb/offline-run-" in ended.stdout
     (run,) = StudyFolder.of(lab.pool, "my-study").runs()
@@ -65,7 +66,7 @@ def test_a_run_is_the_same_one_whatever_it_is_logged_to(entered, lab, words):
     pytest.importorskip("tensorboard", reason="tensorboard, of the extra of that name, is not installed")
     printed = []
     for name in ("files", "tensorboard"):
-        ended = entered("stability.sweep", *words, f"logger={name}", f"name={name}", "hessian=false")
+        ended = entered("stability.sweep", *replaced(words, f"logger={name}", f"name={name}", "hessian=false"))
         assert ended.returncode == 0, ended.stderr
         printed.append(ended.stdout)
     assert "trains 1" in printed[0] and "skips 1 finished run, trains none" in printed[1]
@@ -80,7 +81,7 @@ def test_a_run_is_the_same_one_whatever_it_is_logged_to(entered, lab, words):
     ],
 )
 def test_a_logger_that_there_is_not_is_refused_in_a_line(entered, lab, words, logger, told):
-    ended = entered("stability.sweep", *words, f"logger={logger}")
+    ended = entered("stability.sweep", *replaced(words, f"logger={logger}"))
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert told in ended.stderr
     assert not (lab.pool / "studies").exists()
