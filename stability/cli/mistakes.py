@@ -8,7 +8,8 @@ from functools import cache
 
 from stability.cli.conf import choices, conf_dir, defaults, unknown_key
 from stability.cli.words import A_RATE, Invocation, Word
-from stability.config.base import AXES
+from stability.config.base import AXES, choices_of, missing
+from stability.config.parse import SPECS
 from stability.printable import visible
 from stability.registry import FAMILIES, Registry, near_misses
 
@@ -72,7 +73,7 @@ def check_words(invocation: Invocation, root: str) -> None:
         if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:
             raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
-            raise ValueError(f"'{typed}' is not of the form key=value; e.g. mechanism=sc lr=range {MORE}")
+            raise ValueError(f"'{typed}' is not of the form key=value; e.g. {_example(root, word)} {MORE}")
         if "${" in str(word):  # it could read the environment, and what it stands for would be in no record
             raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
         if len(word.key) > LONGEST_KEY or not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
@@ -86,6 +87,17 @@ def check_words(invocation: Invocation, root: str) -> None:
             for override in word.for_hydra():  # of lr=1e-3: lr=values lr.values=[1e-3]
                 if override.key == word.key and override.value is not None:
                     _check_choice(override.sign, override.key, override.value)
+
+
+def _example(root: str, word: Word) -> str:
+    """Return words that an entry takes: a sweep's, or the typed word as the value of the entry's subject."""
+    fields = SPECS[root].model_fields
+    subject = next((key for key in ("ckpt", "name") if key in fields), None)
+    if "what" in fields and word.key in choices_of(fields["what"]):
+        subject = "what"
+    if root == "train_tokenizer":
+        return "data=protein data.path=FOLDER"
+    return "mechanism=sc lr=range" if root == "sweep" else f"{subject}={shown(word.key)}"
 
 
 @cache
@@ -166,7 +178,7 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
         return unknown_key(match.group(1), root, chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
-        return f"{key}: a value is missing; give {key}=…"
+        return missing(key, SPECS[root], key.split("."))
     return f"{shown(str(_at_fault(root, invocation)))}: {_reason(text)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from stability.cli.compose import read, store_plugins
@@ -19,6 +20,8 @@ from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
 from stability.runs.records import SpecFile, StudyFile
 from stability.runs.study import StudyFolder
+
+MOST_NEAR = 3  # run ids that a message names
 
 
 @dataclass(frozen=True)
@@ -126,17 +129,27 @@ def _folder(ckpt: str) -> Path:
 
 
 def _nothing_at(folder: Path) -> ValueError:
-    """Return the error of a folder that is not there, with the nearest name of the studies beside it or in the pool
-    that it is thought to be in."""
+    """Return the error of a folder that is not there, with the nearest names of the studies and runs beside it or in
+    the pool that it is thought to be in."""
+    wrong = f"no checkpoint at {folder}, and no run or study"
+    near = _near_runs(folder)
     for place in (folder.parent, folder.parent / "studies", folder.parent / "runs" / "studies"):
         if names := tuple(sorted(path.parent.name for path in place.glob("*/study.json"))):
-            return ValueError(
-                f"no checkpoint at {folder}, and no run or study; studies in {place}: {near_misses(folder.name, names)}"
-            )
-    return ValueError(
-        f"no checkpoint at {folder}, and no run or study; give a folder like runs/studies/<name>, runs/<run_id> or "
-        "runs/<run_id>/checkpoints/step_000200"
-    )
+            studies = f"studies in {place}: {near_misses(folder.name, names)}"
+            return ValueError("; ".join(filter(None, [wrong, near, studies])))
+    remedy = "give a folder like runs/studies/<name>, runs/<run_id> or runs/<run_id>/checkpoints/step_000200"
+    return ValueError("; ".join([wrong, near or remedy]))
+
+
+def _near_runs(folder: Path) -> str:
+    """Name the runs whose id is nearly a missing folder's name; "" if there is none."""
+    for place in (folder.parent, folder.parent / "runs"):
+        run_ids = tuple(sorted(path.parent.name for path in place.glob("*/spec.json")))
+        if close := [each for each in run_ids if each.startswith(folder.name)] or get_close_matches(
+            folder.name, run_ids, n=MOST_NEAR
+        ):
+            return f"runs in {place}: did you mean {' or '.join(close[:MOST_NEAR])}?"
+    return ""
 
 
 def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:

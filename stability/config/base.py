@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from stability.registry import near_misses
@@ -17,6 +18,7 @@ LARGEST_INTEGER = 2**53
 # The axes of a sweep, which takes several parts of their families at once (a setting is written with its part's name,
 # mechanism.sc.window), and these families.
 AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
+NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
 LONGEST_INPUT = 80  # characters of a wrong value that are shown
 
 
@@ -106,7 +108,7 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     if item["type"] == "extra_forbidden":
         return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
     if item["type"] == "missing":
-        return f"{path}: a value is missing; give {path}=…"
+        return missing(path, model, item["loc"])
     if item["type"] == "tuple_type":
         return f"{path}={item['input']}: must be a list, written in brackets, e.g. {path}=[{item['input']}]"
     if item["type"] == "too_short":
@@ -115,7 +117,28 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
         path = path.rpartition(".")[0]
     given = "null" if item["input"] is None else repr(item["input"])
     short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
+    if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == STUDY_NAME:
+        return f"{path}={short}: a name holds {NAME_IN_WORDS}"
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
+    """Say that a value is missing, and its choices where the spec lists them.
+
+    Args:
+        path: the key on the command line.
+        model: the spec.
+        loc: the field's place in the spec.
+    """
+    field = _model_at(model, tuple(loc[:-1])).model_fields.get(str(loc[-1]))
+    choices = choices_of(field) if field else ()
+    listing = f"; choices: {', '.join(map(str, choices))}" if choices else ""
+    return f"{path}: a value is missing; give {path}=…{listing}"
+
+
+def choices_of(field: FieldInfo) -> tuple[Any, ...]:
+    """Return the values of a field that takes one of a few words; () for any other."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def check_heads(heads: int, width: int, at: str) -> None:

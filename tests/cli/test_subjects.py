@@ -207,3 +207,20 @@ def test_a_study_whose_record_holds_no_spec_is_named_before_its_words_are_read(t
     study.write([], spec=-1)
     with pytest.raises(ValueError, match=r"study\.json is damaged \(spec"):
         read_about(SPECS["hessian"], Invocation.of([f"ckpt={study.path}"]))
+
+
+def test_a_run_id_with_a_typing_error_names_the_nearest_runs_beside_the_nearest_study(tmp_path, entered):
+    pool = tmp_path / "runs"
+    for name in ("0123456789ab", "0123456789ac", "fedcba987654", "studies/mine"):
+        (pool / name).mkdir(parents=True)
+        (pool / name / ("study.json" if "studies" in name else "spec.json")).write_text("{}")
+
+    def said(typed):
+        out = entered("stability.hessian", f"ckpt={typed}")
+        assert out.returncode == 2 and len(out.stderr.splitlines()) == 1
+        return out.stderr.partition("no run or study; ")[2]
+
+    both = f"runs in {pool}: did you mean "
+    assert said(pool / "0123456789bc").startswith(f"{both}0123456789ac or 0123456789ab?; studies in {pool}/studies: ")
+    assert said(pool / "fedc") == f"{both}fedcba987654?; studies in {pool}/studies: choices: mine\n"
+    assert said(pool / "studies" / "mina") == f"studies in {pool}/studies: did you mean 'mine'? (choices: mine)\n"

@@ -71,6 +71,26 @@ def test_the_protocols_keys_are_written_flat_and_named_so(words, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("entry", "words", "message"),
+    [
+        ("probe", ["ckpt=x"], "what: a value is missing; give what=…; choices: spectra, qk, pdmm, streams, "),
+        ("probe", ["spectra"], "'spectra' is not of the form key=value; e.g. what=spectra (-h"),
+        ("probe", ["runs/x"], "'runs/x' is not of the form key=value; e.g. ckpt=runs/x (-h"),
+        ("report", ["nc2"], "'nc2' is not of the form key=value; e.g. name=nc2 (-h"),
+        ("hessian", ["runs/x"], "'runs/x' is not of the form key=value; e.g. ckpt=runs/x (-h"),
+        ("train_tokenizer", ["x"], "'x' is not of the form key=value; e.g. data=protein data.path=FOLDER (-h"),
+        ("sweep", ["x"], "'x' is not of the form key=value; e.g. mechanism=sc lr=range (-h"),
+        ("sweep", ["name=a/b"], "name='a/b': a name holds letters, digits and . _ = + - only, the first of them a "),
+        ("report", ["name=a", "together=a/b"], "together='a/b': a name holds letters, digits and . _ = + - only, "),
+    ],
+)
+def test_a_message_has_an_example_or_the_choices_of_its_own_entry(entry, words, message):
+    with pytest.raises(ValueError) as error:
+        read_spec(entry, words)
+    assert str(error.value).startswith(message)
+
+
 def test_what_hessian_was_asked_for_survives_being_written_down():
     spec = read_spec("hessian", ["ckpt=x", "batch=3", "spectra.noise_parts=2", "device=cpu"])
     assert (spec.curvature.batch, spec.curvature.spectra.noise_parts, spec.device) == (3, 2, "cpu")
