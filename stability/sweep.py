@@ -131,7 +131,7 @@ def _sweep(spec: SweepSpec) -> int:
     """Prepare the data, refuse what does not fit them, then print the plan or run it."""
     from stability.build import as_read
     from stability.corpora.cache import prepare, prepare_for_plan
-    from sweeps.plan import data_line, describe
+    from sweeps.plan import data_line, describe, objective_line
     from sweeps.trial import trials_of
 
     pool = Path(spec.runs_dir).resolve()
@@ -153,6 +153,7 @@ def _sweep(spec: SweepSpec) -> int:
     trials = trials_of(spec, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials, is_read)
     if not spec.dry_run:
+        print_note(objective_line(spec))
         print_note(data_line(spec, corpus))
         return _run(spec, trials, corpus)
     from sweeps import earlier

@@ -63,6 +63,7 @@ def describe(
         f"study {spec.name}: "
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
+        objective_line(spec),
         _stand_in_line(corpus) if trials is None else data_line(spec, corpus),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
         f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
@@ -126,6 +127,11 @@ def _rates_text(spec: SweepSpec) -> str:
         return text
     references = {item.name: Registry("optimizers").load(item.name).lr_reference for item in spec.optimizer}
     return f"{text} times each optimizer's own ({', '.join(f'{name} {lr:g}' for name, lr in references.items())})"
+
+
+def objective_line(spec: SweepSpec) -> str:
+    """Return a line on the objective, whose default is not next-token prediction."""
+    return f"objective: {spec.objective.name}"
 
 
 def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:

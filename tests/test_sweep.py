@@ -83,7 +83,7 @@ def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are
     assert {row.trial.label for row in view.progress.rows} == {"sa identity lr=0.001 seed=0", "sa hc lr=0.001 seed=0"}
 
 
-def test_plan_and_sweep_say_what_of_the_data_was_left_out(words, tmp_path, capsys):
+def test_plan_and_sweep_say_the_objective_and_what_of_the_data_was_left_out(words, tmp_path, capsys):
     folder = tmp_path / "mine"
     folder.mkdir()
     texts = [*(f"a window of {number} steps is stable\n" * 4 for number in range(200)), None, None, None]
@@ -95,6 +95,8 @@ def test_plan_and_sweep_say_what_of_the_data_was_left_out(words, tmp_path, capsy
     for more in (["dry_run=true"], []):
         assert sweep.main([*words, *more]) == 0
         out = capsys.readouterr().out
+        assert [line for line in out.splitlines() if line.startswith("objective: ")] == ["objective: mlm"]
+        assert "objective: mlm\ndata: " in out
         (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
         assert line.startswith("data: text of mine (2 files; left out: README.md): 200 documents, ")
         assert ", 3 null texts left out; tokens: bytes; fingerprint " in line
