@@ -19,6 +19,8 @@ from sweeps.trial import Trial
 PARTS = (*AXES, "cross")  # the parts by which a report tells series apart
 APART = (*PARTS, "lr_peak", "seed", "plugins")  # runs of one study may differ in these
 MOST_NAMED = 2  # of the runs of a line
+FINGERPRINT = 12  # characters of a fingerprint that a line shows, as a plan's line on the data
+LONGEST_VALUE = 40  # characters of a value that a line shows
 UNREADABLE = "spec.json, damaged or of a part that is not here"
 
 
@@ -69,21 +71,58 @@ def of_last_command(record: Mapping[str, Any]) -> list[str]:
 
 
 def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
-    """Name a setting in which a run differs from all trials, beside the axes of a study; "" if it is one of theirs
-    by all others; `UNREADABLE` without a spec that can be read."""
+    """Name a setting in which a run differs from all trials, beside the axes of a study, with both values; "" if it is
+    one of theirs by all others; `UNREADABLE` without a spec that can be read."""
     try:
-        spec = reduced(read_json(directory.spec_file, SpecFile), RunSpec)
+        whole = read_json(directory.spec_file, SpecFile)
+        spec = reduced(whole, RunSpec)
     except (ValueError, KeyError, TypeError, AttributeError):
         return UNREADABLE
-    others = [reduced(json.loads(json.dumps(trial.spec)), RunSpec) for trial in _kinds(trials)]
+    asked = [json.loads(json.dumps(trial.spec)) for trial in _kinds(trials)]
+    others = [reduced(each, RunSpec) for each in asked]
     if not any(_recipe(spec) == _recipe(other) for other in others):
-        first, other = _flat(_recipe(spec)), _flat(_recipe(others[0]))
-        return next((name for name in {**first, **other} if first.get(name) != other.get(name)), "")
+        return _first_difference(_recipe(spec), _recipe(others[0]), whole, asked[0])
     for axis in PARTS:
-        same = [other[axis] for other in others if axis in other and _name(other[axis]) == _name(spec.get(axis))]
-        if same and spec[axis] not in same:
-            return f"{axis}.{_name(spec[axis])}"
+        same = [
+            (other[axis], each[axis])
+            for other, each in zip(others, asked, strict=True)
+            if axis in other and _name(other[axis]) == _name(spec.get(axis))
+        ]
+        if same and spec[axis] not in [part for part, _ in same]:
+            part, whole_part = same[0]
+            why = _first_difference(*map(_settings, (spec[axis], part, whole[axis], whole_part)))
+            return ".".join(filter(None, [axis, _name(spec[axis]), why]))
     return ""
+
+
+def _settings(part: Any) -> Mapping[str, Any]:
+    return part if isinstance(part, dict) else {"name": part}  # a name alone in runs older than its settings
+
+
+def _first_difference(
+    one: Mapping[str, Any], other: Mapping[str, Any], whole: Mapping[str, Any], whole_other: Mapping[str, Any]
+) -> str:
+    """Name the first setting in which two specs differ, with both values: ``"steps: 30, now 40"``; "" for none.
+
+    Args:
+        one: the earlier spec, without what is outside of the id.
+        other: the present one, likewise.
+        whole: the earlier spec with all values, a younger setting's neutral one among them.
+        whole_other: the present one, likewise.
+    """
+    before, now = _flat(one), _flat(other)
+    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    return "" if name is None else f"{name}: {_value(name, _flat(whole))}, now {_value(name, _flat(whole_other))}"
+
+
+def _value(name: str, values: Mapping[str, Any]) -> str:
+    """Return a setting's value as a command line writes it, a fingerprint or a long value by its beginning."""
+    if name not in values:
+        return "not set"
+    value = values[name]
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    longest = FINGERPRINT if name.endswith("fingerprint") else LONGEST_VALUE
+    return text if len(text) <= longest else f"{text[:longest]}{'' if longest == FINGERPRINT else '…'}"
 
 
 def _gone(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from stability import status, sweep
+from stability.config.identity import reduced
+from stability.config.run import RunSpec
 from stability.runs.cleaning import listed, unlisted_runs
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
-from sweeps.earlier import lines
+from sweeps.earlier import differing, lines
 from sweeps.record import StudyRecord
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
@@ -71,10 +74,14 @@ def test_a_study_that_is_extended_has_no_earlier_runs(pool):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"steps": 8}, "steps"),
-        ({"mechanism": {"name": "sa", "window": 3}}, "mechanism.sa"),
-        ({"model": {"name": "nano", "width": 8}}, "model.width"),
-        ({"data_fingerprint": "other"}, "data_fingerprint"),
+        ({"steps": 8}, "steps: 4, now 8"),
+        ({"mechanism": {"name": "sa", "window": 3}}, "mechanism.sa.window: not set, now 3"),
+        (
+            {"mechanism": {"name": "sa", "pattern": ["x" * 50]}},
+            'mechanism.sa.pattern: not set, now ["' + "x" * 38 + "…",
+        ),
+        ({"model": {"name": "nano", "width": 8}}, "model.width: not set, now 8"),
+        ({"data_fingerprint": "0123456789abcdef"}, "data_fingerprint: not set, now 0123456789ab"),
     ],
 )
 def test_runs_that_would_pass_for_other_seeds_are_kept_outside_of_the_report(pool, changes, why):
@@ -90,6 +97,23 @@ def test_runs_that_would_pass_for_other_seeds_are_kept_outside_of_the_report(poo
     assert listed(StudyFolder.of(pool.runs_dir, pool.name).pool) == {first.run_id, second.run_id}
     _, record = launched(pool, [first], "one")
     assert record["run_ids"] == [first.run_id] and record["earlier"][0]["run_ids"] == [second.run_id]
+
+
+def test_both_values_of_a_setting_that_the_id_leaves_out_at_its_neutral_value_are_named(pool):
+    """A whole spec: mechanism.sa.temperature is a younger setting, and fixed does not enter the id."""
+    _, (real, *_) = make_sweep(Path(pool.runs_dir).parent)
+    assert real.spec["mechanism"]["temperature"] == "fixed"
+    assert "temperature" not in reduced(real.spec, RunSpec)["mechanism"]
+    changes = {key: value for key, value in real.spec.items() if key not in ("seed", "lr_peak")}
+    first, second, third = trials_of(
+        pool.runs_dir,
+        {"id": 1, **changes},
+        {"id": 2, **changes, "mechanism": {**changes["mechanism"], "temperature": "learned"}},
+        {"id": 3, **changes, "steps": 40},
+    )
+    assert differing(first.directory, [second]) == "mechanism.sa.temperature: fixed, now learned"
+    assert differing(second.directory, [first]) == "mechanism.sa.temperature: learned, now fixed"
+    assert differing(first.directory, [third]) == f"steps: {changes['steps']}, now 40"
 
 
 def test_what_is_said_of_an_earlier_run_stays_with_it(pool):
