@@ -45,7 +45,7 @@ def check_repetitions(invocation: Invocation) -> None:
     first: dict[str, tuple[Word, str | None]] = {}
     for word in invocation.words:
         for set_by_it in word.for_hydra():
-            if set_by_it.value is None or set_by_it.sign.startswith("~"):
+            if not set_by_it.key or set_by_it.value is None or set_by_it.sign.startswith("~"):
                 continue
             other, value = first.setdefault(set_by_it.key, (word, set_by_it.value))
             if value != set_by_it.value:

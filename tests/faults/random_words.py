@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import Any, NamedTuple
@@ -314,7 +315,14 @@ def draw(random: Random) -> Line:
     words = [_word(random, entry) for _ in range(random.choice((1, 1, 1, 2, 3)))]
     if random.random() < 0.05:
         words.append(random.choice(words))
-    return Line(entry, (*BASES[entry], *words, *LAST.get(entry, ())), tuple(words))
+    return line_of(entry, words)
+
+
+def line_of(entry: str, words: Sequence[str]) -> Line:
+    """The line of some words: an entry's own before them, as far as they give none of the same key."""
+    given = {word.lstrip("+").partition("=")[0] for word in words if "=" in word}
+    base = [word for word in BASES[entry] if word.partition("=")[0] not in given]
+    return Line(entry, (*base, *words, *LAST.get(entry, ())), tuple(words))
 
 
 def _word(random: Random, entry: str) -> str:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.faults.fuzz_command_lines import SECRET, Outcome, Sandbox, fault, is_named, storm
-from tests.faults.random_words import BASES, LAST, Line
+from tests.faults.random_words import Line, line_of
 
 SAMPLE, ALL = 30, 2000
 
@@ -20,7 +20,7 @@ def sandbox(tmp_path_factory):
 
 
 def run(sandbox, entry, *words):
-    line = Line(entry, (*BASES[entry], *words, *LAST.get(entry, ())), words)
+    line = line_of(entry, words)
     return line, sandbox.run(line)
 
 
