@@ -21,7 +21,7 @@ APART = (*PARTS, "lr_peak", "seed", "plugins")  # runs of one study may differ i
 MOST_NAMED = 2  # of the runs of a line
 FINGERPRINT = 12  # characters of a fingerprint that a line shows, as a plan's line on the data
 LONGEST_VALUE = 40  # characters of a value that a line shows
-UNREADABLE = "spec.json, damaged or of a part that is not here"
+UNREADABLE = "spec.json, missing, damaged or of a part that is not here"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[T
     found: dict[tuple[str, bool], list[str]] = {}
     for command, run_ids, was_reported in before:
         for run_id in run_ids:
-            if run_id not in asked and _has_spec(study, run_id):
+            if run_id not in asked and _is_there(study, run_id):
                 difference = differing(RunDirectory(study.pool, run_id), trials)
                 is_reported = was_reported and difference in ("", UNREADABLE)
                 found.setdefault((command, is_reported), []).append(run_id)
@@ -76,7 +76,7 @@ def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
     try:
         whole = read_json(directory.spec_file, SpecFile)
         spec = reduced(whole, RunSpec)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return UNREADABLE
     asked = [json.loads(json.dumps(trial.spec)) for trial in _kinds(trials)]
     others = [reduced(each, RunSpec) for each in asked]
@@ -126,14 +126,14 @@ def _value(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _gone(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
-    """Return the ids on record, without those of ``trials``, that have no spec in the pool."""
+    """Return the ids on record, without those of ``trials``, that have no folder in the pool."""
     listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
     asked = {trial.run_id for trial in trials}
-    return [each for each in dict.fromkeys(listed) if each not in asked and not _has_spec(study, each)]
+    return [each for each in dict.fromkeys(listed) if each not in asked and not _is_there(study, each)]
 
 
-def _has_spec(study: StudyFolder, run_id: str) -> bool:
-    return RunDirectory(study.pool, run_id).spec_file.is_file()
+def _is_there(study: StudyFolder, run_id: str) -> bool:
+    return RunDirectory(study.pool, run_id).path.is_dir()
 
 
 def _kinds(trials: Sequence[Trial]) -> list[Trial]:
@@ -203,5 +203,5 @@ def _label(directory: RunDirectory) -> str:
     try:
         spec = read_json(directory.spec_file)
         return f"{_name(spec['mechanism'])} lr={spec['lr_peak']:g} seed={spec['seed']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return directory.run_id

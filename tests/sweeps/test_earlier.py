@@ -137,6 +137,8 @@ def test_a_run_that_is_gone_is_named_once_and_goes_from_the_record(pool):
     assert record["run_ids"] == [second.run_id, kept.run_id]
     assert launched(pool, [second], "two") == ([], record)
     third.directory.spec_file.unlink()  # of those outside of the report
+    assert launched(pool, [second], "two") == ([], record), "its checkpoints are still there"
+    shutil.rmtree(third.directory.path)
     said, _ = launched(pool, [second], "two")
     assert said == [f"{pool.name}: 1 earlier run is no longer in the pool and goes from the record ({third.run_id})"]
 
