@@ -110,7 +110,8 @@ def ablations(study: Study) -> tuple[Ablation, ...]:
 
 
 def _group(study: Study, runs: Frame, item: dict[str, Any]) -> Group:
-    columns = [_column(study, runs[runs["variant"] == each["variant"]], each["value"]) for each in item["values"]]
+    of_values = [(runs[runs["variant"] == each["variant"]], each["value"]) for each in item["values"]]
+    columns = [_column(study, own, value) for own, value in of_values if len(own)]  # not those whose runs were lost
     base = next(each["value"] for each in item["values"] if not each["variant"])
     return Group(item["part"], item["setting"], tuple(columns), base)
 

@@ -56,7 +56,8 @@ def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
     figure = Figure(figsize=(WIDTH_INCHES * (0.25 + 0.25 * columns), 2.3 * lines), layout="constrained")
     axes = np.atleast_1d(figure.subplots(lines, columns, sharey=True, squeeze=False)).ravel()
     for index, (ax, group) in enumerate(zip(axes, ablation.groups, strict=False)):
-        _panel(ax, group, styles[ablation.base], styles)
+        base = ablation.base if ablation.base in styles else group.columns[0].series
+        _panel(ax, group, styles[base], styles)
         if index % columns == 0:
             ax.set_ylabel("validation NLL (nats)")
     for ax in axes[len(ablation.groups) :]:

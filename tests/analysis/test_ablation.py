@@ -256,6 +256,19 @@ def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_the
     assert "Ablation of sc" in more and "Validation NLL against learning rate" in more and "Ablation of sa" not in more
 
 
+@pytest.mark.parametrize("lost", ["", "rank=8"])
+def test_values_whose_runs_were_lost_are_left_out(tmp_path, lost):
+    path = write_ablation(tmp_path)
+    table = path / "results" / "runs.parquet"
+    write_table(table, "runs", [row for row in pq.read_table(table).to_pylist() if row["variant"] != lost])
+    study = load(path)
+    (shown,) = ablation.ablation_tables(study)
+    assert shown.header == (("", "4", "1", "8", "4") if lost == "" else ("", "4", "256", "1", "4", "2", "4"))
+    assert ablation_figure.SECTION.applies(study) and len(ablation.directions(study)) == (1 if lost == "" else 3)
+    assert "Ablation of sc" in summary(path)
+    build(path, tmp_path / "pdf")
+
+
 def test_the_papers_claims_are_judged_on_the_base_alone(tmp_path):
     texts = [
         claim.text
