@@ -37,7 +37,7 @@ def test_the_operator_has_norm_1_at_most_whatever_is_rotated(graph, rope, settin
         ends = list(zip(source_E.tolist(), target_E.tolist(), strict=True))
         for r_EKK in r_BHEKK[0].detach():
             operator = block_operator(dict(zip(ends, r_EKK, strict=True)), 7, HEAD_WIDTH, rope)
-            assert_within(float(torch.linalg.matrix_norm(operator, 2)), 1 + ROUNDING)
+            assert_within(max(0.0, float(torch.linalg.matrix_norm(operator, 2)) - 1), ROUNDING)
 
 
 def test_alpha_and_beta_bound_the_norm_of_an_edges_weight():
@@ -58,7 +58,7 @@ def test_without_rope_every_direction_is_multiplied_by_a_factor_between_1_minus_
     settings = {"graph": graph, "step": "bounded", "step_size": step_size, "iterations": iterations}
     updated_BND, operators = consensus(signal(), **settings)
     factors, vectors = torch.linalg.eigh(torch.eye(operators.shape[-1], dtype=torch.float64) - step_size * operators)
-    assert_within(factors, 1 + ROUNDING)
+    assert_within(factors.max() - 1, ROUNDING)
     assert_within(smallest - factors.min(), ROUNDING)
     assert factors.min() < 1 - 0.1 * step_size, "the bound is no smaller than the operator by orders of magnitude"
     powered = vectors @ torch.diag_embed(factors**iterations) @ vectors.mT
