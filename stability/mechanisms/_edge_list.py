@@ -37,12 +37,20 @@ class EdgeList:
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
         """Return g, (…, N): each edge's flow added at its source and taken off at its target."""
+        return self._at_ends(flow_HKBE, -1)
+
+    def degrees(self, weight_HBE: Tensor) -> Tensor:
+        """Return the sum of each node's out-edges and in-edges, (H, B, N)."""
+        return self._at_ends(weight_HBE, 1)
+
+    def _at_ends(self, of_edges: Tensor, sign: int) -> Tensor:
+        """Return (…, B, N): each edge's number added at its source, and times ``sign`` at its target."""
         if self.factor_BE is not None:
-            flow_HKBE = flow_HKBE * self.factor_BE
-        flow_HKM = flow_HKBE.flatten(-2)
-        g_HKM = flow_HKM.new_zeros((*flow_HKM.shape[:2], self.shape[0] * self.num_positions))
-        g_HKM = g_HKM.index_add(-1, self.source_M, flow_HKM).index_add(-1, self.target_M, -flow_HKM)
-        return g_HKM.unflatten(-1, (self.shape[0], self.num_positions))
+            of_edges = of_edges * self.factor_BE
+        flat = of_edges.flatten(-2)
+        nodes = flat.new_zeros((*flat.shape[:-1], self.shape[0] * self.num_positions))
+        nodes = nodes.index_add(-1, self.source_M, flat).index_add(-1, self.target_M, sign * flat)
+        return nodes.unflatten(-1, (self.shape[0], self.num_positions))
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they

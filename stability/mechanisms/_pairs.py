@@ -8,6 +8,8 @@ i, the second with its sign changed: the update moves the ends by R_ij of the on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,12 +47,21 @@ class Pairs:
 
     def collect(self, flow_HKBP: Tensor) -> Tensor:
         """Return g, (…, N): each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""
+        flows = self._by_offset(flow_HKBP)
+        return torch.stack([F.pad(flow, (0, offset)) - F.pad(flow, (offset, 0)) for offset, flow in flows]).sum(0)
+
+    def degrees(self, weight_HBP: Tensor) -> Tensor:
+        """Return the sum of each node's pairs, (H, B, N); nothing from a pair with a padded end."""
+        weights = self._by_offset(weight_HBP)
+        return torch.stack([F.pad(part, (0, offset)) + F.pad(part, (offset, 0)) for offset, part in weights]).sum(0)
+
+    def _by_offset(self, of_pairs: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """Return each offset with its pairs' numbers, (…, B, N − offset); 0 from a pair with a padded end."""
         if self.mask_BN is not None:
-            flow_HKBP = flow_HKBP * torch.cat(
+            of_pairs = of_pairs * torch.cat(
                 [self.mask_BN[:, :-offset] & self.mask_BN[:, offset:] for offset in self.offsets], -1
             )
-        flows = zip(self.offsets, flow_HKBP.split(self.lengths, -1), strict=True)
-        return torch.stack([F.pad(flow, (0, offset)) - F.pad(flow, (offset, 0)) for offset, flow in flows]).sum(0)
+        return zip(self.offsets, of_pairs.split(self.lengths, -1), strict=True)
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return sources and targets of the T·P directed edges, and R as it is."""

@@ -8,8 +8,6 @@ RoPE the bound is one of the norm of u ↦ g(u).
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stability.mechanisms._edge_list import EdgeList
@@ -26,20 +24,4 @@ def largest_eigenvalue(graph: Pairs | EdgeList, norm_HBP: Tensor) -> Tensor:
         graph: the edges.
         norm_HBP: a bound of ‖R_e‖, of unordered pairs of ‖R_ij‖ + ‖R_ji‖.
     """
-    return 2 * _degrees(graph, norm_HBP).amax(-1, keepdim=True)
-
-
-def _degrees(graph: Pairs | EdgeList, norm_HBP: Tensor) -> Tensor:
-    """Return d, (H, B, N)."""
-    if isinstance(graph, Pairs):
-        if graph.mask_BN is not None:
-            mask_BN, offsets = graph.mask_BN, graph.offsets
-            norm_HBP = norm_HBP * torch.cat([mask_BN[:, :-offset] & mask_BN[:, offset:] for offset in offsets], -1)
-        parts = zip(graph.offsets, norm_HBP.split(graph.lengths, -1), strict=True)
-        return torch.stack([F.pad(part, (0, offset)) + F.pad(part, (offset, 0)) for offset, part in parts]).sum(0)
-    if graph.factor_BE is not None:
-        norm_HBP = norm_HBP * graph.factor_BE
-    norm_HM = norm_HBP.flatten(-2)
-    d_HM = norm_HM.new_zeros((len(norm_HM), graph.shape[0] * graph.num_positions))
-    d_HM = d_HM.index_add(-1, graph.source_M, norm_HM).index_add(-1, graph.target_M, norm_HM)
-    return d_HM.unflatten(-1, (graph.shape[0], graph.num_positions))
+    return 2 * graph.degrees(norm_HBP).amax(-1, keepdim=True)
