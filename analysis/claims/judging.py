@@ -1,7 +1,7 @@
 """Judge whether the papers' claims hold in one study, and say so in sentences and a table.
 
-The consensus paper's claims stand in `windows` (its section 5.1) and `steps` (5.2.1), as it makes them; those of the
-other papers in `rivals` and `residuals`. Rules that keep them honest:
+The consensus paper's claims stand in `low_pass` (its section 2.2), `windows` (5.1) and `steps` (5.2.1), as it makes
+them; those of the other papers in `rivals` and `residuals`. Rules that keep them honest:
 
 - A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that
   learned little is named.
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from analysis.claims import mixers, recall, rivals
 from analysis.claims.claim import Claim
+from analysis.claims.low_pass import low_pass_claims
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, unjudged_window, window_claims
@@ -62,7 +63,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
             replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement)
             for claim in _judge_setting(study, sides)
         ]
-    claims += [*_rival_claims(study, found), *recall.claims(study)]
+    claims += [*low_pass_claims(study), *_rival_claims(study, found), *recall.claims(study)]
     return (*claims, *_coverage(study), _scale(study))
 
 

@@ -110,8 +110,8 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 def looks(study: Study) -> dict[str, Look]:
     """Return each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is
     compared with itself under several settings, as residual schemes are, each setting has a colour and marker of its
-    own; so has each variant of a mechanism that has more of them than there are dashes, and its base keeps the
-    mechanism's. No two look the same as long as there are dashes to tell them apart."""
+    own; so has each variant of a mechanism, as far as `_variant_looks` has enough, and its base keeps the mechanism's.
+    No two look the same as long as there are dashes to tell them apart."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
@@ -133,13 +133,16 @@ def looks(study: Study) -> dict[str, Look]:
 
 
 def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return the colour and marker of each variant of the mechanisms that have too many for dashes, by mechanism and
-    variant: of those that no mechanism of the study has, one after another. ``rows``: one of each series."""
+    """Colours and markers of variants, by mechanism and variant, from those that no mechanism of the study has.
+
+    Every variant has its own if there are enough; else those of the mechanisms with more kinds than dashes, and these
+    repeat. ``rows``: one of each series."""
     kinds = rows[["mechanism", "variant"]].drop_duplicates()
     number = kinds.groupby("mechanism")["variant"].transform("size")
-    many = kinds[(number > len(DASHES)) & (kinds["variant"] != "")].itertuples(index=False, name=None)
+    variants = kinds[kinds["variant"] != ""]
     free = [look for look in (*OTHERS, *FIXED.values()) if look not in by_mechanism.values()] or [*OTHERS]
-    return dict(zip(many, itertools.cycle(free), strict=False))
+    chosen = variants if len(variants) <= len(free) else variants[number[variants.index] > len(DASHES)]
+    return dict(zip(chosen.itertuples(index=False, name=None), itertools.cycle(free), strict=False))
 
 
 def panels_width(columns: int) -> float:

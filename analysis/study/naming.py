@@ -18,15 +18,18 @@ else:
 
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
-MADE_OF = {"mix": "pattern", "two_way": "of"}  # mechanisms that are made of others, and the setting that says of which
+# Settings that say which kind of a mechanism a run has, by mechanism: a name has them if they are ablated or unusual.
+NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope",)}
+BLIND = "(blind)"  # after the name of a mechanism that cannot distinguish a text from its mirror image
 
 
 def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     """Add what the runs are called.
 
     - ``setting``: the other axes that vary in this study, the variant of an ablation last; "" where none does.
-    - ``series``: mechanism (sa+ca with its cross mechanism) and setting: what one line of a figure shows. The base of
-      an ablation over what it is made of says so as its variants do: two_way of=gla beside two_way of=retnet.
+    - ``series``: mechanism (sa+ca with its cross mechanism) and setting: what one line of a figure shows. A base is
+      named by its kind as its variants are, ``two_way of=gla`` beside ``two_way of=retnet``, and so is a single
+      mechanism of an unusual kind, ``sc rope=absolute``. `BLIND` follows if it is blind to order.
     - ``base``: the series that a variant of an ablation belongs to; its own for the rest.
     - ``label``: the series without those axes that are not the mechanism's own.
     - ``earlier``: the series as files of older versions have it.
@@ -42,14 +45,17 @@ def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     ]
     columns = [_labels(axis, list(runs[axis])) for axis in varying]
     labels = [_joined(*row) for row in zip(*columns, strict=True)] if varying else [""] * len(runs)
-    told = _bases(manifest)
-    bases, variants = [told.get(m, "") for m in runs["mechanism"]], [shortened(each) for each in runs["variant"]]
-    own = [variant or base for variant, base in zip(variants, bases, strict=True)]
-    runs["base"] = list(map(_joined, named, labels, bases))
+    base_names = _base_names(runs, manifest)
+    variants = [shortened(each) for each in runs["variant"]]
+    own = [variant or base for variant, base in zip(variants, base_names, strict=True)]
+    blind = [BLIND if each == 1 else "" for each in runs["blind_to_order"]]
     runs["setting"] = list(map(_joined, labels, variants))
-    runs["series"] = list(map(_joined, named, labels, own))
-    runs["label"] = list(map(_joined, runs["mechanism"], own))
+    runs["series"] = list(map(_joined, named, labels, own, blind))
+    runs["label"] = list(map(_joined, runs["mechanism"], own, blind))
     runs["earlier"] = list(map(_joined, named, labels, runs["variant"]))
+    base_series = list(map(_joined, named, labels, base_names))
+    blind_series = {series for series, mark in zip(runs["series"], blind, strict=True) if mark}
+    runs["base"] = [_joined(base, BLIND if _joined(base, BLIND) in blind_series else "") for base in base_series]
     return runs
 
 
@@ -62,16 +68,21 @@ def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _bases(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return by mechanism that is made of others the setting of its base that says of which, as the labels of its
-    variants have it; of those that the study varies."""
-    return {
-        item["part"]: f"{item['setting']}={value_text(value['value'])}"
+def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
+    """What follows the mechanism in the name of each run's base: its settings of `NAMED_IN_BASE` that are ablated or
+    unusual."""
+    ablated = {
+        (item["part"], item["setting"]): f"{item['setting']}={value_text(value['value'])}"
         for item in manifest.get("ablations") or []
-        if MADE_OF.get(item["part"]) == item["setting"]
         for value in item["values"]
         if not value["variant"]
     }
+    names = []
+    for mechanism, settings in zip(runs["mechanism"], runs["settings"], strict=True):
+        unusual = {setting.partition("=")[0]: shortened(setting) for setting in settings.split(" ")}
+        known = [ablated.get((mechanism, key), unusual.get(key, "")) for key in NAMED_IN_BASE.get(mechanism, ())]
+        names.append(_joined(*known))
+    return names
 
 
 def _labels(axis: str, values: list[str]) -> list[str]:

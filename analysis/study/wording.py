@@ -7,6 +7,7 @@ from typing import Any
 
 from analysis.study import multiples
 from analysis.study.load import Study
+from analysis.study.naming import BLIND
 from analysis.words import count_range, listed, lr_text, plural
 from stability.runs.recorded_words import recorded
 from stability.runs.words import Words
@@ -41,9 +42,20 @@ def generative_unit(study: Study) -> str:
 def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows of "What was run"."""
     rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
+    rows += [("Mechanisms", text)] if (text := mechanisms(study)) else []
     start = [("Initialisation", weights(study))] if weights(study) else []
     own = [("Reference rates", reference_rates(study))] if reference_rates(study) else []
     return [(name, said or "not recorded") for name, said in rows] + own + start
+
+
+def mechanisms(study: Study) -> str:
+    """Name the mechanisms' settings that are not the defaults, ``"sc: rope=relative"``, and those that are blind to
+    order; "" if there are none."""
+    bases = study.runs[study.runs["variant"] == ""]
+    pairs = sorted({(str(m), str(own)) for m, own in zip(bases["mechanism"], bases["settings"], strict=True) if own})
+    parts = [f"{mechanism}: {settings}" for mechanism, settings in pairs]
+    is_any_blind = bool((study.runs["blind_to_order"] == 1).any())
+    return "; ".join([*parts, *([f"{BLIND}: cannot distinguish a text from its mirror image"] if is_any_blind else [])])
 
 
 def reference_rates(study: Study) -> str:

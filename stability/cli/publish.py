@@ -14,6 +14,7 @@ from stability.startup import seldom_collected, uncollected
 if TYPE_CHECKING:
     from analysis.drawing.typeset import Table
     from analysis.study.load import Study
+    from stability.config.run import RunSpec
 
 
 def publish(
@@ -66,22 +67,39 @@ def _collect(study: StudyFolder) -> list[str]:
     with uncollected():
         from stability.runs.results import collect, write
 
-    found = collect(study.path, {"state_bytes": _state_bytes})
+    found = collect(study.path, _spec_columns)
     write(found, study.results)
     return [f"left out: {line}" for line in found.left_out]
 
 
-def _state_bytes(spec: dict[str, Any]) -> int | None:
-    """Return what `stability.build.sequence_state_bytes` says of a run's spec; None where a part that it names is not
-    to be had here."""
+def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
+    """Columns of `stability.runs.schema.RUNS_COLUMNS` that follow from a run's spec; {} if its plugin is not here."""
     from stability.build import sequence_state_bytes
     from stability.config.parse import parse_run
 
     try:
         run = parse_run(spec)
-    except ValueError:  # a plugin's run can be reported where the plugin is not
-        return None
-    return sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction)
+    except ValueError:
+        return {}
+    mechanism = Registry("mechanisms").load(run.mechanism.name)
+    return {
+        "state_bytes": sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction),
+        "settings": _settings(run),
+        # beside a cross mechanism the context may tell the direction
+        "blind_to_order": int(run.cross is None and mechanism.blind_to_order(run.mechanism.settings)),
+    }
+
+
+def _settings(run: RunSpec) -> str:
+    """Settings of a run's mechanism that differ from the defaults, ``"rank=8 rope=absolute"``, and of its cross
+    mechanism, ``"cc.rope=none"``."""
+    from stability.config.ablation import value_text
+    from stability.config.parts import unusual_settings
+
+    found = unusual_settings(run.mechanism)
+    if run.cross is not None:
+        found |= {f"{run.cross.name}.{key}": value for key, value in unusual_settings(run.cross).items()}
+    return " ".join(f"{key}={value_text(value)}" for key, value in found.items())
 
 
 def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:

@@ -31,6 +31,23 @@ class Part(Settings):
         return flat | {GROUPS: {group.role: group.written() for group in self.groups}} if self.groups else flat
 
 
+def unusual_settings(item: Part) -> dict[str, Any]:
+    """Settings of a part that differ from their defaults, by their keys below the part's, e.g. of a mix
+    ``{"sc.rope": "absolute"}``."""
+    usual = type(item.settings).model_validate({})
+    found: dict[str, Any] = {}
+    for key in type(item.settings).model_fields:
+        value, default = getattr(item.settings, key), getattr(usual, key)
+        inner = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Part)]
+        for held in inner:
+            found |= {f"{held.name}.{name}": own for name, own in unusual_settings(held).items()}
+        if isinstance(value, Part):
+            found |= {key: value.name} if value.name != default.name else {}
+        elif not inner and value != default:
+            found[key] = value
+    return found
+
+
 def part(family: str, value: Any) -> Part:
     """Make a `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config.identity import Since
+from stability.config.identity import Formerly, Since
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import (
@@ -57,8 +57,9 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
                 "batch, the best scored"
             ),
         )
-        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
-            default="absolute",
+        # not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
+        rope: Annotated[Literal["absolute", "relative", "gradient", "none"], Formerly("absolute")] = Field(
+            default="gradient",
             description=(
                 "whether disagreements are taken between rotated embeddings, each by its position or one by the "
                 "distance (with position=rope); gradient: by position, and each flow is turned back"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -41,8 +40,7 @@ from stability.runs.study import StudyFolder
 # what a model is, and computes in, that has no column of its own: unless a run says otherwise
 USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
 
-ToldBySpec = Mapping[str, Callable[[dict[str, Any]], Any]]
-NOTHING_TOLD: ToldBySpec = MappingProxyType({})
+SpecColumns = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,12 @@ class Results:
     left_out: tuple[str, ...] = ()
 
 
-def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Results:
+def collect(study: str | Path, spec_columns: SpecColumns = lambda spec: {}) -> Results:
     """Read every run that a study lists, finished or not; damaged or missing files are left out.
 
     Args:
         study: the study's folder.
-        told_by_spec: by name the columns that a run's spec tells, for results that are older than such a column.
+        spec_columns: returns the columns that follow from a run's spec, by name; a run's result goes before them.
 
     Raises:
         ValueError: the folder is no study, or its record is damaged.
@@ -90,7 +88,7 @@ def collect(study: str | Path, told_by_spec: ToldBySpec = NOTHING_TOLD) -> Resul
     )
     steps = [_recorded_steps(each) for each in files]
     rows = [
-        _run_row(folder.path.name, each, scores[each.directory.run_id], told_by_spec)
+        _run_row(folder.path.name, each, scores[each.directory.run_id], spec_columns)
         | undefined_of(list(tables.values()))
         for each, tables in zip(files, steps, strict=True)
     ]
@@ -191,7 +189,7 @@ def _run_row(
     study: str,
     files: RunFiles,
     scores: Sequence[pa.Table],
-    told_by_spec: ToldBySpec,
+    spec_columns: SpecColumns,
 ) -> dict[str, Any]:
     """Return one run's row of `RUNS_COLUMNS`: its status, spec, result and generative NLL as far as it has them."""
     status = files.status
@@ -206,8 +204,7 @@ def _run_row(
     row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
-    younger = {name: tell(files.spec) for name, tell in told_by_spec.items() if found and name not in found}
-    return row | result | younger | _generative_nll(_of_phase(scores, TERMINAL))
+    return row | spec_columns(files.spec) | result | _generative_nll(_of_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:

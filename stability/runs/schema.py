@@ -52,6 +52,8 @@ RUNS_COLUMNS = [
     "optimizer_state_bytes",
     "step_s",  # median seconds of a training step
     "state_bytes",  # that the mixers keep of one sequence to go on reading; missing where there is no going on
+    "settings",  # of the mechanism (and of its cross mechanism) that are not the defaults, e.g. "rope=absolute"
+    "blind_to_order",  # 1 if the mechanism cannot distinguish a text from its mirror image, else 0
 ]
 # A row a training step, as logged.
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
@@ -177,7 +179,10 @@ OPTIONAL = {
 }
 
 # By the table's name: columns that files lack which are older than they; a reader takes them for empty.
-YOUNGER = {"runs": ("optimizer_state_bytes", "step_s", "state_bytes"), "curvature": ("rms_u",)}
+YOUNGER = {
+    "runs": ("optimizer_state_bytes", "step_s", "state_bytes", "settings", "blind_to_order"),
+    "curvature": ("rms_u",),
+}
 
 # By the table's name: how the columns begin that an objective adds under names of its own, all of them numbers. What it
 # validates beside the NLL, the parts that this is a sum of, what frequencies reach of each, parts of an oracle's NLL.
@@ -199,6 +204,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
-    "parent", "label",
+    "parent", "label", "settings",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.study import load as module
+from analysis.study import wording
 from analysis.study.load import COLUMNS, load
 from tests.analysis.synthetic import FINGERPRINT, write_study, write_table
 
@@ -175,3 +176,32 @@ def test_checkpoints_names_are_in_the_order_of_their_steps_beyond_a_million():
         "step_999999",
         "step_1000000",
     ]
+
+
+READINGS = [
+    {"settings": "rope=absolute rank=8", "blind_to_order": 1},
+    {"variant": "rope=relative", "settings": "rope=relative rank=8", "blind_to_order": 0},
+]
+OF_READINGS = {
+    "axis": "mechanism", "part": "sc", "setting": "rope",
+    "values": [{"value": "absolute", "variant": ""}, {"value": "relative", "variant": "rope=relative"}],
+}  # fmt: skip
+
+
+def test_a_mechanism_is_named_with_its_reading_and_with_its_blindness(tmp_path):
+    alone = load(write_study(tmp_path, name="alone", mechanisms=["sc"], lrs=[1e-3], seeds=1, settings=READINGS[:1]))
+    assert alone.series == ("sc rope=absolute (blind)",)
+    folder = write_study(tmp_path, name="both", mechanisms=["sc"], lrs=[1e-3], seeds=1, settings=READINGS)
+    manifest = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(manifest | {"ablations": [OF_READINGS]}))
+    both = load(folder)
+    assert both.series == ("sc rope=absolute (blind)", "sc rope=relative")
+    assert set(both.runs["base"]) == {"sc rope=absolute (blind)"}
+    assert dict(wording.facts(both))["Mechanisms"] == (
+        "sc: rope=absolute rank=8; (blind): cannot distinguish a text from its mirror image"
+    )
+
+
+def test_a_mechanism_with_the_usual_settings_is_named_alone(study_dir):
+    study = load(study_dir)
+    assert study.series == ("sa", "sc") and "Mechanisms" not in dict(wording.facts(study))

@@ -49,11 +49,19 @@ def test_many_variants_have_a_colour_each_and_the_base_the_mechanisms(two_ways):
         assert (looks[series].color, looks[series].marker, looks[series].dashes) == (*own[mechanism], "-")
 
 
-def test_few_variants_keep_the_mechanisms_colour_and_differ_by_dashes(tmp_path):
+def test_more_variants_than_colours_keep_the_mechanisms_and_differ_by_dashes(tmp_path):
     settings = [{"variant": each} for each in ("", "window=4", "window=8")]
-    looks = style.looks(load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3], seeds=1, settings=settings)))
+    names = ["sa", "sc", "sw", "mix", "fox", "gla"]  # 18 kinds, 12 variants: more than there are colours
+    looks = style.looks(load(write_study(tmp_path, mechanisms=names, lrs=[1e-3], seeds=1, settings=settings)))
     own = [look for series, look in looks.items() if series.startswith("sc")]
     assert len({look.color for look in own}) == 1 and len({str(look.dashes) for look in own}) == 3
+
+
+def test_a_variant_has_a_colour_of_its_own_as_long_as_there_is_one(tmp_path):
+    settings = [{"variant": each} for each in ("", "window=4")]
+    looks = style.looks(load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3], seeds=1, settings=settings)))
+    assert len({look.color for look in looks.values()}) == len({look.marker for look in looks.values()}) == 4
+    assert looks["sc"].color == style.FIXED["sc"][0]
 
 
 def test_no_two_series_look_alike_as_long_as_dashes_last(tmp_path):

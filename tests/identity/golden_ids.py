@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from stability.config.base import checked
-from stability.config.identity import run_id, tokenizer_id
+from stability.config.identity import filled, run_id, tokenizer_id
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
@@ -73,10 +73,10 @@ TOKENIZER_BASE: dict[str, Any] = {
 }
 
 
-def preset(name: str) -> list[RunSpec]:
-    """Every run of ``study=name``, as the command line makes it."""
+def preset(name: str, changes: Sequence[str] = ()) -> list[RunSpec]:
+    """Every run of ``study=name``, as the command line makes it with these ``changes``."""
     extra = [NEEDED[name]] if name in NEEDED else []
-    return list(read_spec("sweep", [f"study={name}", *extra]).expand(FINGERPRINT))
+    return list(read_spec("sweep", [f"study={name}", *extra, *changes]).expand(FINGERPRINT))
 
 
 def presets() -> tuple[str, ...]:
@@ -312,7 +312,7 @@ def cases(of: Iterator[dict[str, Any]], base: dict[str, Any], spec_of: Any, id_o
 
 
 def tokenizer_of(values: dict[str, Any]) -> TokenizerRunSpec:
-    return checked(TokenizerRunSpec, values)
+    return checked(TokenizerRunSpec, filled(values, TokenizerRunSpec))
 
 
 def write(name: str, value: Any) -> None:

@@ -37,6 +37,12 @@ def test_the_runs_of_a_preset_keep_their_ids(name):
     )
 
 
+@pytest.mark.parametrize("name", [name for name in PRESETS if "before" in PRESETS[name]])
+def test_the_runs_of_a_preset_from_before_a_default_changed_are_a_setting_away(name):
+    before = PRESETS[name]["before"]
+    assert golden_ids.sum_of([run_id(run) for run in golden_ids.preset(name, before["changes"])]) == before["sha256"]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_run_that_is_written_out_whole_keeps_its_id_whatever_its_preset_says_today(name):
     first = PRESETS[name]["first"]

@@ -1,0 +1,65 @@
+"""The columns of a study's runs that follow from their specs: unusual settings of the mechanism, and its blindness."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stability.cli.publish import collected
+from stability.config.parts import part, unusual_settings
+from stability.runs.study import StudyFolder
+
+CONTEXT = {"objective": {"name": "mlm", "context": 8}}
+
+
+def listed(lab, **changes):
+    """The row of a run that has not been trained."""
+    spec = lab.spec(**changes)
+    directory = lab.directory(spec)
+    directory.write_spec(spec.model_dump(mode="json"), type(spec))
+    directory.set_status("queued", step=0)
+    study = StudyFolder.of(lab.pool, "settings")
+    study.write([directory.run_id])
+    return directory, collected(study).runs.iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        ({"name": "sa"}, {}),
+        ({"name": "sc", "rope": "gradient", "window": 2}, {}),
+        ({"name": "sc", "rope": "absolute", "rank": 8}, {"rope": "absolute", "rank": 8}),
+        (
+            {"name": "mix", "pattern": ["sw", "sc"], "sc": {"rope": "none"}},
+            {"pattern": ("sw", "sc"), "sc.rope": "none"},
+        ),
+        ({"name": "two_way", "of": "gla", "gla": {"gate_rank": 8}}, {"of": "gla", "gla.gate_rank": 8}),
+    ],
+)
+def test_unusual_settings_are_those_that_differ_from_the_parts_own_defaults(mechanism, expected):
+    usual = unusual_settings(part("mechanisms", {"name": mechanism["name"]}))
+    assert usual == {}
+    assert unusual_settings(part("mechanisms", mechanism)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "blind"),
+    [
+        ({"mechanism": {"name": "sc"}}, "", 0),
+        ({"mechanism": {"name": "sc", "rope": "absolute", "step": "learned"}}, "step=learned rope=absolute", 1),
+        ({"mechanism": {"name": "mix", "pattern": ["sc", "sa"], "sc": {"rope": "none"}}}, "pattern=[sc,sa] sc.rope=none", 0),
+        ({"mechanism": {"name": "sc", "rope": "none"}, "cross": {"name": "cc", "rank": 1}, **CONTEXT}, "rope=none cc.rank=1", 0),
+    ],
+)  # fmt: skip
+def test_a_study_records_the_unusual_settings_and_the_blindness_of_each_run(lab, changes, settings, blind):
+    _, row = listed(lab, **changes)
+    assert (row["settings"], row["blind_to_order"]) == (settings, blind)
+
+
+def test_a_run_of_a_plugin_that_is_gone_is_listed_without_them(lab):
+    directory, _ = listed(lab, mechanism={"name": "sc", "rope": "absolute"})
+    spec = json.loads(directory.spec_file.read_text())
+    directory.spec_file.write_text(json.dumps({**spec, "plugins": ["package_of_somebody_else.mechanism"]}))
+    row = collected(StudyFolder.of(lab.pool, "settings")).runs.iloc[0]
+    assert row["settings"] == "" and row["blind_to_order"] != row["blind_to_order"]  # NaN
