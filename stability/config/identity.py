@@ -9,7 +9,6 @@ None``:
 - `Fingerprinted`: the fingerprint of the data stands for it.
 - `Label`: tables name the run by it, nothing else.
 - `Since`: it is younger than runs that exist; with its neutral value it is left out, so that they keep their ids.
-- `Formerly`: its default was another one; a file without it means that one.
 - `Bare`: with all settings left out, the part or group in it is written as its bare name.
 - `Family`: of which family the part in it is (`stability.config.parts.one_part` says so by itself).
 """
@@ -74,14 +73,6 @@ class Since:
 
 
 @dataclass(frozen=True)
-class Formerly:
-    """The mark of a field whose default has changed. Its value is part of an id; a file that lacks it means
-    ``default``, the one before."""
-
-    default: Any
-
-
-@dataclass(frozen=True)
 class Bare:
     """The mark of a field whose part or group is written as its bare name where all its settings are left out, as it
     was when there was a name only."""
@@ -120,19 +111,20 @@ def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type
 def filled(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
-    """Return a spec's plain JSON values with the neutral value of every `Since` field that is not there, and the former
-    default of every `Formerly` field: what an older file means, whatever defaults are today.
+    """Return a spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older
+    file means, whatever defaults are today.
 
     ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose
     settings these are.
     """
     whole = dict(values)
     for key, field in ({} if schema is None else schema.model_fields).items():
-        for marker in field.metadata:
-            if isinstance(marker, Since) and (not marker.of or part in marker.of):
-                whole.setdefault(key, marker.neutral)
-            elif isinstance(marker, Formerly):
-                whole.setdefault(key, marker.default)
+        since = next(
+            (marker for marker in field.metadata if isinstance(marker, Since) and (not marker.of or part in marker.of)),
+            None,
+        )
+        if since is not None:
+            whole.setdefault(key, since.neutral)
         if key in whole:
             own = family_of(field.metadata) or (family if key == "parts" else None)
             if own is not None and isinstance(whole[key], str) and Bare() in field.metadata:

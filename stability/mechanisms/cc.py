@@ -3,7 +3,7 @@ appendices C.1 to C.3)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config.identity import Formerly
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
 from stability.mechanisms._edge_weights import (
@@ -65,7 +64,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             ),
         )
         # not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
-        rope: Annotated[Literal["absolute", "relative", "gradient", "none"], Formerly("absolute")] = Field(
+        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
             default="gradient",
             description=(
                 "whether disagreements are taken between rotated embeddings, each by its position or one by the "

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.config.identity import Formerly, Since
+from stability.config.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import (
@@ -58,7 +58,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             ),
         )
         # not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
-        rope: Annotated[Literal["absolute", "relative", "gradient", "none"], Formerly("absolute")] = Field(
+        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
             default="gradient",
             description=(
                 "whether disagreements are taken between rotated embeddings, each by its position or one by the "

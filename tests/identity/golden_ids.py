@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from stability.config.base import checked
-from stability.config.identity import filled, run_id, tokenizer_id
+from stability.config.identity import run_id, tokenizer_id
 from stability.config.parse import parse_run
+from stability.config.parts import part as part_of
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.registry import Registry, add_plugin
@@ -29,7 +30,9 @@ TOKENIZER = "0123456789ab"
 PLUGINS = [f"tests.identity.plugins.{name}" for name in ("elsewhere", "lazy_adam", "stack")]
 # what a preset's data and objective cannot do without
 NEEDED = {"text_mini": "data.path=README.md", "attentionx_gpt_mini": "data.path=README.md"}
-NEEDED |= {f"protein_{size}": f"objective.tokenizer={TOKENIZER}" for size in ("mini", "35m", "133m", "320m")}
+NEEDED |= {
+    f"protein_{size}": f"objective.tokenizer={TOKENIZER}" for size in ("mini", "readings", "35m", "133m", "320m")
+}
 
 BASE: dict[str, Any] = {
     "model": {"name": "nano", "layers": 4, "width": 64, "heads": 4, "positions": 128},
@@ -87,11 +90,11 @@ def sum_of(ids: list[str]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()
 
 
-def written() -> dict[str, Any]:
+def written(names: Iterable[str]) -> dict[str, Any]:
     """Of each preset the number of its runs, the sha256 over their ids in order, and of one run of each kind all values
     (as changes of the first's)."""
     found = {}
-    for name in presets():
+    for name in names:
         runs = preset(name)
         first = runs[0].model_dump(mode="json")
         kinds: dict[str, Any] = {}
@@ -311,8 +314,32 @@ def cases(of: Iterator[dict[str, Any]], base: dict[str, Any], spec_of: Any, id_o
     return list(found.values())
 
 
+def run_of(values: dict[str, Any]) -> RunSpec:
+    return parse_run(with_former_defaults(values))
+
+
 def tokenizer_of(values: dict[str, Any]) -> TokenizerRunSpec:
-    return checked(TokenizerRunSpec, filled(values, TokenizerRunSpec))
+    return checked(TokenizerRunSpec, with_former_defaults(values))
+
+
+def with_former_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the defaults of the list's time where they have changed since: sc and cc turned absolutely. (Files
+    on disk hold every value.)"""
+    whole = dict(values)
+    for key in ("mechanism", "cross"):
+        part = whole.get(key)
+        part = {"name": part} if isinstance(part, str) else part
+        name = part["name"] if part else ""
+        if name in ("sc", "cc"):
+            whole[key] = {"rope": "absolute", **part}
+        elif name == "mix":
+            whole[key] = {**part, "sc": {"rope": "absolute", **part.get("sc", {})}}
+        elif name == "stack":
+            sc = part_of("mechanisms", {"name": "sc", "rope": "absolute"})
+            whole[key] = {"parts": (part_of("mechanisms", "sa"), sc), **part}
+        elif name == "auto":
+            whole[key] = {**part, "cc": {"rope": "absolute"}}
+    return whole
 
 
 def write(name: str, value: Any) -> None:
@@ -329,8 +356,8 @@ def main() -> None:
     for module in PLUGINS:
         add_plugin(module)
     GOLDEN.mkdir(exist_ok=True)
-    write("presets", written())
-    write("runs", cases(changes(), BASE, parse_run, run_id))
+    write("presets", written(presets()))
+    write("runs", cases(changes(), BASE, run_of, run_id))
     defaults = {
         key: value for key, value in compose("train_tokenizer", []).items() if key in TokenizerRunSpec.model_fields
     }
