@@ -94,7 +94,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
 
     assert columns("ablate.sc.window=[1,4]", "ablate.sc.rope=[none]") == {
         "window": [(1, "window=1"), (2, ""), (4, "window=4")],
-        "rope": [("absolute", ""), ("none", "rope=none")],
+        "rope": [("gradient", ""), ("none", "rope=none")],
     }
     assert columns("ablate.sc.window=[4,2]")["window"] == [(4, "window=4"), (2, "")]
 
@@ -137,32 +137,35 @@ def test_what_cannot_be_varied_is_refused_in_one_line(words, message):
     assert "\n" not in str(caught.value)
 
 
-def test_the_preset_is_the_papers_ablation_and_a_setting_can_be_left_out():
-    values = {"edge_hidden": (4, 16, 64), "rank": (1, 8, 16), "window": (4, 8, 12)}
-    expected = [("sc", ""), *(("sc", f"{setting}={value}") for setting, row in values.items() for value in row)]
-    assert variants("study=ablation_consensus") == expected
-    spec = read_spec("sweep", ["study=ablation_consensus"])
-    base = spec.mechanism[0].settings
-    assert (base.window, base.rank, base.edge_hidden, spec.seeds, spec.hessian, len(spec.lr.rates())) == (
-        2,
-        4,
-        256,
-        3,
-        False,
-        1,
-    )
-    assert variants("study=ablation_consensus", "~ablate.sc.rank", "ablate.sc.edge_hidden=[64]") == [
+TABLE_9 = {"edge_hidden": (4, 16, 64), "rank": (1, 8, 16), "window": (4, 8, 12)}  # around 256, 4 and 2
+
+
+def test_a_setting_of_a_preset_can_be_left_out_or_have_other_values():
+    study = "study=ablation_consensus_193m"
+    assert variants(study, "~ablate.sc.rank", "ablate.sc.edge_hidden=[64]", "lr=1e-3", "seeds=1") == [
         ("sc", label) for label in ("", "edge_hidden=64", "window=4", "window=8", "window=12")
     ]  # fmt: skip
 
 
+def test_the_small_ablations_base_is_the_flagships_sc():
+    small, flagship = (
+        read_spec("sweep", [f"study={name}"]).points("data") for name in ("ablation_consensus", "flagship")
+    )
+    bases = {run_id(run) for variant, run in small if not variant}
+    assert len(bases) == 3 and bases <= {run_id(run) for _, run in flagship}
+
+
 def test_the_preset_at_the_papers_size_has_model_data_and_objective_of_the_papers_text_and_its_rates():
     """Table 9's baseline is the text 193M model, trained as it is trained for Figure 2."""
-    small, whole, text = (read_spec("sweep", [f"study={name}"]) for name in PAPERS)
+    whole, text = (read_spec("sweep", [f"study={name}"]) for name in ("ablation_consensus_193m", "text_193m"))
     for field in ("model", "data", "objective", "optimizer", "steps", "batch", "clip_norm", "generate"):
         assert getattr(whole, field) == getattr(text, field), field
     (sc,), of_text = whole.mechanism, next(each for each in text.mechanism if each.name == "sc")
-    assert sc == of_text and whole.ablate == small.ablate
+    assert sc == of_text
+    base = sc.settings
+    assert (base.edge_hidden, base.rank, base.window) == (256, 4, 2)
+    ablated = variants("study=ablation_consensus_193m", "lr=1e-3", "seeds=1")
+    assert ablated == [("sc", ""), *(("sc", f"{key}={each}") for key, row in TABLE_9.items() for each in row)]
     assert whole.lr.rates() == tuple(
         float(rate) for rate in yaml.safe_load((CONF / "lr" / "paper_medium.yaml").read_text())["values"]
     )
@@ -212,7 +215,6 @@ def test_counting_without_building_counts_what_is_built(lab, mechanism):
     assert count_parameters(spec, 256) == num_parameters(build_model(spec, 256))
 
 
-PAPERS = ("ablation_consensus", "ablation_consensus_193m", "text_193m")
 CONF = Path(__file__).parents[2] / "conf"
 # The paper's Table 9, row "Model Size", in millions: value of the setting → size, at the text model of Table 10 called
 # 193M.

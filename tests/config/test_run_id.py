@@ -9,6 +9,7 @@ from stability.config.identity import reduced, run_id
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory
+from tests.identity.golden_ids import run_of
 
 BASE = {
     "model": {"name": "nano", "layers": 4, "width": 64, "heads": 4, "positions": 128},
@@ -53,7 +54,7 @@ def id_of(**changes) -> str:
 
 @pytest.mark.parametrize(("known", "changes"), OLD)
 def test_a_run_from_before_the_settings_keeps_its_id(known, changes):
-    spec = parse_run(BASE | changes)
+    spec = run_of(BASE | changes)
     assert run_id(spec) == known
     assert run_id(parse_run(spec.model_dump(mode="json"))) == known
 
