@@ -29,7 +29,7 @@ def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
     - ``setting``: the other axes that vary in this study, the variant of an ablation last; "" where none does.
     - ``series``: mechanism (sa+ca with its cross mechanism) and setting: what one line of a figure shows. A base is
       named by its kind as its variants are, ``two_way of=gla`` beside ``two_way of=retnet``, and so is a single
-      mechanism of an unusual kind, ``sc rope=absolute``. `BLIND` follows if it is blind to order.
+      mechanism of an unusual kind, sc with its rope. `BLIND` follows if it is blind to order.
     - ``base``: the series that a variant of an ablation belongs to; its own for the rest.
     - ``label``: the series without those axes that are not the mechanism's own.
     - ``earlier``: the series as files of older versions have it.

@@ -49,7 +49,7 @@ def facts(study: Study) -> list[tuple[str, str]]:
 
 
 def mechanisms(study: Study) -> str:
-    """Name the mechanisms' settings that are not the defaults, ``"sc: rope=relative"``, and those that are blind to
+    """Name the mechanisms' settings that are not the defaults, ``"sc: rank=8"``, and those that are blind to
     order; "" if there are none."""
     bases = study.runs[study.runs["variant"] == ""]
     pairs = sorted({(str(m), str(own)) for m, own in zip(bases["mechanism"], bases["settings"], strict=True) if own})

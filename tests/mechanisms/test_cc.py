@@ -157,7 +157,7 @@ def test_many_iterations_without_rope_bring_every_source_to_its_weighted_context
         {"iterations": 2},
         {"rope": "none"},
         {"rope": "relative"},
-        {"rope": "gradient"},
+        {"rope": "absolute"},
         {"edge_mlp": "separate"},
         {"edge_gain": 1.0},
     ],

@@ -29,8 +29,8 @@ CASES = [
 ]
 ORDERED = [
     *(pytest.param(name, {}, id=name) for name in NAMES if name != "mix"),  # a pattern is longer than one layer
-    *(pytest.param("sc", {"rope": rope}, id=f"sc-{rope}") for rope in ("relative", "gradient", "none")),
-    pytest.param("mix", {"pattern": ["sc"]}, id="mix-sc"),
+    *(pytest.param("sc", {"rope": rope}, id=f"sc-{rope}") for rope in ("relative", "absolute", "none")),
+    pytest.param("mix", {"pattern": ["sc"], "sc": {"rope": "absolute"}}, id="mix-sc"),
     pytest.param("two_way", {"of": "sw", "weights": "shared"}, id="two_way-shared"),
 ]
 VARIED = [
@@ -170,7 +170,10 @@ def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind
 def test_a_pattern_is_blind_to_order_if_all_of_its_mechanisms_are():
     blind = REGISTRY.load("mix").blind_to_order
     patterns = {("sa", "sc"): False, ("sc",): True, ("sa",): False}
-    found = {pattern: blind(settings_of("mechanisms", "mix", {"pattern": list(pattern)})) for pattern in patterns}
+    absolute = {"sc": {"rope": "absolute"}}
+    found = {
+        pattern: blind(settings_of("mechanisms", "mix", {"pattern": list(pattern), **absolute})) for pattern in patterns
+    }
     assert found == patterns
     assert not blind(settings_of("mechanisms", "mix", {"pattern": ["sc"], "sc": {"rope": "gradient"}}))
 

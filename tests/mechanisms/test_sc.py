@@ -188,7 +188,7 @@ def test_separate_edge_mlps_add_two_first_layers():
         {"iterations": 2},
         {"rope": "none"},
         {"rope": "relative"},
-        {"rope": "gradient"},
+        {"rope": "absolute"},
         {"edge_mlp": "separate"},
         {"edge_gain": 1.0},
         {"graph": "cycle"},

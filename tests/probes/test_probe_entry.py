@@ -140,7 +140,7 @@ def test_a_run_and_a_single_checkpoint_print_their_own_tables(trained, capsys):
     assert main(["what=spectra", f"ckpt={folder}", *SMALL]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Learned graphs of consensus layers, earliest checkpoint" in said
-    assert "with mechanism.sc.rope=absolute the layer takes off 2ηL̄ũ" in said and "rope=none" not in said, (
+    assert "with mechanism.sc.rope=gradient the filter is the whole update" in said and "rope=none" not in said, (
         "the run's own setting, which it knows"
     )
     assert main(["what=spectra", f"ckpt={runs['mix'].path}", *SMALL]) == 0

@@ -223,7 +223,7 @@ def test_tunes_optuna_search_is_told_the_same_and_suggests_the_same_points(told,
         ),
         (
             ["search.space.mechanism.sc.rope={low:1,high:2}"],
-            r"search.space.mechanism.sc.rope: is 'absolute' in this sweep, and only numbers can be searched",
+            r"search.space.mechanism.sc.rope: is 'gradient' in this sweep, and only numbers can be searched",
         ),
         (["search.space.steps={low:1.5,high:2}"], r"search.space.steps: 1.5 is no integer"),
         (["search.space.batch={low:0,high:2}"], r"search.space.batch: 0 makes no run; batch=0"),
