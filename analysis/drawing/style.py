@@ -133,7 +133,7 @@ def looks(study: Study) -> dict[str, Look]:
 
 
 def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Colours and markers of variants, by mechanism and variant, from those that no mechanism of the study has.
+    """Return colours and markers of variants, by mechanism and variant, from those that no mechanism of the study has.
 
     Every variant has its own if there are enough; else those of the mechanisms with more kinds than dashes, and these
     repeat. ``rows``: one of each series."""

@@ -69,7 +69,7 @@ def _joined(*parts: str) -> str:
 
 
 def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
-    """What follows the mechanism in the name of each run's base: its settings of `NAMED_IN_BASE` that are ablated or
+    """Return the part of each base's name after the mechanism: its settings of `NAMED_IN_BASE` that are ablated or
     unusual."""
     ablated = {
         (item["part"], item["setting"]): f"{item['setting']}={value_text(value['value'])}"

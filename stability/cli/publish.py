@@ -73,7 +73,7 @@ def _collect(study: StudyFolder) -> list[str]:
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Columns of `stability.runs.schema.RUNS_COLUMNS` that follow from a run's spec; {} if its plugin is not here."""
+    """Return the columns of `RUNS_COLUMNS` that follow from a run's spec; {} if its plugin is not here."""
     from stability.build import sequence_state_bytes
     from stability.config.parse import parse_run
 
@@ -91,7 +91,7 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(run: RunSpec) -> str:
-    """Settings of a run's mechanism that differ from the defaults, ``"rank=8 rope=absolute"``, and of its cross
+    """Return the settings of a run's mechanism that are not the defaults, ``"rank=8 rope=absolute"``, and of its cross
     mechanism, ``"cc.rope=none"``."""
     from stability.config.ablation import value_text
     from stability.config.parts import unusual_settings

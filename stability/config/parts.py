@@ -32,7 +32,7 @@ class Part(Settings):
 
 
 def unusual_settings(item: Part) -> dict[str, Any]:
-    """Settings of a part that differ from their defaults, by their keys below the part's, e.g. of a mix
+    """Return the settings of a part that differ from their defaults, by their keys below the part's, e.g. of a mix
     ``{"sc.rope": "absolute"}``."""
     usual = type(item.settings).model_validate({})
     found: dict[str, Any] = {}
