@@ -1,0 +1,200 @@
+"""Measure how the source reads: ``python -m benchmarks.house [--root=FOLDER] [--no-run]``.
+
+Prints the table of issue 37, each number beside its target. ``--root`` measures another checkout; ``--no-run`` leaves
+out the rows that need a short training run (half a minute). The definitions, printed below the table:
+
+* source: every ``*.py`` of stability, sweeps, analysis and kernels, all lines; tests: every ``*.py`` of tests.
+* moves and climbs: `benchmarks._walk`, from ``_sweep`` of stability.sweep and its ``spec``. The review of 60e7bdb
+  counted 87 and 45 by a program that is lost; this one counts 93 and 42 there. The other rows that the review had come
+  out as it had them.
+* frames: functions of the source on the stack at the first ``optimizer.step``, from ``main`` on, comprehensions and
+  lambdas left out; a generator that is being resumed is on the stack.
+* files entered: those of the source in which any frame started or resumed, module bodies on import included; the step
+  is the fourth of six.
+* body lines: from the first statement after the docstring to the end, comments and blank lines within included.
+* words: ``[A-Za-z][A-Za-z']*`` in the docstrings of modules, classes and functions.
+* public functions: neither they nor a class or function around them begins with ``_``; a parameter is everything but
+  ``self`` and ``cls``. One without a docstring lacks ``Args:``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks._walk import AnyFunction, Project, walk
+
+PACKAGES = ("stability", "sweeps", "analysis", "kernels")
+EVENTS, SHORT_LINES, MANY_PARAMETERS = 400, 3, 3
+WORDS = ("what", "which", "where")
+ENTRY = "stability.sweep"
+RUN = "mechanism=sc lr=3e-3 seeds=1 steps=6 launcher=serial hessian=false report=false logger=files device=cpu"
+
+
+class Row(NamedTuple):
+    """A row of the table: the name of the measure, its value here, and the issue's target ("" if it has none)."""
+
+    name: str
+    value: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counts of the functions and docstrings of some source files."""
+
+    functions: int
+    short_functions: int
+    docstrings: int
+    words: Counter[str]
+    wide_functions: int  # public, of at least ``MANY_PARAMETERS`` parameters
+    wide_with_args: int
+
+    def per_thousand(self, word: str) -> float:
+        """Return how often a word stands in 1,000 words of docstrings."""
+        return 1000 * self.words[word] / max(1, self.words.total())
+
+
+def source_files(root: Path, packages: Sequence[str] = PACKAGES) -> list[Path]:
+    """Return the Python files of the packages."""
+    return [path for package in packages for path in sorted((root / package).rglob("*.py"))]
+
+
+def count_lines(paths: Sequence[Path]) -> int:
+    """Return the number of lines of some files."""
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def read_sources(paths: Sequence[Path]) -> Reading:
+    """Parse files and count their functions and the words of their docstrings."""
+    functions, short, docstrings, wide, with_args = 0, 0, 0, 0, 0
+    words: Counter[str] = Counter()
+    for path in paths:
+        for node, is_public in _definitions(ast.parse(path.read_text()), True):
+            text = ast.get_docstring(node)
+            docstrings += text is not None
+            words.update(word.lower() for word in re.findall(r"[A-Za-z][A-Za-z']*", text or ""))
+            if isinstance(node, AnyFunction):
+                functions += 1
+                short += body_lines(node) <= SHORT_LINES
+                is_wide = is_public and num_parameters(node) >= MANY_PARAMETERS
+                wide += is_wide
+                with_args += is_wide and re.search(r"^\s*Args:", text or "", re.MULTILINE) is not None
+    return Reading(functions, short, docstrings, words, wide, with_args)
+
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _definitions(node: ast.AST, is_public: bool) -> Iterator[tuple[Documented, bool]]:
+    """Yield modules, classes and functions, each with whether a user of the module can reach it by public names."""
+    if isinstance(node, Documented):
+        is_public = is_public and not getattr(node, "name", "").startswith("_")
+        yield node, is_public
+        is_public = is_public and not isinstance(node, AnyFunction)  # no one reaches a function within a function
+    for child in ast.iter_child_nodes(node):
+        yield from _definitions(child, is_public)
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function's body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of a function's parameters beside ``self`` and ``cls``."""
+    names = [argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.split())) -> dict[str, Any]:
+    """Train a short run of a checkout in a temporary folder and count frames and files on its way.
+
+    Args:
+        root: the checkout.
+        entry: module whose ``main`` gets the words.
+        words: the command line, without places; the run happens in the temporary folder.
+
+    Returns:
+        The counts of `benchmarks._traced.Recorder.counts`.
+
+    Raises:
+        RuntimeError: the command fails; the message holds the end of its output.
+    """
+    script = Path(__file__).with_name("_traced.py")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "counts.json"
+        # -P: beside the script lie files that have the names of packages
+        command = [sys.executable, "-P", str(script), str(root.resolve()), str(out), entry, *words]
+        environment = {**os.environ, "PYTHONPATH": str(root.resolve())}
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError(f"{entry} {' '.join(words)} exits with {ended.returncode}: {ended.stderr[-2000:]}")
+        return json.loads(out.read_text())
+
+
+def static_rows(root: Path) -> list[Row]:
+    """Return the rows that only read the source."""
+    files, tests, analysis = source_files(root), source_files(root, ["tests"]), source_files(root, ["analysis"])
+    reading = read_sources(files)
+    road = walk(Project(root, PACKAGES), ENTRY, "_sweep", "spec", EVENTS)
+    size = f"{len(files)} / {count_lines(files):,}"
+    share = 100 * reading.short_functions / max(1, reading.functions)
+    means = ", ".join(f"{word} {reading.per_thousand(word):.1f}" for word in WORDS)
+    return [
+        Row("source files / lines", size, "≤ 520 / ≤ 60,000"),
+        Row("test lines", f"{count_lines(tests):,}", "≤ 50,000"),
+        Row(f"spec: moves / climbs in {road.events} events", f"{road.moves} / {road.climbs}", "≤ 40 / ≤ 12"),
+        Row("spec: rooms in them", f"{road.rooms}", ""),
+        Row("analysis lines / files", f"{count_lines(analysis):,} / {len(analysis)}", "≤ 11,000 / ≤ 90"),
+        Row(f"functions of ≤ {SHORT_LINES} body lines", f"{share:.1f} % of {reading.functions:,}", "≤ 35 %"),
+        Row("in 1,000 words of docstrings", means, "what ≤ 1"),
+        Row("docstrings / their words", f"{reading.docstrings:,} / {reading.words.total():,}", ""),
+        Row(
+            f"public functions of ≥ {MANY_PARAMETERS} parameters with Args:",
+            f"{reading.wide_with_args} of {reading.wide_functions}",
+            "all",
+        ),
+    ]
+
+
+def run_rows(counts: dict[str, Any]) -> list[Row]:
+    """Return the rows that a traced run gives."""
+    frames = f"{counts['frames']} / {counts['frame_files']}"
+    files = f"{counts['step']} / {counts['before']}"
+    return [
+        Row("frames / files from main to optimizer.step, serial", frames, "≤ 9 / ≤ 7"),
+        Row("files entered in one step / before the first", files, "≤ 25 / ≤ 150"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="checkout that is measured")
+    parser.add_argument("--no-run", action="store_true", help="leave out the rows of the traced run")
+    options = parser.parse_args()
+    rows = static_rows(options.root)
+    counts = {} if options.no_run else trace_run(options.root)
+    rows += run_rows(counts) if counts else []
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for row in rows:
+        print(f"{row.name:{widths[0]}}  {row.value:{widths[1]}}  {row.target}".rstrip())
+    if counts:
+        print(f"\nmain to optimizer.step: {' → '.join(counts['chain'])}")
+    print(f"\n{(__doc__ or '').partition('The definitions, ')[2]}".replace("printed below the table:", "Definitions:"))
+
+
+if __name__ == "__main__":
+    main()
