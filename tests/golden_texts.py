@@ -1,0 +1,129 @@
+"""Texts that stay word for word while the code behind them moves: ``python -m tests.golden_texts`` writes them anew.
+
+In ``tests/golden``: what a report says of eight made-up studies, ``<study>.txt`` as a sweep prints it at its end and
+``<study>_report.txt`` with every table, paragraph and caption of the PDF; and ``messages.jsonl``, random command lines
+and those that once were answered badly, each with exit code and message. Nothing here is trained, and every number is
+printed with few digits, so that no processor's rounding shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from analysis import assembly
+from analysis.drawing.pieces import Picture
+from analysis.drawing.typeset import Table
+from analysis.report import summary
+from analysis.study.load import load
+from tests.analysis.synthetic import quickstart_alpha, write_study
+from tests.analysis.test_ablation import write_ablation
+from tests.analysis.test_edge_and_search import with_edges, with_search
+from tests.analysis.test_mixers import write_mixers
+from tests.analysis.test_optimizers import write_scaled
+from tests.analysis.test_recall_analysis import FLAT, HIGH, LOST, LOW, write_recall
+from tests.analysis.test_residuals import study_of
+from tests.faults import test_fuzz_command_lines as found
+from tests.faults.fuzz_command_lines import Sandbox
+from tests.faults.random_words import Line, draw, line_of
+
+FOLDER = Path(__file__).parent / "golden"
+MESSAGES = FOLDER / "messages.jsonl"
+PHASES = ("terminal", "earliest", "last")
+RANDOM_LINES, LONGEST = 300, 400  # of drawn lines: how many, and characters of the words of one
+STUDIES: dict[str, Callable[[Path], Path]] = {
+    "quickstart": lambda folder: write_study(folder, name="quickstart", alpha=quickstart_alpha),
+    "ablation": write_ablation,
+    "optimizers": write_scaled,
+    "residuals": study_of,
+    "mixers": write_mixers,
+    "recall": lambda folder: write_recall(folder, {"sa": HIGH, "gla": LOW, "mamba2": FLAT, "deltanet": LOST}),
+    "edge": with_edges,
+    "search": with_search,
+}
+
+
+class Message(NamedTuple):
+    """A command line, its exit code and what it wrote to stderr, with the sandbox's folder replaced."""
+
+    entry: str
+    words: list[str]
+    code: int | None
+    text: str
+
+
+def printed(study: str, folder: Path) -> str:
+    """Return what a sweep prints of a study at its end. The study is written into ``folder``."""
+    return summary(STUDIES[study](folder), PHASES)
+
+
+def reported(study: str, folder: Path) -> str:
+    """Return a study's report as text. The study is written into ``folder``."""
+    return "\n\n".join(_text(piece) for pieces in assembly.pieces(load(STUDIES[study](folder))) for piece in pieces)
+
+
+def _text(piece: Any) -> str:
+    if isinstance(piece, Table):
+        return piece.text()
+    if isinstance(piece, Picture):
+        return f"figure {piece.name}: {piece.caption}"
+    fields = [getattr(piece, field.name) for field in dataclasses.fields(piece)]
+    return "\n".join(str(value) for field in fields for value in (field if isinstance(field, tuple) else [field]))
+
+
+def answer(sandbox: Sandbox, entry: str, words: list[str]) -> Message:
+    """Run a line in a sandbox that is entered.
+
+    Args:
+        sandbox: where no work is done.
+        entry: name of the module in ``stability``.
+        words: those beside what the entry needs (`tests.faults.random_words.BASES`).
+
+    Returns:
+        The line with its code and message.
+    """
+    outcome = sandbox.run(line_of(entry, tuple(words)))
+    return Message(entry, words, outcome.code, outcome.err.replace(str(sandbox.root), "FOLDER"))
+
+
+def messages() -> list[Message]:
+    """Return the messages that are kept."""
+    return [Message(*json.loads(line)) for line in MESSAGES.read_text().splitlines()]
+
+
+def _lines() -> Iterator[Line]:
+    """Yield the lines that the fuzzer once found wanting, then drawn ones whose answer does not depend on the machine."""
+    cases = found.test_what_the_fuzzer_found_names_the_word_in_our_words.pytestmark[0].args[1]
+    for entry, word, _ in cases:
+        yield line_of(entry, (word,))
+    random = Random(0)
+    for _ in range(RANDOM_LINES):
+        yield draw(random)
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for study in STUDIES:
+        for make, suffix in ((printed, ""), (reported, "_report")):
+            with tempfile.TemporaryDirectory() as folder:
+                (FOLDER / f"{study}{suffix}.txt").write_text(make(study, Path(folder)))
+    kept = []
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox = Sandbox(Path(folder).resolve())
+        with sandbox.entered():
+            for line in _lines():
+                size = sum(map(len, line.drawn))
+                if size <= LONGEST and not any("cuda" in word for word in line.drawn):
+                    kept.append(answer(sandbox, line.entry, list(line.drawn)))
+    MESSAGES.write_text("".join(json.dumps(message) + "\n" for message in kept))
+
+
+if __name__ == "__main__":
+    import tests.conftest  # noqa: F401 - reads command lines in a fifth of the time
+
+    main()
