@@ -16,17 +16,19 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from analysis import assembly
 from analysis.drawing.pieces import Picture
 from analysis.drawing.typeset import Table
 from analysis.report import summary
 from analysis.study.load import load
-from tests.analysis.synthetic import quickstart_alpha, write_study
+from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 from tests.analysis.test_ablation import write_ablation
 from tests.analysis.test_edge_and_search import with_edges, with_search
 from tests.analysis.test_mixers import write_mixers
 from tests.analysis.test_optimizers import write_scaled
-from tests.analysis.test_recall_analysis import FLAT, HIGH, LOST, LOW, write_recall
+from tests.analysis.test_recall_analysis import HIGH, LOST, LOW, write_recall
 from tests.analysis.test_residuals import study_of
 from tests.faults import test_fuzz_command_lines as found
 from tests.faults.fuzz_command_lines import Sandbox
@@ -36,13 +38,27 @@ FOLDER = Path(__file__).parent / "golden"
 MESSAGES = FOLDER / "messages.jsonl"
 PHASES = ("terminal", "earliest", "last")
 RANDOM_LINES, LONGEST = 300, 400  # of drawn lines: how many, and characters of the words of one
+# mamba2's are chosen so that no number that is printed lies on the edge between two roundings
+RECALLED = {"sa": HIGH, "gla": LOW, "mamba2": (0.957, 0.98, 0.94), "deltanet": LOST}
+
+
+def write_optimizers(folder: Path) -> Path:
+    """Write a study of two optimizers, sgd's α_max 3 % larger: of equal ones rounding would say which is smaller."""
+    study = write_scaled(folder)
+    table = study / "results" / "curvature.parquet"
+    rows = pd.read_parquet(table)
+    rows["alpha_max"] *= 1 + 0.03 * (rows["lr"] < 9e-4) * (rows["lr"] > 5e-4)
+    write_table(table, "curvature", rows)
+    return study
+
+
 STUDIES: dict[str, Callable[[Path], Path]] = {
     "quickstart": lambda folder: write_study(folder, name="quickstart", alpha=quickstart_alpha),
     "ablation": write_ablation,
-    "optimizers": write_scaled,
+    "optimizers": write_optimizers,
     "residuals": study_of,
     "mixers": write_mixers,
-    "recall": lambda folder: write_recall(folder, {"sa": HIGH, "gla": LOW, "mamba2": FLAT, "deltanet": LOST}),
+    "recall": lambda folder: write_recall(folder, RECALLED),
     "edge": with_edges,
     "search": with_search,
 }
