@@ -93,7 +93,7 @@ class Event(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What a walk counted. ``rooms``: how many different files."""
+    """The counts of a walk. ``rooms``: the number of different files."""
 
     events: int
     moves: int
@@ -168,6 +168,7 @@ class _Walker(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_parts_in_order
 
     def visit_Call(self, node: ast.Call) -> None:
+        """Follow a call into the function that it names, if that is one of ours and takes the parameter."""
         self.generic_visit(node)
         function = self._called(node.func)
         if function is None or not isinstance(function.node, AnyFunction):
