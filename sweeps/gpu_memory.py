@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.leftovers import remove, temporary
-from sweeps.launchers.serial import RunTrial
-from sweeps.trial import Trial, run_trial
+from sweeps.trial import RunTrial, Trial, run_trial
 
 MARGIN = 1.15  # over the measured peak: batches differ in what they mask, and allocators fragment
 CONTEXT_MB = 800.0  # of a process, which PyTorch's allocator does not count: CUDA's context with the libraries' code

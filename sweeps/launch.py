@@ -4,8 +4,8 @@ failed."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,11 @@ from stability.runs.sink import failure_file
 from stability.runs.sinks import SINKS
 from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray.shared_runs import work_through
-from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord, words_of
 from sweeps.requirements import require
+from sweeps.shared import hand_out
 from sweeps.slots import cpus_per_trial
-from sweeps.trial import IsMeasured, Trial, is_done, run_trial, set_failed, tidy
+from sweeps.trial import IsMeasured, RunTrial, Trial, is_done, run_trial, set_failed, tidy
 from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole, print_line
 from sweeps.view.live import LiveView
@@ -90,7 +89,7 @@ def run(
     written, or where the launcher refuses them, which takes back what was.
     """
     console = console or SweepConsole()
-    done = partial(is_done, is_measured=is_measured)
+    done, say = partial(is_done, is_measured=is_measured), partial(print_line, console)
     unique = _handed_out(spec, trials)
     missing = [trial for trial in unique if not done(trial)]
     left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
@@ -106,7 +105,7 @@ def run(
             refused = [trial for trial in unique if not _writes_spec(trial)]
             pending = [trial for trial in pending if trial not in refused]
             record.write(trials)
-        print_line(console, _plan(num_skipped, pending, left))
+        say(_plan(num_skipped, pending, left))
         interrupted = False
         if pending:
             ids = {trial.run_id for trial in missing}
@@ -121,7 +120,17 @@ def run(
                 console=console,
                 words=words_of(spec),
             )
-            pending, interrupted = _work(spec, pending, view, done, console, run, sinks, unique)
+            with _shown(view) as interrupt:
+                pending = _with_sinks(spec, pending, sinks_of(spec, console) if sinks is None else sinks)
+                watch = {"on_tick": view.tick, "interrupt": interrupt}
+                with view:
+                    launch = _launcher(spec, say, unique)
+                    for ready in hand_out(pending, is_done=done, say=say, **watch):
+                        launch(ready, run=run, **watch)
+                    if interrupt.requested and spec.launcher == "slurm":
+                        _stop_jobs(spec, pending, view.tick, say)
+            interrupted = interrupt.requested
+            say(view.summary())
     failed = [*refused, *left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
     _report(console, outcome, spec.retry)
@@ -154,31 +163,14 @@ def _tidy(trials: Sequence[Trial]) -> None:
         tidy(trial)
 
 
-def _work(
-    spec: SweepSpec,
-    trials: Sequence[Trial],
-    view: LiveView,
-    done: Callable[[Trial], bool],
-    console: Console,
-    run: RunTrial,
-    sinks: Sinks | None,
-    everything: Sequence[Trial],
-) -> tuple[list[Trial], bool]:
-    """Hand out the trials under the live table; return them as they were handed out, and whether Ctrl-C ended that.
-    ``everything``: the sweep's trials that are done among them."""
-    say = partial(print_line, console)
+@contextmanager
+def _shown(view: LiveView) -> Iterator[Interrupt]:
+    """Note the first Ctrl-C, and say so in the live table; the second ends what is done within."""
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
-        trials = _with_sinks(spec, trials, sinks_of(spec, console) if sinks is None else sinks)
         try:
-            with view:
-                hand_out = partial(_launcher(spec, say, everything), on_tick=view.tick, interrupt=interrupt, run=run)
-                work_through(trials, hand_out, is_done=done, on_tick=view.tick, say=say, interrupt=interrupt)
-                if interrupt.requested and spec.launcher == "slurm":
-                    _stop_jobs(spec, trials, view.tick, say)
+            yield interrupt
         except KeyboardInterrupt:  # the second Ctrl-C
             interrupt.requested = True
-    say(view.summary())
-    return trials, interrupt.requested
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:

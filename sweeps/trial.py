@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,9 @@ class Trial:
         return status.get("changed_at", 0.0) if status["state"] == "failed" else None
 
 
+RunTrial = Callable[[Trial], Generator[None, None, None]]  # `run_trial`, or what replaces it in tests
+
+
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
     """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
     training."""
@@ -176,13 +180,13 @@ def mark_stopped(trial: Trial, reason: str) -> bool:
     return True
 
 
-def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:
-    """Work through a trial (by ``work`` in tests); yields after every step, so that a launcher can stop between steps.
+def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Generator[None, None, None]:
+    """Train, measure and sample a trial under its run's lock; yields after every step, where a launcher can stop it.
 
     A run that another process works on is left to it, without a step; one that another sweep has failed since this
     one handed it out is left as it is. Closing the generator leaves a run that resumes where it stopped. A crash is
     written to ``status.json`` as ``failed`` with its traceback's file and ends the generator quietly, so that the other
-    trials go on.
+    trials go on. ``work`` replaces all steps in tests.
     """
     lock = trial.lock
     if not lock.acquire():
@@ -191,7 +195,9 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
         if trial.launch and trial.has_failed():
             return
         _clear(trial.directory)
-        yield from lock.during((work or _train_and_measure)(trial))
+        with closing(Sinks(trial.directory, trial.sinks)) as sinks:  # what is measured goes there, too
+            for steps in _parts(trial, sinks) if work is None else [work(trial)]:
+                yield from lock.during(steps)
     except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
         return
     # the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
@@ -242,43 +248,31 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
         lock.release()
 
 
-def _train_and_measure(trial: Trial) -> Iterator[None]:
-    """Train a trial, then measure α_max and draw samples where it asks for them; yields after every step. Its sinks
-    stay open to the end, since what is measured goes there, too."""
-    sinks = Sinks(trial.directory, trial.sinks)
-    try:
-        yield from _train(trial, sinks)
-        if trial.directory.finished:  # else stopped at a rung
-            yield from _measure(trial, sinks)
-            yield from _sample(trial)
-    finally:
-        sinks.close()
-
-
-def _train(trial: Trial, sinks: Sinks) -> Iterator[None]:
-    """Train a trial to its verdict, or to the rung that it is left at."""
+def _parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
+    """Yield the steps of the training, of what measures α_max and of what draws samples; each part ends before the next
+    is asked for."""
     from stability.config.parse import parse_run
     from stability.training.run import train
 
     add_plugins(trial.spec.get("plugins"))  # a worker has them from the command that made the trial
-    how = {
-        "sinks": sinks,
-        "command": trial.command,
-        "devices": trial.devices,
-        "shard": trial.shard,
-        "stop_at": trial.stop_at,
-    }
-    yield from train(parse_run(trial.spec), trial.directory, cache_dir=trial.cache_dir, device=trial.device, **how)
-
-
-def _measure(trial: Trial, sinks: Sinks) -> Iterator[None]:
-    """Measure the α_max that is missing, and send its medians to the sinks."""
-    if trial.curvature is None:
+    where = {"cache_dir": trial.cache_dir, "device": trial.device}
+    how = {"devices": trial.devices, "shard": trial.shard, "stop_at": trial.stop_at}
+    yield train(parse_run(trial.spec), trial.directory, sinks=sinks, command=trial.command, **where, **how)
+    if not trial.directory.finished:  # stopped at a rung
         return
+    if trial.curvature is not None:
+        yield _measure(trial, checked(CurvatureSpec, trial.curvature), sinks)
+    if trial.generate is not None:
+        from stability.probes.generation.generating import generate
+
+        yield generate(trial.directory, checked(GenerationSpec, trial.generate), **where)
+
+
+def _measure(trial: Trial, curvature: CurvatureSpec, sinks: Sinks) -> Iterator[None]:
+    """Measure the α_max that is missing, and send its medians to the sinks."""
     from stability.probes.curvature.alpha_max import is_measured, measure
     from stability.probes.curvature.medians import medians
 
-    curvature = checked(CurvatureSpec, trial.curvature)
     if is_measured(trial.directory, curvature):
         return
     yield from measure(trial.directory, curvature, cache_dir=trial.cache_dir, device=trial.device)
@@ -287,13 +281,3 @@ def _measure(trial: Trial, sinks: Sinks) -> Iterator[None]:
     sinks.open(None)
     for row in medians(trial.directory, curvature):
         sinks.measured(row)
-
-
-def _sample(trial: Trial) -> Iterator[None]:
-    if trial.generate is None:
-        return
-    from stability.probes.generation.generating import generate
-
-    yield from generate(
-        trial.directory, checked(GenerationSpec, trial.generate), cache_dir=trial.cache_dir, device=trial.device
-    )

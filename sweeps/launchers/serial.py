@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from sweeps.interrupt import Interrupt
-from sweeps.trial import Trial, run_trial
-
-RunTrial = Callable[[Trial], Iterator[None]]
+from sweeps.trial import RunTrial, Trial, run_trial
 
 
 def launch(
@@ -20,15 +18,10 @@ def launch(
     ``on_tick`` is called after every step.
     """
     for trial in trials:
-        with closing(steps_of(trial, run)) as steps:
+        with closing(run(trial)) as steps:
             for _ in steps:
                 on_tick()
                 if interrupt.requested:
                     return
         if interrupt.requested:
             return
-
-
-def steps_of(trial: Trial, run: RunTrial) -> Generator[None, None, None]:
-    """Return the trial's steps, not begun yet; closing them closes the trial."""
-    yield from run(trial)

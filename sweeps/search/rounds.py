@@ -15,11 +15,10 @@ from stability.config.search import AshaSpec, PbtSpec
 from stability.config.sweep import SweepSpec
 from sweeps import launch
 from sweeps.launch import Outcome
-from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord
 from sweeps.requirements import require
 from sweeps.slots import slots
-from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
+from sweeps.trial import Points, RunTrial, Trial, is_done, run_trial, trials_of
 from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole
 

@@ -22,8 +22,7 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
 from sweeps.launchers.ray.share import Share, require_room
-from sweeps.launchers.serial import RunTrial
-from sweeps.trial import Trial, run_trial
+from sweeps.trial import RunTrial, Trial, run_trial
 
 if TYPE_CHECKING:
     from ray import tune

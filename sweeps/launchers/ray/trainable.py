@@ -20,8 +20,7 @@ from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
 from sweeps.launchers.ray.shared_folder import ARRIVAL_S, BLIND
-from sweeps.launchers.serial import RunTrial, steps_of
-from sweeps.trial import Trial
+from sweeps.trial import RunTrial, Trial
 
 REPORT_S = 1.0  # between two results of a run, but for those of its validations
 LOOK_S = 0.2  # between two looks at whether the sweep is to stop
@@ -113,7 +112,7 @@ class RunTrainable(tune.Trainable):
         deadline = time.monotonic() + LAST_BREATH_S
         while (owner := trial.lock.owner()) and owner.launch == trial.launch and time.monotonic() < deadline:
             time.sleep(LOOK_S)
-        self._steps: Generator[None, None, None] | None = steps_of(trial, self._job.run)
+        self._steps: Generator[None, None, None] | None = self._job.run(trial)
         self._told: dict[str, Any] = {**dict.fromkeys(COLUMNS), "state": "running"}
         self._begun_at = self._count = 0
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import write_json
-from sweeps.launchers.serial import RunTrial, steps_of
-from sweeps.trial import Trial
+from sweeps.trial import RunTrial, Trial
 
 ENDED, STOPPED, RAISED = "ended", "stopped", "raised"
 LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
@@ -59,7 +58,7 @@ class TrialJob:
 
     def _work(self, signals: _Signals) -> bool:
         looked_at = float("-inf")
-        with closing(steps_of(self.trial, self.run)) as steps:
+        with closing(self.run(self.trial)) as steps:
             while not signals.received:
                 if time.monotonic() - looked_at >= LOOK_S:
                     if self.stop_file.exists():

@@ -13,7 +13,6 @@ from pathlib import Path
 from stability.config.launchers import SlurmSpec
 from sweeps.environment import environment, of_workers
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.serial import RunTrial
 from sweeps.launchers.slurm.job import ENDED, STOPPED, TrialJob
 from sweeps.launchers.slurm.jobs import (
     Job,
@@ -29,7 +28,7 @@ from sweeps.launchers.slurm.jobs import (
     num_gpus,
     read_end,
 )
-from sweeps.trial import Trial, mark_failed, run_trial
+from sweeps.trial import RunTrial, Trial, mark_failed, run_trial
 
 TICK_S = 0.2
 COMMANDS = ("srun", "sbatch", "squeue", "scancel")

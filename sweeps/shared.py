@@ -1,10 +1,10 @@
-"""Trials until each has ended, whoever ends it: two sweeps that share runs at the same time train each of them once."""
+"""Wait for runs that another sweep works on: two sweeps that share runs at the same time train each of them once."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sweeps.interrupt import Interrupt
 from sweeps.trial import Trial, mark_failed
@@ -14,20 +14,25 @@ MOST_LAUNCHES = 2  # the first may have met another sweep's worker that gave the
 SILENT = "its worker ended without a word"
 
 
-def work_through(
+def hand_out(
     trials: Sequence[Trial],
-    launch: Callable[[Sequence[Trial]], None],
     *,
     is_done: Callable[[Trial], bool],
     on_tick: Callable[[], None],
     say: Callable[[str], None],
     interrupt: Interrupt,
-) -> None:
-    """Hand the trials to ``launch``; what other sweeps work on is left to them, waited for, and handed out once they
-    let go of it unfinished.
+) -> Iterator[list[Trial]]:
+    """Yield trials to launch, again and again until every trial has ended, whoever ends it.
 
-    A run that failed, here or there, has ended. One that nobody works on and that has not ended after two launches is
-    set ``failed``. ``say`` takes a line for the user.
+    A run of another sweep is waited for, and yielded once that sweep leaves it unfinished. A failed run has ended. A
+    free run that has not ended after two launches is set ``failed``.
+
+    Args:
+        trials: all trials of this launch.
+        is_done: whether a trial has its verdict and its measurements.
+        on_tick: called while it waits.
+        say: takes a line for the user.
+        interrupt: ends the wait, and the trials, once it is requested.
     """
     pending, launches = list(trials), Counter()
     free = [trial for trial in pending if trial.held_by_another() is None]
@@ -37,7 +42,7 @@ def work_through(
             mark_failed(trial, SILENT, f"{SILENT}\n")
         if ready := [trial for trial in free if trial not in silent]:
             launches.update(trial.run_id for trial in ready)
-            launch(ready)
+            yield ready
         pending, free = _left(pending, is_done)
         holders = [str(owner) for trial in pending if (owner := trial.held_by_another())]
         if holders and not interrupt.requested:

@@ -21,16 +21,15 @@ from stability.config.parts import part
 from stability.runs import lock as lock_module
 from stability.runs.lock import Owner, RunLock
 from stability.runs.processes import Process
-from sweeps import launch
+from sweeps import launch, shared
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray import shared_runs
 from sweeps.trial import Trial, mark_failed, run_trial
 from tests.sweeps import fakes
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(shared_runs, "POLL_S", 0.01)
+    monkeypatch.setattr(shared, "POLL_S", 0.01)
 
 
 class Printed(io.StringIO):
@@ -151,7 +150,7 @@ def test_a_failure_of_another_sweep_is_reported_and_not_tried_again_at_once(tmp_
 def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch, num_looks):
     """The run is free after any number of looks at its lock."""
     trial = fakes.make_trial(tmp_path)
-    other, looks, launched = RunLock(trial.directory.path), [], []
+    other, looks = RunLock(trial.directory.path), []
     assert other.acquire()
     look = Trial.held_by_another
 
@@ -163,16 +162,9 @@ def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch,
         return looks[-1]
 
     monkeypatch.setattr(Trial, "held_by_another", held)
-    shared_runs.work_through(
-        [trial],
-        launched.append,
-        is_done=lambda trial: False,
-        on_tick=lambda: None,
-        say=lambda line: None,
-        interrupt=Interrupt(),
-    )
+    how = {"is_done": lambda trial: False, "on_tick": lambda: None, "say": lambda line: None}
+    assert list(shared.hand_out([trial], **how, interrupt=Interrupt())) == []
     assert [owner is None for owner in looks[: num_looks + 1]] == [False] * num_looks + [True]
-    assert not launched
 
 
 def test_a_run_that_another_sweep_fails_while_it_waits_its_turn_is_not_tried_again(tmp_path):
