@@ -3,9 +3,8 @@
 For each size two models are trained side by side in one process, by the same optimizer on the same batches:
 
 * bare: draw the batch, forward, backward, `clip_grad_norm_`, the optimizer's step. Nothing is looked at or logged;
-* ours: `Trainer.advance` as a run goes through it: the same, with the norm of the update, the guards' looks at loss
-  and gradient, a row of metrics.jsonl and one of timing.jsonl. No validation and no checkpoint falls into the steps
-  that are measured.
+* ours: a step of `loop.train`: the same, with the norm of the update, the guards' looks at loss and gradient, a row of
+  metrics.jsonl and one of timing.jsonl. No validation and no checkpoint falls into the steps that are measured.
 
 They take turns of a few steps, and a ratio is of the same turn, bare over ours: tokens per second of ours over those of
 bare. On a CPU the seconds are those that the process computed, so that a machine that others use may be timed on. The
@@ -19,6 +18,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,9 @@ from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import prepare
 from stability.models.backbone import num_parameters
 from stability.runs.directory import RunDirectory
+from stability.runs.log import RunLog
 from stability.training.draws import training_examples
-from stability.training.trainer import Trainer
+from stability.training.run import Trainer
 
 LEAST = 0.95
 
@@ -104,9 +106,11 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
     before = [part.clone() for part in own]
     row = {"step": 1, "loss": 1.2345678901234567, "grad_norm": 0.12345678901234567, "update_norm": 0.1, "lr": 1e-3}
 
-    def log() -> None:
-        trainer.log.metrics(row)
-        trainer.log.timing({"step": 1, "wall_s": 1.234567890, "tokens_per_s": 12345.67890, "memory_mb": 123.456})
+    log = RunLog(RunDirectory(trainer.directory.path.parent, "log"), resume_after=-1)
+
+    def write() -> None:
+        log.metrics(row)
+        log.timing({"step": 1, "wall_s": 1.234567890, "tokens_per_s": 12345.67890, "memory_mb": 123.456})
 
     def difference() -> None:
         torch._foreach_copy_(before, own)
@@ -115,7 +119,7 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
     return {
         "copy of the parameters and difference": difference,
         "norm of the update": lambda: trainer.devices.norm(before),
-        "two rows of logs": log,
+        "two rows of logs": write,
     }
 
 
@@ -128,8 +132,8 @@ def measure(name: str, size: Size, repeats: int, device: torch.device) -> float:
         spec = sweep.points(corpus.fingerprint)[0][1]
         trainer = Trainer(spec, RunDirectory(folder, run_id(spec)), corpus, device)
         trainer.directory.write_spec(spec.model_dump(mode="json"))
-        trainer.open()
-        loops = {"bare": bare(spec, corpus, device), "ours": trainer.advance}
+        steps = train(trainer.directory, nullcontext(trainer))
+        loops = {"bare": bare(spec, corpus, device), "ours": partial(next, steps)}
         seconds: dict[str, list[float]] = {loop: [] for loop in loops}
         for turn in range(-2, repeats):
             for loop in sorted(loops, reverse=turn % 2 == 0):

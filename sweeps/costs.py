@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
-from stability.runs.directory import RunDirectory
 from stability.training.machine import lacking_kernels, peak_memory_mb
-from stability.training.trainer import Trainer
+from stability.training.step import Replica
 from sweeps.gpus import DEFAULT, GPUS, Gpu
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a
@@ -138,14 +136,13 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
     """Time a step and a validation of one run, and add up from them what the whole run takes, α_max and samples
     included."""
     _forget_peak(device)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, device)
-        trainer.update(1)
-        step_s = _step_s(trainer)
-        started = time.perf_counter()
-        trainer.validation.measure(trainer.model)
-        validation_s = time.perf_counter() - started
-    return _whole(run, spec, step_s, validation_s, peak_memory_mb(trainer.device))
+    replica = Replica(run, corpus, device)
+    replica.train_step(1)
+    step_s = _step_s(replica)
+    started = time.perf_counter()
+    replica.validation.measure(replica.model)
+    validation_s = time.perf_counter() - started
+    return _whole(run, spec, step_s, validation_s, peak_memory_mb(device))
 
 
 def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
@@ -160,13 +157,13 @@ def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, me
     return Timing(step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, memory_mb)
 
 
-def _step_s(trainer: Trainer) -> float:
+def _step_s(replica: Replica) -> float:
     """Return the median of a few steps' seconds, since a machine that does something else for a moment makes one step
     look long."""
     seconds: list[float] = []
     while len(seconds) < TIMED_STEPS and sum(seconds) < TIMED_S:
         started = time.perf_counter()
-        trainer.update(2 + len(seconds))
+        replica.train_step(2 + len(seconds))
         seconds.append(time.perf_counter() - started)
     return median(seconds)
 

@@ -207,6 +207,15 @@ class Lab:
     def directory(self, spec: RunSpec) -> RunDirectory:
         return RunDirectory(self.pool, run_id(spec))
 
+    def replica(self, spec: RunSpec, devices: Any = None) -> Any:
+        """Return what takes the steps of a run, without a folder of it."""
+        import torch
+
+        from stability.corpora.cache import load
+        from stability.training.step import Replica
+
+        return Replica(spec, load(self.cache, spec.data_fingerprint), torch.device("cpu"), devices)
+
     def train(self, spec: RunSpec, steps: int | None = None) -> RunDirectory:
         """Run to the end, or leave after ``steps`` steps as an interrupted launcher does."""
         from stability.training.run import train

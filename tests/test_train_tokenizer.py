@@ -99,15 +99,15 @@ def test_the_cross_mechanism_is_of_the_mechanisms_kind():
 @pytest.mark.slow  # `structure/test_interruptions` leaves a training in either stage, `cli/test_command_line` stops an entry
 def test_ctrl_c_lets_the_step_finish_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     words = [*WORDS, f"runs_dir={tmp_path / 'runs'}", f"reports_dir={tmp_path / 'reports'}"]
-    own = training.TokenizerTrainer.advance
+    own = training.TokenizerTrainer.train_step
 
-    def pressed(self):
-        if self.step == 2:
+    def pressed(self, step):
+        if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        own(self)
+        return own(self, step)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training.TokenizerTrainer, "advance", pressed)
+        patch.setattr(training.TokenizerTrainer, "train_step", pressed)
         main(words)
     (folder,) = (tmp_path / "runs" / "tokenizers").iterdir()
     status = RunDirectory.at(folder).status()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,11 @@ from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts,
 from stability.structure.frames import random_rotations, turned
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
-from stability.training import checkpoint
-from stability.training.checkpointed import Checkpointed
+from stability.training import checkpoint, loop
+from stability.training.checkpoints import Checkpoints, Held
 from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
-from stability.training.store import Held, Store
 
 AT_ONCE = 32  # held-out chains
 
@@ -58,8 +58,7 @@ def train_tokenizer(
     try:
         for path in leftovers(directory.path):  # what a killed process left half-written
             remove(path)
-        trainer.open()
-        yield from trainer.steps()
+        yield from loop.train(directory, nullcontext(trainer))
     except LostLock:  # another process has the tokenizer now
         raise
     except Exception as error:
@@ -69,7 +68,7 @@ def train_tokenizer(
         raise RuntimeError(f"tokenizer {directory.run_id} failed: {reason.splitlines()[0]}\n{where}") from error
 
 
-class TokenizerTrainer(Checkpointed):
+class TokenizerTrainer(loop.Training):
     """Tokenizer, the current stage's optimizer, and the step, counted over both stages."""
 
     spec: TokenizerRunSpec
@@ -83,9 +82,8 @@ class TokenizerTrainer(Checkpointed):
         device: torch.device,
     ):
         prepare_torch(spec.threads, device)
-        store = TokenizerStore(spec, directory, VOCAB_SIZE)
-        super().__init__(directory, store, spec.steps + spec.atom_steps)
-        self.spec, self.device = spec, device
+        self.spec, self.device, self.num_steps = spec, device, spec.steps + spec.atom_steps
+        self.checkpoints = TokenizerCheckpoints(spec, directory, VOCAB_SIZE)
         self.train, self.held_out = train, first_parts(held_out, spec.positions)
         self._require_backbones()
         self.tokenizer = build_tokenizer(spec, VOCAB_SIZE).to(device)
@@ -130,30 +128,17 @@ class TokenizerTrainer(Checkpointed):
         optimizer = None if self.step == self.spec.steps else self.optimizer.state_dict()
         return self.tokenizer, state | {"optimizer": optimizer}
 
-    def advance(self) -> None:
-        """Take one optimizer step of the stage it falls into; write its log row; validate and save a checkpoint where
-        they are due."""
-        step, stage = self.step + 1, 2 if self.in_stage_2 else 1
-        row = self._update(step) | {"stage": stage}
+    def settle(self, row: dict[str, Any]) -> None:
+        """Validate where a checkpoint is due, and enter the second stage at the first one's end."""
+        step = row["step"]
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
-            self.diverged = (
-                f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} at step {step} (stage {stage})"
-            )
-        else:
-            self.step = step
-        is_due = self.diverged is None and self.store.is_due(step)
-        if is_due:
+            where = f"at step {step} (stage {row['stage']})"
+            self.diverged = f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} {where}"
+            return
+        self.step = step
+        if self.checkpoints.is_due(step):
             self._validate(row)
-        self.log.metrics(
-            {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in row.items()
-            }
-        )
-        self.log.timing({"step": step, "wall_s": self.wall_s()})
-        if is_due and self.diverged is None:
-            self.save()
-        if self.step == self.spec.steps and not self.in_stage_2:
+        if step == self.spec.steps and not self.in_stage_2:
             self._enter_stage()
 
     def _validate(self, row: dict[str, Any]) -> None:
@@ -165,9 +150,9 @@ class TokenizerTrainer(Checkpointed):
         if not math.isfinite(value):
             self.diverged = f"held-out RMSD {value} at step {row['step']}"
 
-    def _update(self, step: int) -> dict[str, Any]:
-        """Take one step and return its row of metrics; the optimizer leaves a step out whose loss or gradient is not
-        finite."""
+    def train_step(self, step: int) -> dict[str, Any]:
+        """Take one optimizer step of the stage it falls into, unless its loss or gradient is not finite; return its
+        log row."""
         in_stage = step - self.spec.steps if self.in_stage_2 else step
         schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
         lr = self.spec.lr_peak * lr_factor(
@@ -181,7 +166,8 @@ class TokenizerTrainer(Checkpointed):
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if bool(loss.isfinite() & grad_norm.isfinite()):
             self.optimizer.step()
-        return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr}
+        stage = 2 if self.in_stage_2 else 1
+        return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr, "stage": stage}
 
     def batch(self, step: int) -> PaddedCrops:
         """Draw crops, each rotated at random; a function of seed and step."""
@@ -209,7 +195,7 @@ class TokenizerTrainer(Checkpointed):
         batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
-    def judged(self) -> tuple[str, str, dict[str, Any]]:
+    def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:
         """Judge by the held-out RMSD, which has to fall."""
         verdict, reason = "stable", ""
         if self.diverged is not None:
@@ -228,7 +214,7 @@ class TokenizerTrainer(Checkpointed):
         return verdict, reason, {key: value if math.isfinite(value) else None for key, value in result.items()}
 
 
-class TokenizerStore(Store):
+class TokenizerCheckpoints(Checkpoints):
     """The checkpoints of a tokenizer, of which the newest stays, and while it trains the one before: should the newest
     prove damaged, it goes on from there."""
 

@@ -1,23 +1,38 @@
-"""One run from its spec to its verdict, step by step: it can be left and resumed after any of them."""
+"""A run from its spec to its verdict: what it adds to a replica's steps is validation, guards, checkpoints and a
+verdict."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from stability.build import described, resolve_device, shapes
+from stability.build import build_model, described, resolve_device, sequence_state_bytes, shapes
 from stability.config.run import RunSpec
+from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load
-from stability.runs.directory import RunDirectory
+from stability.models.backbone import num_parameters
+from stability.optimizers import Averaging, state_bytes
+from stability.runs.directory import RunDirectory, readable_rows
 from stability.runs.sinks import Sinks
+from stability.training import loop
+from stability.training.checkpoint import MOVING
+from stability.training.checkpoints import RunCheckpoints
 from stability.training.devices.base import Devices
 from stability.training.devices.one import OneDevice
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import SharedDevices
-from stability.training.trainer import Trainer
+from stability.training.guards import first_non_finite
+from stability.training.machine import peak_memory_mb
+from stability.training.step import Replica
+from stability.training.telemetry import Telemetry
+from stability.training.verdict import SpikeWatch, judge
 from stability.training.weights import Weights
 
 
@@ -33,30 +48,177 @@ def train(
     shard: bool = False,
     stop_at: int | None = None,
 ) -> Iterator[None]:
-    """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
+    """Train a run to its verdict, yielding after every optimizer step (`loop.train`). A finished run is left alone.
 
-    Closing the generator writes a checkpoint at the step it stands at (``interrupted``); called again it goes on from
-    the last checkpoint that can be read, bit for bit as if it had never stopped (same hardware). Divergence is a
-    result, not an error. ``devices``: how many share the microbatches, which changes no bit either; with ``shard`` they
-    share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after which the
-    run is left, ``stopped``, as if it had been closed there. ``sinks``: get what is logged, too, and are left open.
+    Args:
+        spec: the run.
+        directory: its folder in the pool.
+        cache_dir: the pool's prepared data.
+        device: "auto", "cpu" or "cuda".
+        sinks: get each row of metrics.jsonl, too, and are left open.
+        command: the command line that asked for it, for provenance.json.
+        devices: number of devices that share the microbatches, which changes no bit.
+        shard: they share parameters and batch instead, which rounds otherwise (`devices.sharded`).
+        stop_at: the step after which it is left as ``stopped``, if it is not the last.
     """
-    if directory.finished:
-        return
+    prepared = _prepared(spec, directory, cache_dir, device, devices, shard)
+    return loop.train(directory, prepared, command=command, sinks=sinks, stop_at=stop_at)
+
+
+@contextmanager
+def _prepared(
+    spec: RunSpec, directory: RunDirectory, cache_dir: Path, device: str, num: int, shard: bool
+) -> Iterator[Trainer]:
+    """Start the processes of all devices but the first, which end with this context, and write the run's spec."""
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
     weights = None if spec.weights is None else Weights.kept(spec.weights, cache_dir)
-    with _devices_of(spec, cache_dir, first, devices, shard) as taken:
-        trainer = Trainer(spec, directory, corpus, first, taken, weights)
-        directory.write_spec(spec.model_dump(mode="json"))
-        known: dict[str, Any] = {"data": {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}}
-        if weights is not None:
-            known["weights"] = weights.account(shapes(spec, corpus.format))
-        trainer.open(command, sinks, **known)
-        yield from trainer.steps(stop_at)
-
-
-def _devices_of(spec: RunSpec, cache_dir: Path, first: torch.device, num: int, shard: bool) -> Devices:
-    """Return the run's devices, the processes of all but the first started."""
     if shard:
-        return ShardedDevices.start(spec, cache_dir, first, num)
-    return SharedDevices(spec, cache_dir, first, num) if num > 1 else OneDevice(first)
+        devices = ShardedDevices.start(spec, cache_dir, first, num)
+    else:
+        devices = SharedDevices(spec, cache_dir, first, num) if num > 1 else OneDevice(first)
+    with devices:
+        trainer = Trainer(spec, directory, corpus, first, devices, weights)
+        directory.write_spec(spec.model_dump(mode="json"))
+        with closing(trainer.telemetry):
+            yield trainer
+
+
+class Trainer(Replica, loop.Training):
+    """A run in training, in its own process."""
+
+    spec: RunSpec
+    running = {"phase": "training"}
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        directory: RunDirectory,
+        corpus: AbstractCorpus,
+        device: torch.device,
+        devices: Devices | None = None,
+        weights: Weights | None = None,
+    ):
+        super().__init__(spec, corpus, device, devices)
+        self.directory, self.num_steps = directory, spec.steps
+        self.checkpoints = RunCheckpoints(spec, directory, corpus.format, self.keeper)
+        self.watch, self.telemetry = SpikeWatch(spec.verdict), Telemetry(device)
+        self.init_nll, self._weights = math.nan, weights
+        if weights is not None:  # until a checkpoint of the run itself is restored
+            self.put(parameters=self._beginning())
+
+    def _beginning(self) -> dict[str, Tensor]:
+        """Return the parameters before any step: drawn from the seed, or those of the run's weights."""
+        drawn = build_model(self.spec, self.corpus.format).state_dict()
+        return drawn if self._weights is None else self._weights.state(drawn)
+
+    def provenance(self) -> dict[str, Any]:
+        data = {"description": described(self.spec, self.corpus), "fingerprint": self.corpus.fingerprint}
+        if self._weights is None:
+            return {"data": data}
+        return {"data": data, "weights": self._weights.account(shapes(self.spec, self.corpus.format))}
+
+    def first_row(self) -> dict[str, Any]:
+        measured = self.measure()
+        self.init_nll = self.val_nll
+        return {"step": 0, **measured}
+
+    def settle(self, row: dict[str, Any]) -> None:
+        """Let the guards answer a bad step; validate where it is due; note a checkpoint that is due."""
+        step = row["step"]
+        if reason := self.fault(row):
+            self._answer(reason, row)
+        elif self.looks_at(step):
+            self.guard.sound_step()
+        if self.diverged is None:
+            self.step = step
+            if math.isfinite(row["loss"]):
+                self.watch.update(step, row["loss"])
+            if self.keeper.validates(step):
+                self._validate(row)
+        if self.spec.guards.on_nonfinite != "stop":
+            row |= self.guard.counts()
+        if self.diverged is None and self.checkpoints.is_due(step):
+            self.guard.written(step, self.checkpoints.kept(step))
+
+    def _validate(self, row: dict[str, Any]) -> None:
+        """Put the validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
+        restored, which the run goes on from, or ends with."""
+        row |= self.measure()
+        if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
+            self._answer(reason, row, has_moved=True)
+            row |= self.measure() if self.diverged is None else {}
+            self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
+        if self.diverged is None:
+            self.keeper.validated(self.step, self.val_nll)
+
+    def _answer(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
+        """Answer a bad step as the guards say: the run diverges, the step stays out, or the last good state comes
+        back."""
+        answer = self.guard.answer(has_moved=has_moved or row["update_norm"] != 0.0)
+        if answer == "stop":
+            self.diverged = self.guard.account(reason)
+        elif answer == "restore":
+            row["restored_step"] = self._take_back()
+
+    def _take_back(self) -> int:
+        """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is
+        none yet; its step. One that an interruption left is never among them, or a resumed run would go on from
+        elsewhere than an undisturbed one."""
+        found = self.checkpoints.first_of(self.guard.candidates())
+        parameters, state = found or (self._beginning(), {})
+        self.put(parameters=parameters, state=state.get("optimizer"))
+        step = state.get("step", 0)
+        self.guard.restored(step)
+        return step
+
+    def timing(self, seconds: float) -> dict[str, Any]:
+        speed = {"tokens_per_s": self._tokens / seconds, "memory_mb": peak_memory_mb(self.device)}
+        return speed | self.devices.described() | self.telemetry.sample()
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens of a step."""
+        return self.spec.batch * self.spec.model.positions
+
+    def state(self) -> tuple[nn.Module, dict[str, Any]]:
+        state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
+        model, optimizer = self.gathered()
+        state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
+        state |= {"scores": self.scores} if self.scores else {}
+        if isinstance(self.optimizer, Averaging):
+            return self.averaged(), state | {MOVING: dict(model.state_dict())}
+        return model, state
+
+    def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.put(parameters=parameters, state=state["optimizer"])
+        self.watch.resume(state["watch"])
+        self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
+        self.scores = state.get("scores", {})
+        # else the checkpoint is older than guards, or of the run that this one goes on from: its guards are its own
+        if "guard" in state and self.checkpoints.newest:
+            self.guard.resume(state["guard"])
+            self.keeper.resume(state["best"])
+
+    def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:
+        """Judge by the validation NLL, and by what the guards found."""
+        unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
+        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.words.baseline)
+        verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
+        measured = {"val_nll": self.val_nll, **self.scores}
+        # The median, which validations and other interruptions of a few steps hardly move.
+        timings = readable_rows(self.directory.timing_file, ("step", "tokens_per_s"))
+        seconds = [self._tokens / row["tokens_per_s"] for row in timings if row["tokens_per_s"] > 0]
+        result = {
+            **(measured if self.diverged is None else dict.fromkeys(measured)),
+            "init_nll": self.init_nll,
+            "unigram_nll": unigram_nll,
+            **self.validation.unigram_scores(frequencies),
+            "num_params": num_parameters(self.model),
+            "num_tokens": self.step * self._tokens,
+            "wall_s": wall_s,
+            "optimizer_state_bytes": round(state_bytes(self.optimizer) * num_parameters(self.model)),
+            "step_s": median(seconds) if seconds else None,
+            "state_bytes": sequence_state_bytes(self.spec, self.objective.direction),
+            **self.guard.counts(),
+        } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
+        return verdict, reason, result

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from stability.build import build_model, build_optimizer
-from stability.corpora.cache import load
 from stability.optimizers import build
 from stability.training import checkpoint
 from stability.training.schedule import lr_factor
-from stability.training.trainer import Trainer
 from tests.conftest import Lab
 
 STATIC = {
@@ -86,10 +84,10 @@ def test_an_interrupted_run_with_groups_goes_on_bit_for_bit(lab, tmp_path_factor
 
 def test_every_group_follows_the_schedule(lab):
     spec = lab.spec(residual={"name": "mhc"}, schedule={"name": "linear", "warmup_steps": 4})
-    trainer = Trainer(spec, lab.directory(spec), load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
-    trainer.update(1)
-    assert [group["name"] for group in trainer.optimizer.param_groups] == ["decayed", "undecayed"]
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {
+    replica = lab.replica(spec)
+    replica.train_step(1)
+    assert [group["name"] for group in replica.optimizer.param_groups] == ["decayed", "undecayed"]
+    assert {group["lr"] for group in replica.optimizer.param_groups} == {
         spec.lr_peak * lr_factor(spec.schedule, 1, spec.steps)
     }
 

@@ -14,11 +14,10 @@ from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import part
 from stability.config.search import changed, current
-from stability.corpora.cache import load
 from stability.optimizers import roles, set_lr
 from stability.training import checkpoint
 from stability.training.schedule import lr_factor
-from stability.training.trainer import Trainer
+from stability.training.step import Replica
 from tests.conftest import Lab
 from tests.optimizers import faults
 from tests.optimizers.checks import gradients
@@ -90,12 +89,12 @@ def test_the_trainers_steps_scale_the_schedules_rate(lab):
     schedule = {"name": "linear", "warmup_steps": 3}
     groups = {"mixer": {"lr_scale": 0.5}, "head": {"lr_scale": 4.0}}
     spec = lab.spec(optimizer={"name": "sgd", "groups": groups}, schedule=schedule, clip_norm=0.1, lr_peak=0.5)
-    trainer = Trainer(spec, lab.directory(spec), load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
+    replica = lab.replica(spec)
     for step in (1, 2, 5):
-        before, wide = copy.deepcopy(trainer.model.state_dict()), copy.deepcopy(trainer.model).double()
-        row = trainer.update(step)
-        examples = trainer_examples(trainer, step)
-        total, count = trainer.objective.loss(wide, examples)
+        before, wide = copy.deepcopy(replica.model.state_dict()), copy.deepcopy(replica.model).double()
+        row = replica.train_step(step)
+        examples = examples_of(replica, step)
+        total, count = replica.objective.loss(wide, examples)
         (total / count).backward()
         norm = torch.stack([value.grad.norm() for value in wide.parameters()]).norm()
         rate = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
@@ -103,19 +102,19 @@ def test_the_trainers_steps_scale_the_schedules_rate(lab):
         for key, value in wide.named_parameters():
             scale = groups.get(by_name(key), {}).get("lr_scale", 1.0)
             expected = -scale * rate * value.grad * min(1.0, 0.1 / float(norm))
-            moved = trainer.model.get_parameter(key).detach().double() - before[key]
+            moved = replica.model.get_parameter(key).detach().double() - before[key]
             # in units of float32: θ⁺ is rounded once, and the gradient sums 64 positions, 16 units off where they cancel
             largest = before[key].abs().max() + 16 * expected.abs().max()
             unit = torch.finfo(torch.float32).eps * float(largest)
             torch.testing.assert_close(moved, expected, rtol=1e-3, atol=unit)
 
 
-def trainer_examples(trainer: Trainer, step: int) -> Any:
+def examples_of(replica: Replica, step: int) -> Any:
     from stability.training.draws import training_examples
 
-    spec = trainer.spec
+    spec = replica.spec
     return training_examples(
-        spec, trainer.corpus, trainer.objective, "train", step, seed=spec.seed, batch=spec.batch
+        spec, replica.corpus, replica.objective, "train", step, seed=spec.seed, batch=spec.batch
     ).each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 

@@ -150,7 +150,7 @@ def test_the_optimizer_decays_what_its_settings_say(tmp_path):
             chains(2, first=50),
             torch.device("cpu"),
         )
-        trainer._update(1)
+        trainer.train_step(1)
         found[name] = {key: value.clone() for key, value in trainer.tokenizer.state_dict().items()}
     trained = [key for key in found["none"] if not key.startswith("atom_decoder.")]
     vectors, matrices = (
@@ -170,7 +170,7 @@ def test_wall_time_counts_on_over_steps_and_interruptions(tmp_path, monkeypatch)
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     directory = train(tmp_path, spec(), leave_after=6)
     seconds = [json.loads(line)["wall_s"] for line in directory.timing_file.read_text().splitlines()]
-    assert seconds == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert seconds == [20.0, 40.0, 60.0, 80.0, 100.0, 120.0], "the clock is read at a step's beginning and end"
     train(tmp_path, spec())
     resumed = [json.loads(line)["wall_s"] for line in directory.timing_file.read_text().splitlines()]
-    assert resumed[:6] == seconds and resumed[6:] == [70.0, 80.0, 90.0, 100.0]
+    assert resumed[:6] == seconds and resumed[6:] == [140.0, 160.0, 180.0, 200.0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,10 +20,9 @@ from stability.optimizers import evaluated
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import RunDirectory
-from stability.training import checkpoint
+from stability.training import checkpoint, loop
 from stability.training.evaluate import Validation
-from stability.training.run import train
-from stability.training.trainer import Trainer
+from stability.training.run import Trainer, train
 from stability.training.weights import Weights
 from tests.conftest import Lab
 from tests.within import assert_within
@@ -36,10 +37,10 @@ FREE = {
 }
 
 
-def begun(lab, spec) -> Trainer:
+def begun(lab, spec) -> tuple[Trainer, Iterator[None]]:
+    """A run and its steps."""
     trainer = Trainer(spec, lab.directory(spec), load(lab.cache, spec.data_fingerprint), CPU)
-    trainer.open()
-    return trainer
+    return trainer, loop.train(trainer.directory, nullcontext(trainer))
 
 
 def bits(trainer) -> list[torch.Tensor]:
@@ -58,16 +59,15 @@ def validated(lab, spec, model) -> float:
 def test_a_checkpoint_holds_the_mean_of_all_z_and_beside_it_what_moves(lab):
     """z is read back from what moves at every step, y = (1 − β)z + βx, with the x that the z so far make."""
     spec = lab.spec(**FREE)
-    trainer, zs, ys = begun(lab, spec), [], []
-    for step in range(1, spec.steps + 1):
-        trainer.advance()
+    (trainer, steps), zs, ys = begun(lab, spec), [], []
+    for step, _ in enumerate(steps, 1):
         ys = [each.double() for each in bits(trainer)]
         # x = (x' (t − 1) + z)/t at a rate that is always the same, put into y
         means = [torch.stack(each).mean(0) for each in zip(*zs, strict=True)] if zs else [torch.zeros(())] * len(ys)
         share = 1 / step
         found = [(y - BETA * (1 - share) * x) / (1 - BETA + BETA * share) for y, x in zip(ys, means, strict=True)]
         zs.append(found)
-    folder = trainer.store._folder(spec.steps)
+    folder = trainer.checkpoints._folder(spec.steps)
     stored, beside = load_file(folder / checkpoint.MODEL), checkpoint.load_trainer(folder)
     means = by_name(trainer, [torch.stack(each).mean(0) for each in zip(*zs, strict=True)])
     own, moving = by_name(trainer, ys), beside[checkpoint.MOVING]
@@ -83,9 +83,9 @@ def test_a_checkpoint_holds_the_mean_of_all_z_and_beside_it_what_moves(lab):
 
 
 def test_validation_leaves_what_moves_alone_bit_for_bit_even_where_it_fails(lab, monkeypatch):
-    trainer = begun(lab, lab.spec(**FREE))
+    trainer = lab.replica(lab.spec(**FREE))
     for step in (1, 2):
-        trainer.update(step)
+        trainer.train_step(step)
     before = bits(trainer)
     trainer.measure()
     assert all(map(torch.equal, before, trainer.parameters))
@@ -125,12 +125,12 @@ def test_a_run_that_goes_on_from_another_s_checkpoint_moves_what_that_one_moved(
 
 
 def test_what_is_taken_back_is_what_moved(lab):
-    trainer = begun(lab, lab.spec(**FREE, guards={"on_nonfinite": "restore_last_good", "retries": 2}))
+    trainer, steps = begun(lab, lab.spec(**FREE, guards={"on_nonfinite": "restore_last_good", "retries": 2}))
     for _ in range(4):
-        trainer.advance()
+        next(steps)
     trainer.guard.good, trainer.guard.untried = [3], []
     assert trainer._take_back() == 3
-    moving = checkpoint.load_trainer(trainer.store._folder(3))[checkpoint.MOVING]
+    moving = checkpoint.load_trainer(trainer.checkpoints._folder(3))[checkpoint.MOVING]
     assert all(torch.equal(value, moving[name]) for name, value in trainer.model.named_parameters())
 
 

@@ -10,12 +10,10 @@ import torch
 
 from stability.build import build_model
 from stability.config.identity import run_id
-from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
 from stability.training.draws import dropping, training_examples
 from stability.training.run import train
-from stability.training.trainer import Trainer
 from tests.conftest import TINY
 
 SIZE = {**TINY["model"], "dropout": 0.3}
@@ -107,31 +105,26 @@ def test_the_global_generator_and_the_modes_are_given_back_even_after_an_error()
 
 
 def test_a_trained_model_stays_in_training_mode_but_for_validation(lab):
-    made = trainer(lab)
+    made = lab.replica(spec_of(lab))
     seen = []
     made.model.register_forward_pre_hook(lambda model, _: seen.append(model.training))
-    made.update(1)
+    made.train_step(1)
     made.measure()
-    made.update(2)
+    made.train_step(2)
     assert seen == [True, True, False, True, True]
-
-
-def trainer(lab, **changes) -> Any:
-    spec = spec_of(lab, **changes)
-    return Trainer(spec, lab.directory(spec), load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
 
 
 def dropped_rows(made, step):
     """(batch, N, D), True where step ``step`` drops what enters the first block."""
     seen = []
     handle = made.model.dropout.register_forward_hook(lambda _, args, output: seen.append(output == 0))
-    made.update(step)
+    made.train_step(step)
     handle.remove()
     return torch.cat(seen)
 
 
 def test_steps_and_microbatches_of_a_run_draw_their_own_masks(lab):
-    made = trainer(lab, microbatch=3)
+    made = lab.replica(spec_of(lab, microbatch=3))
     one, two = dropped_rows(made, 1), dropped_rows(made, 2)
     assert torch.equal(dropped_rows(made, 1), one), "whatever was trained between"
     halves = [one[:3], one[3:], two[:3], two[3:]]
@@ -140,14 +133,14 @@ def test_steps_and_microbatches_of_a_run_draw_their_own_masks(lab):
 
 def test_a_batch_that_is_cut_otherwise_draws_other_masks_but_in_its_first_rows(lab):
     """A microbatch is told by its first row: 3 + 3 and 2 + 2 + 2 rows have only a beginning in common."""
-    threes, twos = (dropped_rows(trainer(lab, microbatch=rows), 1) for rows in (3, 2))
+    threes, twos = (dropped_rows(lab.replica(spec_of(lab, microbatch=rows)), 1) for rows in (3, 2))
     assert torch.equal(threes[:2], twos[:2])
     assert not any(torch.equal(threes[row], twos[row]) for row in range(2, 6))
 
 
 def test_the_gradient_is_that_of_the_masks_written_out(lab):
     """The masks, read off the forward pass, applied by hand to a model without dropout, in float64."""
-    made = trainer(lab, microbatch=None, model={**SIZE, "dropout_at": "branches"})
+    made = lab.replica(spec_of(lab, microbatch=None, model={**SIZE, "dropout_at": "branches"}))
     made.model.double()
     plain: Any = build_model(spec_of(lab, model=TINY["model"]), made.corpus.format).double()
     plain.load_state_dict(made.model.state_dict())
@@ -167,7 +160,7 @@ def test_the_gradient_is_that_of_the_masks_written_out(lab):
 
 
 def test_validation_drops_nothing(lab):
-    made = trainer(lab)
+    made = lab.replica(spec_of(lab))
     plain = build_model(spec_of(lab, model=TINY["model"]), made.corpus.format)
     plain.load_state_dict(made.model.state_dict())
     first = made.measure()

@@ -11,6 +11,7 @@ from stability.runs.directory import read_jsonl
 from stability.runs.sinks import Sinks
 from stability.training import run
 from stability.training.draws import training_examples
+from stability.training.step import Replica
 
 
 def rows(directory):
@@ -65,9 +66,7 @@ def test_they_change_nothing_of_the_run_they_watch(lab):
 
 
 def test_what_is_not_finite_is_null(lab, monkeypatch):
-    from stability.training import trainer as loop
-
-    real = loop.Trainer._backward
+    real = Replica._backward
 
     def backward(self, examples, step):
         loss = real(self, examples, step)
@@ -75,7 +74,7 @@ def test_what_is_not_finite_is_null(lab, monkeypatch):
             self.model.head.weight.grad.fill_(float("inf"))
         return loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", backward)
+    monkeypatch.setattr(Replica, "_backward", backward)
     directory = lab.train(lab.spec(log={"gradients": 3}))
     assert (directory.status()["state"], directory.status()["reason"]) == ("diverged", "grad norm is inf at step 6")
     last = {row["block"]: row for row in rows(directory) if row["step"] == 6}

@@ -11,8 +11,8 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint, run
-from stability.training import trainer as loop
 from stability.training.draws import training_examples
+from stability.training.step import Replica
 from tests.within import assert_within
 
 NAN = float("nan")
@@ -25,7 +25,7 @@ def poison(monkeypatch):
     """Loss and gradient of these steps are NaN, whatever the parameters."""
 
     def at(*steps: int) -> None:
-        real = loop.Trainer._backward
+        real = Replica._backward
 
         def backward(self, examples, step):
             loss = real(self, examples, step)
@@ -35,7 +35,7 @@ def poison(monkeypatch):
                 parameter.grad.fill_(NAN)
             return [part * NAN for part in loss]
 
-        monkeypatch.setattr(loop.Trainer, "_backward", backward)
+        monkeypatch.setattr(Replica, "_backward", backward)
 
     return at
 
@@ -133,7 +133,7 @@ def test_a_restore_on_the_last_step_ends_with_the_checkpoint_and_its_nll(lab, po
 def test_a_clipped_gradient_above_the_threshold_is_left_out(lab, monkeypatch):
     """SGD at LR 1 moves by the clipped gradient: 0.4, the clip's norm, is above the threshold wherever the raw norm
     is."""
-    real = loop.Trainer._backward
+    real = Replica._backward
 
     def backward(self, examples, step):
         loss = real(self, examples, step)
@@ -142,7 +142,7 @@ def test_a_clipped_gradient_above_the_threshold_is_left_out(lab, monkeypatch):
             parameter.grad *= (0.7 if self.step + 1 in (3, 6) else 0.1) / norm
         return loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", backward)
+    monkeypatch.setattr(Replica, "_backward", backward)
     plain = {"clip_norm": 0.4, "optimizer": {"name": "sgd"}, "lr_peak": 1.0}
     logged = rows(lab.train(lab.spec(guards={**SKIP, "post_clip_norm": 0.3}, **plain)))
     assert [step for step, row in logged.items() if step and row["update_norm"] == 0.0] == [3, 6]
@@ -190,9 +190,9 @@ def test_a_guarded_run_is_judged_by_every_finite_loss_it_met(lab, monkeypatch, p
     }
     poison(25)
     assert lab.train(lab.spec(**guarded)).status()["state"] == "stable"
-    seen, real = [], loop.SpikeWatch.update
+    seen, real = [], run.SpikeWatch.update
     monkeypatch.setattr(
-        loop.SpikeWatch,
+        run.SpikeWatch,
         "update",
         lambda self, step, loss: (seen.append(step), real(self, step, loss + 30 * (22 <= step <= 24)))[1],
     )
@@ -253,7 +253,7 @@ def test_a_finite_checkpoint_of_parameters_that_have_blown_up_is_left_behind(lab
     """SGD at 1e6 moves one weight far off, that of a byte which the text never uses: loss, gradient and validation of
     that step are finite, and so are the parameters that it leaves. The gradient at those is planted as NaN: whether a
     real one overflows depends on how a processor rounds."""
-    real = loop.Trainer._backward
+    real = Replica._backward
 
     def backward(self, examples, step):
         loss, unused = real(self, examples, step), self.model.embedding.weight
@@ -264,7 +264,7 @@ def test_a_finite_checkpoint_of_parameters_that_have_blown_up_is_left_behind(lab
             unused.grad[0, 0] = 1.0
         return loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", backward)
+    monkeypatch.setattr(Replica, "_backward", backward)
     spec = lab.spec(
         guards={**RESTORE, "retries": 1},
         lr_peak=1e6,

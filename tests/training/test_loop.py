@@ -7,8 +7,7 @@ import torch
 
 from stability.build import build_objective
 from stability.runs.directory import read_jsonl
-from stability.training import checkpoint, replica, run
-from stability.training import trainer as loop
+from stability.training import checkpoint, run, step
 
 
 def final_weights(directory):
@@ -92,13 +91,13 @@ def test_a_damaged_last_checkpoint_is_passed_over_for_the_one_before(lab, capsys
 
 
 def test_divergence_is_a_result_with_its_reason_and_keeps_the_last_finite_checkpoint(lab, monkeypatch):
-    update = loop.Trainer.update
+    take = step.Replica.train_step
 
-    def poisoned(self, step):
-        row = update(self, step)
-        return {**row, "loss": float("nan")} if step == 7 else row
+    def poisoned(self, number):
+        row = take(self, number)
+        return {**row, "loss": float("nan")} if number == 7 else row
 
-    monkeypatch.setattr(loop.Trainer, "update", poisoned)
+    monkeypatch.setattr(step.Replica, "train_step", poisoned)
     directory = lab.train(lab.spec())
     status = directory.status()
     assert (status["state"], status["reason"]) == ("diverged", "loss is nan at step 7")
@@ -164,7 +163,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(lab, capsys):
 def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, monkeypatch):
     directory = lab.train(lab.spec(), steps=6)
     assert "step_000006" in [path.name for path in directory.checkpoints()]
-    monkeypatch.setattr(replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}")
+    monkeypatch.setattr(step, "first_non_finite", lambda values, step: f"loss is nan at step {step}")
     lab.train(lab.spec())
     assert directory.status()["state"] == "diverged"
     assert [path.name for path in directory.checkpoints()] == ["step_000004"]
@@ -172,7 +171,7 @@ def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, mo
 
 def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
     monkeypatch.setattr(
-        replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None
+        step, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None
     )
     directory = lab.train(lab.spec(), steps=3)
     assert directory.checkpoints() == []
@@ -181,7 +180,7 @@ def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
 
 def test_the_status_of_a_run_left_in_the_moment_it_diverged_names_the_step_that_it_goes_on_from(lab, monkeypatch):
     monkeypatch.setattr(
-        replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None
+        step, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None
     )
     directory = lab.train(lab.spec(), steps=7)
     assert [path.name for path in directory.checkpoints()] == ["step_000004"]

@@ -18,10 +18,9 @@ from stability.corpora.cache import load
 from stability.optimizers import evaluated
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
-from stability.training import trainer as loop
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.draws import training_examples
-from stability.training.run import train
+from stability.training.run import Trainer, train
 from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab
 from tests.reading import read_spec
@@ -103,12 +102,14 @@ def made(tmp_path_factory):
     """One spec trained alone and over two shards, and what each process stored at the end."""
     folder, stored = tmp_path_factory.mktemp("sharded"), []
     lab = Lab(folder)
-    finish = loop.Trainer.finish
+    judge = Trainer.judge
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_plugins", dict(registry._plugins))
         registry.add_plugin(*WEIGHTED["plugins"])
         spec = lab.spec(batch=6, microbatch=2, log={"gradients": 4}, **WEIGHTED, **SGD)
-        patch.setattr(loop.Trainer, "finish", lambda self: (stored.append(stored_bytes(self)), finish(self))[1])
+        patch.setattr(
+            Trainer, "judge", lambda self, wall_s: (stored.append(stored_bytes(self)), judge(self, wall_s))[1]
+        )
         alone, sharded = run(lab, spec, folder / "alone"), run(lab, spec, folder / "sharded", shards=2)
         yield SimpleNamespace(lab=lab, spec=spec, alone=alone, sharded=sharded, stored=stored, truth=by_hand(lab, spec))
 

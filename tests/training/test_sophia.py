@@ -18,8 +18,8 @@ from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import RunDirectory
 from stability.training import checkpoint
 from stability.training.draws import dropping, generator_for, training_examples
-from stability.training.replica import Replica
 from stability.training.run import train
+from stability.training.step import Replica
 from tests.conftest import Lab
 from tests.curvature.nets import dense_gradient_and_hessian, flatten
 from tests.within import assert_within
@@ -30,8 +30,7 @@ SOPHIA = {"optimizer": {"name": "sophia", "gamma": 0.5, "hessian_every": 2, "wei
 
 
 def replica(lab, **changes) -> Replica:
-    spec = lab.spec(**SOPHIA, **changes)
-    return Replica(spec, load(lab.cache, spec.data_fingerprint), CPU)
+    return lab.replica(lab.spec(**SOPHIA, **changes))
 
 
 def batch(own: Replica, step: int):
@@ -97,7 +96,7 @@ def test_an_estimate_is_taken_before_steps_1_and_k_plus_1_and_no_other(lab, monk
     whole = Replica._hessian_diagonal
     monkeypatch.setattr(Replica, "_hessian_diagonal", lambda self, *a: taken.append(a[1]) or whole(self, *a))
     for step in range(1, 7):
-        own.update(step)
+        own.train_step(step)
     assert taken == [1, 3, 5]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.runs.directory import read_jsonl
-from stability.training import trainer as loop
+from stability.training import run
 from stability.training.telemetry import EVERY_S, Telemetry
 
 CUDA = torch.device("cuda", 0)
@@ -106,7 +106,7 @@ def test_a_run_on_a_cpu_does_not_ask(nvml):
 
 def test_a_run_s_clock_rows_carry_it_and_its_metrics_do_not(lab, nvml, monkeypatch):
     fake = nvml(FakeNvml())
-    monkeypatch.setattr(loop, "Telemetry", lambda device: Telemetry(CUDA))
+    monkeypatch.setattr(run, "Telemetry", lambda device: Telemetry(CUDA))
     directory = lab.train(lab.spec())
     timings = list(read_jsonl(directory.timing_file))
     assert timings[0]["gpu_power_w"] == 312.5 and "gpu_power_w" not in timings[1]

@@ -19,9 +19,9 @@ from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training import trainer as loop
 from stability.training.draws import training_examples
 from stability.training.run import train
+from stability.training.step import Replica
 from stability.training.weights import Weights
 from tests.within import assert_within
 
@@ -133,14 +133,14 @@ def test_a_segment_goes_on_from_another_runs_checkpoint_whatever_the_first_began
 
 
 def test_what_a_guard_brings_back_before_the_first_checkpoint_are_those_weights(lab, source, monkeypatch):
-    real = loop.Trainer._backward
+    real = Replica._backward
 
     def backward(self, examples, step):
         loss = real(self, examples, step)
         return [part * float("nan") for part in loss] if self.step == 1 else loss
 
     spec = starting(lab, source.path, lr_peak=1e-9, guards={"on_nonfinite": "restore_last_good", "retries": 2})
-    monkeypatch.setattr(loop.Trainer, "_backward", backward)
+    monkeypatch.setattr(Replica, "_backward", backward)
     rows = {row["step"]: row for row in read_jsonl(lab.train(spec).metrics_file)}
     assert rows[2]["restored_step"] == 0
     assert rows[4]["val_nll"] == pytest.approx(source.status()["result"]["val_nll"], abs=1e-5)

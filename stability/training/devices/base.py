@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ State = dict[str, Any]  # of an optimizer, whole
 Sums = tuple[Tensor, ...]  # scalars that add up over microbatches, the loss first, as many for each of them
 # adds the gradient of a microbatch, which begins at this row of the batch, to the parameters'; its sums
 Add = Callable[[Examples, int], Sums]
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Devices(ABC):
@@ -48,7 +46,7 @@ class Devices(ABC):
 
     @abstractmethod
     def tell(self, method: str, *numbers: int) -> None:
-        """Have the other processes begin a method that is `together`."""
+        """Have the other processes call one of the methods that they follow (`Replica.FOLLOWED`)."""
 
     @abstractmethod
     def build(self, make: Callable[[], Backbone]) -> Backbone:
@@ -91,22 +89,3 @@ class Devices(ABC):
 def summed(parts: Sequence[Sums]) -> Sums:
     """Return the sums of all microbatches."""
     return tuple(torch.stack(column).sum() for column in zip(*parts, strict=True))
-
-
-def together(methods: dict[str, Callable[..., Any]]) -> Callable[[Method], Method]:
-    """Record a method, by its name, that all processes of a run go through at the same time. The run's own decides
-    when: the others are told before it begins, with the positional arguments, which are numbers. What keyword arguments
-    hold is known to the run's own process alone. No such method calls another one.
-    """
-
-    def record(method: Method) -> Method:
-        methods[method.__name__] = method
-
-        @wraps(method)
-        def told(self: Any, *numbers: int, **own: Any) -> Any:
-            self.devices.tell(method.__name__, *numbers)
-            return method(self, *numbers, **own)
-
-        return cast("Method", told)
-
-    return record

@@ -17,7 +17,7 @@ from stability.registry import add_plugins
 from stability.training.devices.processes import device_of, instructions, join
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import Microbatches
-from stability.training.replica import Replica
+from stability.training.step import Replica
 
 
 def help_out(settings: dict[str, Any]) -> None:
@@ -35,14 +35,16 @@ def help_out(settings: dict[str, Any]) -> None:
     else:
         part = Microbatches(spec, corpus, device, rank, size)
         join(settings, device)  # only now: the run notices a helper that dies before, and waits for none after
-    call_in_turn(part, told)
+    follow(part, told)
 
 
-def call_in_turn(part: Replica | Microbatches, told: Iterable[Sequence[Any]]) -> None:
-    """Go through the methods that are named, each with the numbers after its name. Errors: ``KeyError`` for a method
-    that is not among those of ``part.TOGETHER``."""
+def follow(part: Replica | Microbatches, told: Iterable[Sequence[Any]]) -> None:
+    """Call the methods that are named, each with the numbers after its name. Errors: ``KeyError`` for a method that is
+    not among those of ``part.FOLLOWED``."""
     for method, *numbers in told:
-        part.TOGETHER[method](part, *numbers)
+        if method not in part.FOLLOWED:
+            raise KeyError(method)
+        getattr(part, method)(*numbers)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ is for one that does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ class SharedDevices(OneDevice):
 
     def tell(self, method: str, *numbers: int) -> None:
         """Tell the helpers, who take part in the methods of `Microbatches` only."""
-        if method in Microbatches.TOGETHER:
+        if method in Microbatches.FOLLOWED:
             self._helpers.tell(method, *numbers)
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
@@ -73,8 +73,10 @@ class SharedDevices(OneDevice):
 class Microbatches:
     """The part of a helper: the gradients of every ``size``-th microbatch, from number ``rank`` on.
 
-    ``TOGETHER``: the methods that it goes through when the run's own process does, by their names, as a `Replica`'s.
+    ``FOLLOWED``: as a `Replica`'s.
     """
+
+    FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step",)
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, rank: int, size: int):
         prepare_torch(spec.threads, device, spec.precision)
@@ -84,7 +86,7 @@ class Microbatches:
         self._forward = compiled(self._model) if spec.compile else self._model
         self._parameters = list(self._model.parameters())
 
-    def update(self, step: int) -> None:
+    def train_step(self, step: int) -> None:
         """Take the run's parameters, and hand back the gradients of this step's microbatches and their loss sums."""
         received, spec = _flat([parameter.detach() for parameter in self._parameters]), self._spec
         dist.broadcast(received, src=0)
@@ -106,8 +108,6 @@ class Microbatches:
                 for parameter in self._parameters
             ]
             dist.send(_flat([*gradients, *found.sums()]), dst=0)
-
-    TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {update.__name__: update}
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
-from stability.training.keeping import Keeper
+from stability.training.checkpoints import Keeper
+from stability.training.step import Replica
 
 
 def names(directory) -> list[int]:
@@ -96,13 +97,9 @@ def test_a_whole_checkpoint_stands_at_every_moment_after_the_first(lab, monkeypa
 
 
 def test_a_diverged_run_keeps_its_newest_rolling_checkpoints(lab, monkeypatch):
-    from stability.training import trainer as loop
-
-    update = loop.Trainer.update
+    take = Replica.train_step
     monkeypatch.setattr(
-        loop.Trainer,
-        "update",
-        lambda self, step: {**update(self, step), **({"loss": float("nan")} if step == 12 else {})},
+        Replica, "train_step", lambda self, step: take(self, step) | ({"loss": float("nan")} if step == 12 else {})
     )
     directory = lab.train(lab.spec(checkpoint={"every_steps": 3, "keep_last": 2}))
     assert directory.status()["state"] == "diverged"

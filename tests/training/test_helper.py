@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from stability.corpora.cache import load
-from stability.training.devices.helper import call_in_turn
+from stability.training import loop
+from stability.training.devices.helper import follow
 from stability.training.devices.one import OneDevice
 from stability.training.devices.shared import Microbatches
-from stability.training.replica import Replica
-from stability.training.trainer import Trainer
+from stability.training.run import Trainer
+from stability.training.step import Replica
 
 
 class Overheard(OneDevice):
@@ -29,14 +32,12 @@ def test_who_follows_what_is_told_goes_through_the_same_steps(lab):
     spec, devices = lab.spec(microbatch=3), Overheard()
     corpus, cpu = load(lab.cache, spec.data_fingerprint), torch.device("cpu")
     trainer = Trainer(spec, lab.directory(spec), corpus, cpu, devices)
-    trainer.open()
-    while trainer.step < spec.steps:
-        trainer.advance()
+    list(loop.train(trainer.directory, nullcontext(trainer)))
     names = [name for name, *_ in devices.told]
-    assert names.count("update") == spec.steps and {"measure", "gathered"} <= set(names) <= set(Trainer.TOGETHER)
-    follower = Replica(spec, corpus, cpu)
+    assert names.count("train_step") == spec.steps and {"measure", "gathered"} <= set(names) <= set(Replica.FOLLOWED)
+    follower = lab.replica(spec)
     before = [parameter.detach().clone() for parameter in follower.parameters]
-    call_in_turn(follower, devices.told)
+    follow(follower, devices.told)
     assert follower.val_nll == trainer.val_nll
     for parameter, start, own in zip(follower.parameters, before, trainer.parameters, strict=True):
         assert torch.equal(parameter, own)
@@ -45,18 +46,20 @@ def test_who_follows_what_is_told_goes_through_the_same_steps(lab):
 
 @pytest.mark.parametrize("name", ["_backward", "__init__", "spec", "nothing"])
 def test_a_follower_does_nothing_else_that_it_is_told(lab, name):
-    spec = lab.spec()
-    follower = Replica(spec, load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
     with pytest.raises(KeyError, match=name):
-        call_in_turn(follower, [[name]])
+        follow(lab.replica(lab.spec()), [[name]])
 
 
-def test_what_only_the_own_process_has_is_not_told(lab):
-    spec, devices = lab.spec(), Overheard()
-    replica = Replica(spec, load(lab.cache, spec.data_fingerprint), torch.device("cpu"), devices)
-    replica.put(parameters=replica.model.state_dict())
-    assert devices.told == [["put"]]
+@pytest.mark.parametrize("name", Replica.FOLLOWED)
+def test_each_method_tells_its_own_name_and_numbers_once_and_nothing_else(lab, name):
+    devices = Overheard()
+    replica = lab.replica(lab.spec(optimizer={"name": "schedulefree_adamw"}), devices)
+    numbers = [1] if name == "train_step" else []
+    own = {"parameters": replica.model.state_dict()} if name == "put" else {}
+    getattr(replica, name)(*numbers, **own)
+    assert devices.told == [[name, *numbers]]
 
 
 def test_helpers_with_the_whole_model_take_part_in_methods_of_a_replica_only():
-    assert set(Microbatches.TOGETHER) == {Replica.update.__name__} <= set(Replica.TOGETHER)
+    assert set(Microbatches.FOLLOWED) == {Replica.train_step.__name__} <= set(Replica.FOLLOWED)
+    assert all(callable(getattr(Microbatches, name)) for name in Microbatches.FOLLOWED)

@@ -1,11 +1,10 @@
-"""Each process of a run, be it one or several, has the model, its optimizer, and the methods that the processes go
-through together."""
+"""One training step of a run, and what else all processes of a run do together; a run on one device has one process."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,13 +18,13 @@ from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, evaluated, set_lr
-from stability.training.devices.base import Devices, Sums, together
+from stability.training.checkpoints import Keeper
+from stability.training.devices.base import Devices, Sums
 from stability.training.devices.one import OneDevice
 from stability.training.draws import dropping, generator_for, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
-from stability.training.keeping import Keeper
 from stability.training.machine import compiled, prepare_torch
 from stability.training.schedule import lr_factor
 
@@ -33,10 +32,11 @@ from stability.training.schedule import lr_factor
 class Replica:
     """Model and optimizer of a run, or this process's part of them; it reads no file of the run and writes none.
 
-    ``TOGETHER``: the methods that a helper goes through when the run's own process does, by their names.
+    ``FOLLOWED``: methods that the helpers call when the run's own process does (`Devices.tell`). Their positional
+    arguments are numbers; keyword arguments are the own process's alone. None of them calls another one.
     """
 
-    TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {}
+    FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step", "measure", "put", "gathered", "averaged", "is_sound")
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, devices: Devices | None = None):
         prepare_torch(spec.threads, device, spec.precision)
@@ -54,48 +54,54 @@ class Replica:
         self.val_nll = math.nan
         self.scores: dict[str, float] = {}  # what else is validated, at the last validation
 
-    @together(TOGETHER)
     def put(self, *, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
         """Take over parameters and the optimizer's state (None: that of a new one)."""
+        self.devices.tell("put")
         self.optimizer = build_optimizer(self.spec, self.model)
         self.devices.put(self.model, self.optimizer, parameters, state)
 
-    @together(TOGETHER)
     def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
         """Return the whole model and the optimizer's whole state."""
+        self.devices.tell("gathered")
         return self.devices.gathered(self.model, self.optimizer)
 
-    @together(TOGETHER)
     def averaged(self) -> nn.Module:
         """Return a copy of the whole model with the weights that an optimizer which averages is evaluated by."""
+        self.devices.tell("averaged")
         with evaluated(self.optimizer):
             model, _ = self.devices.gathered(self.model, self.optimizer)
             return copy.deepcopy(model)
 
-    @together(TOGETHER)
     def is_sound(self) -> bool:
         """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
+        self.devices.tell("is_sound")
         return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
 
-    @together(TOGETHER)
     def measure(self) -> dict[str, float]:
         """Return the validation numbers as they go into a row, the NLL first."""
+        self.devices.tell("measure")
         with evaluated(self.optimizer):
             measured = self.validation.measure(self.model, self.devices.spread)
         self.val_nll = measured["val_nll"]
         self.scores = {name: value for name, value in measured.items() if name != "val_nll"}
         return measured
 
-    @together(TOGETHER)
-    def update(self, step: int) -> dict[str, Any]:
-        """Compute the gradient, clip it and take optimizer step number ``step``; return its log row. No step is taken
-        where loss or gradient is not finite."""
+    def train_step(self, step: int) -> dict[str, Any]:
+        """Take optimizer step number ``step``, unless loss or gradient is not finite or a guard objects.
+
+        Returns:
+            Its row of metrics.jsonl: ``loss`` in nats, ``grad_norm`` before clipping, ``update_norm`` (0.0: no step was
+            taken), ``lr``; with auxiliary losses and guards ``auxiliary_loss`` and ``clipped_norm``.
+        """
+        self.devices.tell("train_step", step)
         spec = self.spec
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
         set_lr(self.optimizer, lr)
         examples = training_examples(
             spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self.device)
+
+        # Forward, backward, clip
         self.optimizer.zero_grad(set_to_none=True)
         loss, *auxiliary = self._backward(examples, step)
         self.gradient_rows, is_due = [], self.statistics.is_due(step)
@@ -108,30 +114,37 @@ class Replica:
             row["clipped_norm"] = self.devices.norm(
                 [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             ).item()
-        if isinstance(self.optimizer, Probing) and not is_due:
-            row["update_norm"] = self._probed_step(row)
-            return row
-        own = self.devices.local(self.parameters)
-        moved = self._copied(own)
+
+        # Update, if nothing is wrong. An optimizer that probes adds up the norm of its step in its own pass; for any
+        # other one, and where blocks are logged, the parameters before the step are copied.
+        probing = self.optimizer if isinstance(self.optimizer, Probing) and not is_due else None
+        own = [] if probing else self.devices.local(self.parameters)
+        moved = [] if probing else self._copied(own)
         weights = self.statistics.norms(moved) if is_due else {}
-        if self._fault(row) is None:
+        if self.fault(row) is None:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
                 self.optimizer.take_hessian(self._hessian_diagonal(examples, step))
             self.optimizer.step()
+            if probing and (probe := probing.probed()) is not None:
+                row["update_norm"] = probe.step_norm()
+        if probing:
+            return row
         torch._foreach_sub_(moved, own)  # θ − θ⁺, in the copy's place: of every norm of θ⁺ − θ these are the very bits
         row["update_norm"] = self.devices.norm(moved).item()
         if is_due:
             self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
 
-    def _probed_step(self, row: dict[str, Any]) -> float:
-        """Take the step unless something is wrong with it; return its norm, which its own pass adds up."""
-        assert isinstance(self.optimizer, Probing) and isinstance(self.optimizer, torch.optim.Optimizer)
-        if self._fault(row) is not None:
-            return 0.0
-        self.optimizer.step()
-        probe = self.optimizer.probed()
-        return 0.0 if probe is None else probe.step_norm()
+    def looks_at(self, step: int) -> bool:
+        """Return whether this step is checked for numbers that are not finite: as often as the guards say, and wherever
+        the run might be kept or judged by it."""
+        return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
+
+    def fault(self, row: dict[str, Any]) -> str | None:
+        """Return the reason why a step is bad, if it is one that is checked."""
+        if not self.looks_at(row["step"]):
+            return None
+        return first_non_finite(row, row["step"]) or self.guard.too_large(row)
 
     def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
         """Estimate the diagonal of the Hessian of the batch's mean loss for each parameter, by draws of (the run's
@@ -175,14 +188,3 @@ class Replica:
 
         rows = self.spec.microbatch or self.spec.batch
         return [total / count for total in self.devices.backward(add, examples, rows, self.parameters)]
-
-    def _looks_at(self, step: int) -> bool:
-        """Return whether this step is looked at for numbers that are not finite: as often as the guards are told to,
-        and wherever the run might be kept or judged by it."""
-        return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
-
-    def _fault(self, row: dict[str, Any]) -> str | None:
-        """Say what is wrong with a step that is looked at."""
-        return (
-            (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
-        )
