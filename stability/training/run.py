@@ -152,7 +152,7 @@ class Trainer(Replica, loop.Training):
             self.keeper.validated(self.step, self.val_nll)
 
     def _answer(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
-        """Answer a bad step as the guards say: the run diverges, the step stays out, or the last good state comes
+        """Let the guards answer a bad step: the run diverges, the step stays out, or the last good state comes
         back."""
         answer = self.guard.answer(has_moved=has_moved or row["update_norm"] != 0.0)
         if answer == "stop":
