@@ -39,6 +39,7 @@ from stability.models.backbone import num_parameters
 from stability.runs.directory import RunDirectory
 from stability.runs.log import RunLog
 from stability.training.draws import training_examples
+from stability.training.loop import train
 from stability.training.run import Trainer
 
 LEAST = 0.95
@@ -152,7 +153,7 @@ def measure(name: str, size: Size, repeats: int, device: torch.device) -> float:
         )
         alone = {part: min(timed(call, 5, device) / 5 for _ in range(5)) for part, call in parts(trainer).items()}
         print("      " + "; ".join(f"{part} {100 * spent / best:.2f} %" for part, spent in alone.items()), flush=True)
-        trainer.log.close()
+        steps.close()
         trainer.telemetry.close()
     return middle
 
