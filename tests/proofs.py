@@ -104,9 +104,13 @@ CLOCKS = re.compile(
     r"^(provenance|started|ended|launch|versions)$"
 )
 SKIPPED = re.compile(
-    r"(^|/)(provenance\.json|timing\.jsonl|curvature_timing\.jsonl|.*\.(pdf|png|svg|html|lock))$|/lock"
+    r"(^|/)((provenance|published)\.json|timing\.jsonl|curvature_timing\.jsonl|.*\.(pdf|png|svg|html|lock))$|/lock"
 )
-DURATION = re.compile(r"\b\d+(\.\d+)?( ms| s| min| h)\b|\b\d+:\d\d(:\d\d)?\b|\b20\d\d-\d\d-\d\d[T \d:.+]*")
+# of a text: an amount that was measured, by its unit; clocks and dates; lines that a clock writes or is their subject
+DURATION = re.compile(r"(\b\d[\d.,]*\s?(ms|s|min|h|MB|GiB)\b\s?)+|\b\d+:\d\d(:\d\d)?\b|\b20\d\d-\d\d-\d\d[T \d:.+]*")
+CLOCK_LINES = re.compile(r"^(so far |α_max took |Time of a step over ).*\n?", re.MULTILINE)
+CLOCK_COLUMN = re.compile(r"(?<=  )time of a step\b")
+RULE = re.compile(r"[ ─━-]*[─━-][ ─━-]*")
 
 
 class Answer(NamedTuple):
@@ -151,14 +155,23 @@ def described(path: Path) -> dict[str, str]:
 
 
 def plain(text: str, *folders: Path | str) -> str:
-    """Return text with folders, dates and durations replaced."""
+    """Return text without what a clock decides, folders and measured amounts replaced; a line's spaces count unless an
+    amount stands in it, and a rule's length does not."""
     for folder in folders:
         text = text.replace(str(folder), "FOLDER")
-    lines = [
-        re.sub(r"[ ─━-]{2,}", "  ", DURATION.sub("TIME", line)) if DURATION.search(line) else line
-        for line in text.splitlines()
-    ]
-    return "\n".join(line if line.strip(" ─━-") else "" for line in lines)  # a rule is as long as its longest time
+    lines, column, rules = [], 0, 0  # where the column of times ends, and rules to the table's end
+    for line in CLOCK_LINES.sub("", text).splitlines():
+        if header := CLOCK_COLUMN.search(line):
+            column, rules = header.end(), 2
+        elif column and RULE.fullmatch(line):
+            rules -= 1
+            column = column if rules else 0
+        elif column:
+            line = re.sub(r"\S+( \S+)*", lambda cell: "TIME " if cell.end() == column else cell.group(), line)  # noqa: B023
+        if DURATION.search(line) or "TIME " in line:
+            line = re.sub(r"  +", "  ", DURATION.sub("TIME ", line)).replace(" in TIME ", " ").rstrip()
+        lines.append("" if RULE.fullmatch(line) else line)
+    return "\n".join(lines)
 
 
 def files(folder: Path) -> dict[str, dict[str, str]]:

@@ -53,13 +53,37 @@ def test_words_weights_exit_codes_and_missing_files_are_named(tmp_path):
     del after["files"]["spec.json"]
     code, text, weights, lost = proofs.differences(before, after)
     assert code == "sweep x\n  exit code 0 → 2"
-    assert "-FOLDER: word in TIME" in text and "+FOLDER: another in TIME" in text
+    assert "-FOLDER: word" in text and "+FOLDER: another" in text
     assert (weights, lost) == ("model.safetensors: content", "spec.json: only before")
 
 
 def test_the_layout_of_a_table_counts_unless_a_time_stands_in_the_line():
     assert proofs.plain("a   b") != proofs.plain("a  b")
     assert proofs.plain("a     1.5 s   b") == proofs.plain("a   12 s  b")
+
+
+TABLE = """
+mechanism  parameters  time of a step  state
+--------------------------------------------
+sa             15,040            {time}  {state}
+               1.00           {time} ms  {state}
+--------------------------------------------
+1.00 and 2.00 are numbers, too, and this ends {end}
+"""
+
+
+def test_a_column_of_times_makes_no_difference_and_its_neighbours_do():
+    plain = proofs.plain(TABLE.format(time="1.24", state="0.5", end="1.00"))
+    assert proofs.plain(TABLE.format(time="1.25", state="0.5", end="1.00")) == plain
+    assert proofs.plain(TABLE.format(time="1.24", state="0.6", end="1.00")) != plain
+    assert proofs.plain(TABLE.format(time="1.24", state="0.5", end="1.01")) != plain
+
+
+def test_lines_that_a_clock_writes_are_left_out():
+    short = "done sa val NLL 2.1 [1/2]\nended 2 runs in 1 min 3 s: 2 stable\n"
+    long = "done sa val NLL 2.1 in 3.5 s [1/2]\nso far 2 runs: 1 done\nended 2 runs in 8 s: 2 stable\n"
+    assert proofs.plain(short) == proofs.plain(long)
+    assert proofs.plain(short) != proofs.plain(long.replace("2.1", "2.2"))
 
 
 def test_words_of_a_command_replace_those_of_every_command():
