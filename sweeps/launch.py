@@ -120,7 +120,7 @@ def run(
                 console=console,
                 words=words_of(spec),
             )
-            with _shown(view) as interrupt:
+            with _note_interrupts(view) as interrupt:
                 pending = _with_sinks(spec, pending, sinks_of(spec, console) if sinks is None else sinks)
                 watch = {"on_tick": view.tick, "interrupt": interrupt}
                 with view:
@@ -164,7 +164,7 @@ def _tidy(trials: Sequence[Trial]) -> None:
 
 
 @contextmanager
-def _shown(view: LiveView) -> Iterator[Interrupt]:
+def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
     """Note the first Ctrl-C, and say so in the live table; the second ends what is done within."""
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         try:

@@ -67,12 +67,12 @@ def _collect(study: StudyFolder) -> list[str]:
     with uncollected():
         from stability.runs.results import collect, write
 
-    found = collect(study.path, _spec_columns)
+    found = collect(study.path, _parsed_columns)
     write(found, study.results)
     return [f"left out: {line}" for line in found.left_out]
 
 
-def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
+def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of `RUNS_COLUMNS` that follow from a run's spec; {} if its plugin is not here."""
     from stability.build import sequence_state_bytes
     from stability.config.parse import parse_run

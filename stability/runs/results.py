@@ -40,7 +40,7 @@ from stability.runs.study import StudyFolder
 # what a model is, and computes in, that has no column of its own: unless a run says otherwise
 USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
 
-SpecColumns = Callable[[dict[str, Any]], dict[str, Any]]
+ParsedColumns = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Results:
     left_out: tuple[str, ...] = ()
 
 
-def collect(study: str | Path, spec_columns: SpecColumns = lambda spec: {}) -> Results:
+def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) -> Results:
     """Read every run that a study lists, finished or not; damaged or missing files are left out.
 
     Args:
         study: the study's folder.
-        spec_columns: returns the columns that follow from a run's spec, by name; a run's result goes before them.
+        parsed_columns: returns further columns of a run from its spec, by name; a run's result goes before them.
 
     Raises:
         ValueError: the folder is no study, or its record is damaged.
@@ -88,7 +88,7 @@ def collect(study: str | Path, spec_columns: SpecColumns = lambda spec: {}) -> R
     )
     steps = [_recorded_steps(each) for each in files]
     rows = [
-        _run_row(folder.path.name, each, scores[each.directory.run_id], spec_columns)
+        _run_row(folder.path.name, each, scores[each.directory.run_id], parsed_columns)
         | undefined_of(list(tables.values()))
         for each, tables in zip(files, steps, strict=True)
     ]
@@ -189,7 +189,7 @@ def _run_row(
     study: str,
     files: RunFiles,
     scores: Sequence[pa.Table],
-    spec_columns: SpecColumns,
+    parsed_columns: ParsedColumns,
 ) -> dict[str, Any]:
     """Return one run's row of `RUNS_COLUMNS`: its status, spec, result and generative NLL as far as it has them."""
     status = files.status
@@ -204,7 +204,7 @@ def _run_row(
     row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
-    return row | spec_columns(files.spec) | result | _generative_nll(_of_phase(scores, TERMINAL))
+    return row | parsed_columns(files.spec) | result | _generative_nll(_of_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:

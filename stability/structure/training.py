@@ -225,7 +225,7 @@ class TokenizerCheckpoints(Checkpoints):
     def is_due(self, step: int) -> bool:
         return step % self._every == 0 or step in self._ends
 
-    def kept(self, step: int) -> set[int]:
+    def choose_kept(self, step: int) -> set[int]:
         return {self.newest}
 
     def read(self, folder: Path) -> Held:

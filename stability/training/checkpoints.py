@@ -34,7 +34,7 @@ class Checkpoints(ABC):
         """Return whether a checkpoint is written at this step, once its validation has been taken in."""
 
     @abstractmethod
-    def kept(self, step: int) -> set[int]:
+    def choose_kept(self, step: int) -> set[int]:
         """Return the steps of those checkpoints that stay, of all that stand, when a training is at this step."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Checkpoints(ABC):
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Write a checkpoint of the step a training stands at; what does not stay beside it goes once it stands."""
-        stays = {*self.kept(step), step}
+        stays = {*self.choose_kept(step), step}
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
         self._standing.add(step)
         self._remove_but(stays)
@@ -90,7 +90,7 @@ class Checkpoints(ABC):
     def remove_unplanned(self, step: int) -> None:
         """Remove what rolls on, and what only an interruption wrote, once it has served: the folder of a training that
         was resumed is that of an undisturbed one."""
-        self._remove_but(self.kept(step))
+        self._remove_but(self.choose_kept(step))
 
     def _remove_but(self, stays: set[int]) -> None:
         for folder in self._directory.checkpoints():
@@ -136,7 +136,7 @@ class Keeper:
         whether the step must be sound."""
         return step in (self._first, self._last) or self._is_extra(step)
 
-    def kept(self, step: int) -> set[int]:
+    def choose_kept(self, step: int) -> set[int]:
         """Return the steps of the checkpoints that stand once this step's is written."""
         return {each for each in (self._first, self._last, *self._extra(step), *self.best_steps) if each <= step}
 
@@ -168,8 +168,8 @@ class RunCheckpoints(Checkpoints):
     def is_due(self, step: int) -> bool:
         return self._keeper.is_due(step)
 
-    def kept(self, step: int) -> set[int]:
-        return self._keeper.kept(step)
+    def choose_kept(self, step: int) -> set[int]:
+        return self._keeper.choose_kept(step)
 
     def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
         """Return the newest checkpoint that can be read; of a run that has none yet the one that its ``init`` names, of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -80,7 +80,7 @@ def train(
     command: str = "",
     sinks: Sinks | None = None,
     stop_at: int | None = None,
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Train to the verdict, yielding after every optimizer step; a finished training is left alone.
 
     Closed at a yield, it writes a checkpoint there and sets the status ``interrupted``. Called again it resumes from

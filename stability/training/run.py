@@ -138,7 +138,7 @@ class Trainer(Replica, loop.Training):
         if self.spec.guards.on_nonfinite != "stop":
             row |= self.guard.counts()
         if self.diverged is None and self.checkpoints.is_due(step):
-            self.guard.written(step, self.checkpoints.kept(step))
+            self.guard.written(step, self.checkpoints.choose_kept(step))
 
     def _validate(self, row: dict[str, Any]) -> None:
         """Put the validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
