@@ -1,8 +1,9 @@
 """``python -m tests.faults.fuzz_command_lines [--lines=2000] [--seed=0]``: random command lines over every entry, in
   process and without training.
 
-Each must end with exit code 0 or 2, with at most three lines on stderr that name a word as it was written and that no
-library wrote, without a traceback, and leave nothing behind.
+A line's words are keys, values and signs of the lines in ``tests/golden/messages.jsonl``, crossed, and the keys of the
+entry's own config. Each line must end with exit code 0 or 2, with at most three lines on stderr that name a word as it
+was written and that no library wrote, without a traceback, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -11,53 +12,96 @@ import argparse
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
+from stability.cli.conf import conf_dir
 from stability.cli.entry import run_entry
-from tests.faults.random_words import GROUPS, Line, draw
+from tests.reading import compose
 
+# What each entry needs to get as far as the work itself, which the sandbox replaces; for most a folder that is not there.
+BASES: dict[str, tuple[str, ...]] = {
+    "sweep": (),
+    "hessian": ("ckpt=nowhere",),
+    "probe": ("what=spectra", "ckpt=nowhere"),
+    "generate": ("ckpt=nowhere", "num=2"),
+    "report": ("name=nowhere",),
+    "status": (),
+    "train_tokenizer": (),
+}
+LAST: dict[str, tuple[str, ...]] = {"sweep": ("dry_run=true",)}
+MESSAGES = Path(__file__).parents[1] / "golden" / "messages.jsonl"
+GROUPS = tuple(sorted(path.name for path in conf_dir().iterdir() if path.is_dir()))
+SIGNED = re.compile(r"([+~]*)([^=]*)(=?)(.*)", re.DOTALL)
 MOST_LINES = 3
 MOST_CHARACTERS = 1200
 LIMIT_S = 20  # of CPU; a line takes a tenth of a second
 # how Hydra, OmegaConf, ANTLR, Python and numpy put it
-FOREIGN = (
-    "mismatched input",
-    "no viable",
-    "extraneous input",
-    "token recognition",
-    "Overflow",
-    "Config group override",
-    "full_key",
-    "object_type",
-    "hydra.cc",
+FOREIGN = re.compile(
+    "mismatched input|no viable|extraneous input|token recognition|Overflow|Config group override|full_key|object_type"
+    "|hydra.cc|LexerNoViable|in struct|Traceback|multirun|NoneType|object has no|not supported between|embedded null"
+    "|primitive type|Interpolation"
 )
-FOREIGN += (
-    "LexerNoViable",
-    "in struct",
-    "Traceback",
-    "multirun",
-    "NoneType",
-    "object has no",
-    "not supported between",
-    "embedded null",
-    "primitive type",
-)
-FOREIGN += ("Interpolation",)
-# the folder of `random_words.BASES`
-REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)
+REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)  # of `BASES`
 SECRET = "a-secret-of-the-environment"
+
+
+class Line(NamedTuple):
+    """``argv`` of an entry, and the words of it that were drawn."""
+
+    entry: str
+    argv: tuple[str, ...]
+    drawn: tuple[str, ...]
+
+
+def line_of(entry: str, words: Sequence[str]) -> Line:
+    """Return the line of some words: an entry's own before them, as far as they give none of the same key."""
+    given = {word.lstrip("+").partition("=")[0] for word in words if "=" in word}
+    base = [word for word in BASES[entry] if word.partition("=")[0] not in given]
+    return Line(entry, (*base, *words, *LAST.get(entry, ())), tuple(words))
+
+
+def draw(random: Random) -> Line:
+    """Draw a command line of one to three words; most have one, so that what is said of it can be judged."""
+    entry = random.choice(list(BASES))
+    words = []
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        (sign, key, is_given, _), (*_, value) = (
+            SIGNED.fullmatch(random.choice(_kept_words())).groups() for _ in range(2)
+        )
+        key = random.choice((key, *2 * [random.choice(_own_keys(entry))]))
+        words.append(f"{sign}{key}{is_given}{value}" if is_given else f"{sign}{key}")
+    return line_of(entry, words)
+
+
+@cache
+def _kept_words() -> list[str]:
+    return [word for line in MESSAGES.read_text().splitlines() for word in json.loads(line)[1]]
+
+
+@cache
+def _own_keys(entry: str) -> list[str]:
+    """Return every dotted key of an entry's composed config."""
+
+    def below(values: dict[str, Any], prefix: str) -> Iterator[str]:
+        for key, value in values.items():
+            yield f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from below(value, f"{prefix}{key}.")
+
+    return list(below(compose(entry, BASES[entry]), ""))
 
 
 class Accepted(BaseException):
@@ -65,14 +109,13 @@ class Accepted(BaseException):
 
 
 class Outcome(NamedTuple):
-    """What a line did: exit code (None: it raised), stderr and stdout, what was raised, changed files, seconds."""
+    """What a line did: exit code (None: it raised), stderr and stdout, what was raised, changed files."""
 
     code: int | None
     err: str
     out: str
     raised: str
     written: list[str]
-    wall_s: float
 
 
 class Sandbox:
@@ -148,7 +191,7 @@ class Sandbox:
     def run(self, line: Line) -> Outcome:
         """One line, as `python -m stability.<entry>` runs it."""
         module = importlib.import_module(f"stability.{line.entry}")
-        out, err, raised, code, start = io.StringIO(), io.StringIO(), "", None, time.monotonic()
+        out, err, raised, code = io.StringIO(), io.StringIO(), "", None
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
             with (
@@ -168,7 +211,7 @@ class Sandbox:
         after = self._snapshot()
         written = sorted(path for path in self.before.keys() | after.keys() if self.before.get(path) != after.get(path))
         self.before = after
-        return Outcome(code, err.getvalue(), out.getvalue(), raised, written, time.monotonic() - start)
+        return Outcome(code, err.getvalue(), out.getvalue(), raised, written)
 
 
 def _corpus(root: Path) -> Any:
@@ -218,8 +261,8 @@ def fault(line: Line, outcome: Outcome) -> str | None:
         return f"{len(lines)} lines of {len(outcome.err)} characters"
     if re.search(r"[\x00-\x09\x0b-\x1f\x7f\u2028\u202e]", outcome.err):
         return "control characters"
-    if foreign := next((words for words in FOREIGN if words in _without(outcome.err, line)), None):
-        return f"a library's words: {foreign}"
+    if foreign := FOREIGN.search(_without(outcome.err, line)):
+        return f"a library's words: {foreign.group()}"
     if REACHED.match(outcome.err):  # the words were understood
         return None
     if "a value is missing; give " in outcome.err and any(_key_of(word) in GROUPS for word in line.drawn):
@@ -286,8 +329,7 @@ def main() -> int:
         if kind or asked.show:
             words = " ".join(repr(word)[:120] for word in line.drawn)
             print(
-                f"{kind or 'fine'} | {line.entry} {words} | {outcome.wall_s:.2f} s | "
-                f"{outcome.raised[-700:] or outcome.err[:300]!r}",
+                f"{kind or 'fine'} | {line.entry} {words} | {outcome.raised[-700:] or outcome.err[:300]!r}",
                 flush=True,
             )
     for kind, count in kinds.most_common():
