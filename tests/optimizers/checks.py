@@ -191,7 +191,6 @@ def check_decay_reaches_what_is_told(part: Part, config: Any) -> None:
 
 def check_elementwise(part: Part, config: Any) -> None:
     """Halves of each tensor take the steps of the whole, and state has the parameter's shape or is one number."""
-
     whole = nn.ParameterList(nn.Parameter(Toy().get_parameter(name).detach()) for name in ("matrix", "vector"))
     halves = nn.ParameterList(nn.Parameter(half.clone()) for value in whole for half in value.detach().tensor_split(2))
     optimizers = part.build(config, list(whole.parameters()), LR), part.build(config, list(halves.parameters()), LR)
