@@ -8,12 +8,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.curvature import directional
 from stability.linears import drop_biases
+from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.init import OwnInit, initialise
@@ -32,6 +35,7 @@ from tests.mechanisms.sight_checks import (
     check_wholly_padded_is_finite,
     inputs,
     padding,
+    scattered_padding,
 )
 from tests.within import assert_within
 
@@ -59,6 +63,60 @@ def build_seeded(build: Build, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
+
+
+def moved(name: str, direction: str = "causal", **settings: Any) -> Any:
+    """Return a layer in float64 none of whose parameters is where it begins: scales of 1 and biases of 0 hide mistakes."""
+    shape = {"width": WIDTH, "heads": HEADS, "direction": direction, "layer": 1, "num_layers": 2}
+    layer = build_seeded(lambda: build(name, **shape, **settings)).double()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.add_(0.3 * torch.randn(value.shape, dtype=value.dtype, generator=generator))
+    return layer
+
+
+def check_taylor_is_double_backward(
+    module: nn.Module, x_BND: Tensor, mask_BN: Tensor | None = None, *given: Tensor
+) -> None:
+    """Slope and curvature along a random direction, by Taylor terms and by double backward; of valid positions.
+
+    Args:
+        module: in float64.
+        x_BND: inputs in float64.
+        mask_BN: True at valid positions; None: all are.
+        given: further arguments of the module, such as a context.
+    """
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    generator = torch.Generator().manual_seed(3)
+    along = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        y_BND = functional_call(module, values, (x_BND, *given), {"mask_BN": mask_BN})
+        return y_BND.tanh()[slice(None) if mask_BN is None else mask_BN].square().sum()
+
+    one, two = (directional(loss, params, along, method=method) for method in ("taylor", "double_backward"))
+    assert one.slope == pytest.approx(two.slope, rel=1e-10)
+    assert one.curvature == pytest.approx(two.curvature, rel=1e-9)
+
+
+def check_equals_loop(layer: nn.Module, loop: Callable[[Tensor, list[bool]], Any], num_positions: int) -> None:
+    """Compare a layer's valid outputs with a slow loop, sequence by sequence, without padding and with it scattered.
+
+    Args:
+        layer: in float64.
+        loop: makes of one sequence's inputs (N, D) and valid positions the outputs, (N, D) or by position.
+        num_positions: N.
+    """
+    x_BND = inputs(num_positions=num_positions)
+    with torch.no_grad():
+        for mask_BN in (None, scattered_padding(num_positions)):
+            valid_BN = torch.ones(BATCH, num_positions, dtype=torch.bool) if mask_BN is None else mask_BN
+            found = layer(x_BND, mask_BN=mask_BN)
+            for b, valid_N in enumerate(valid_BN):
+                outputs = loop(x_BND[b], valid_N.tolist())
+                for t in valid_N.nonzero().flatten().tolist():
+                    torch.testing.assert_close(found[b, t], outputs[t], rtol=1e-10, atol=1e-12)
 
 
 def check_shape_and_dtype(module: nn.Module) -> None:

@@ -26,6 +26,51 @@ SMALL: dict[str, dict[str, Any]] = {
     "titans": {"memory": "mlp", "chunk": 8, "form": "gated_attention", "window": 2},
 }
 
+# More settings, with which the whole contract is kept, in every direction.
+OTHER: dict[str, list[dict[str, Any]]] = {
+    "attentionx": [{"mask_diagonal": True}],
+    "bigbird": [
+        {"block": 4},
+        {"block": 2, "random": 2, "global_blocks": 2},
+        {"block": 3, "window": 2, "random": 0, "global_blocks": 0},
+        {"block": 3, "window": 0, "random": 3},
+        {"block": 1, "random": 2, "global_blocks": 0},
+    ],
+    "fox": [{"rope": "absolute"}, {"decay_times": (2, 8)}],
+    "gated_softmax": [{"gate": "headwise"}],
+    "gla": [{"chunk": 2, "expand_k": 1.0, "expand_v": 2.0, "gate_rank": 3, "gate_divisor": 2.0, "conv": 3}],
+    "longformer": [
+        {"window": 2, "global_tokens": 0},
+        {"window": 3, "global_tokens": 2},
+        {"window": 2, "dilation": 3, "global_tokens": 0},
+        {"window": 2, "dilation": 2, "global_tokens": 3},
+        {"window": 18, "global_tokens": 1},
+    ],
+    "retnet": [{"expand_v": 2.0, "chunk": 2}],
+    "sa": [{"mask_diagonal": True}, {"kv_heads": 1}],
+    "sigmoid": [{"norm": "after"}, {"qk_norm": True}, {"norm": "after", "qk_norm": True}],
+    "sparse_transformer": [
+        {"stride": 2},
+        {"stride": 4},
+        {"stride": 19},
+        {"pattern": "fixed", "stride": 4},
+        {"pattern": "fixed", "stride": 5, "summary": 3},
+        {"pattern": "fixed", "stride": 3, "summary": 3},
+    ],
+    "titans": [
+        {"chunk": 4},
+        {"memory": "mlp", "chunk": 4},
+        {"memory": "mlp", "chunk": 2, "momentum": 0.0},
+        {"momentum": 0.0, "forgetting": False},
+        {"form": "gated_attention", "window": 3, "memory": "none"},
+        {"form": "gated_attention", "window": 3, "memory": "linear"},
+    ],
+    **{
+        name: [{"expand_v": 2, "conv": 1}, {"negative_eigenvalues": True, "chunk": 2}]
+        for name in ("deltanet", "gated_deltanet", "kda")
+    },
+}
+
 # What a mechanism with those settings says itself of weight decay: whether it reaches the parameter.
 OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("attentionx", {"temperature": "learned"}, {"log_temperature": False}),
@@ -41,6 +86,11 @@ OWN_DECAY: list[tuple[str, dict[str, Any], dict[str, bool]]] = [
     ("sa", {}, {}),
     ("sa", {"temperature": "learned"}, {"log_temperature": False}),
     ("titans", {}, {"rate.bias": False, "momentum.bias": False, "forget.bias": False}),
+    (
+        "titans",
+        {"memory": "mlp"},
+        {"rate.bias": False, "momentum.bias": False, "forget.bias": False, "first_HFK": False},
+    ),
     (
         "two_way",
         {"of": "sa", "sa": {"temperature": "learned"}},

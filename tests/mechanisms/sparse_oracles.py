@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.mechanisms import build
 from tests.mechanisms import checks
@@ -92,10 +90,3 @@ def assert_padding_behind_adds_nothing(layer: nn.Module) -> None:
         mask_BN = (torch.arange(43) < length).expand(BATCH, 43)
         alone_BND = layer(x_BND[:, :length])
         assert torch.allclose(layer(x_BND, mask_BN=mask_BN)[:, :length], alone_BND, rtol=0, atol=1e-12), length
-
-
-def multiply_adds(layer: nn.Module, num_positions: int) -> float:
-    """The multiply-adds of the matrix products of one forward pass over one sequence, counted as they happen."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        layer(sequences(num_positions, layer.out.in_features)[:1])
-    return counter.get_total_flops() / 2

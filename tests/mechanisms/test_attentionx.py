@@ -9,7 +9,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.attentionx import AttentionX
@@ -187,26 +186,6 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(direction,
         assert torch.autograd.gradgradcheck(layer, (x_BND,))
 
 
-@pytest.mark.parametrize(("direction", "masked"), CASES)
-@pytest.mark.parametrize("padded", [False, True])
-def test_taylor_curvature_equals_double_backward(direction, masked, padded):
-    layer = module(direction, mask_diagonal=masked)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    step = {
-        name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5))
-        for name, value in params.items()
-    }
-
-    def loss(values):
-        y_BND = torch.func.functional_call(layer, values, (inputs(),), {"mask_BN": padding() if padded else None})
-        return torch.tanh(y_BND)[padding()].square().sum()
-
-    found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(
-        expected.curvature, rel=1e-9
-    )
-
-
 def test_has_as_many_parameters_as_self_attention():
     attention = build("sa", width=16, heads=2)
     assert {name: p.shape for name, p in module().named_parameters()} == {
@@ -240,17 +219,3 @@ def test_stands_in_a_pattern_with_its_own_settings():
         "SoftmaxAttention",
     ]
     assert layers[0].gamma == 2 and layers[0].mask_diagonal
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"gamma": -1}, "mechanism.attentionx.gamma=-1: input should be greater than or equal to 0"),
-        ({"gama": 1}, "mechanism.attentionx.gama: unknown key; did you mean 'gamma'"),
-        ({"mask_diagonal": 3}, "mechanism.attentionx.mask_diagonal=3: "),
-    ],
-)
-def test_wrong_settings_are_told_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("attentionx", width=16, heads=2, **settings)
-    assert str(caught.value).startswith(message) and len(str(caught.value).splitlines()) == 1

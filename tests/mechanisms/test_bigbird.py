@@ -15,18 +15,12 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms.bigbird import block_links
 from stability.registry import Registry
 from tests.mechanisms import checks, sparse_oracles
+from tests.mechanisms.small import OTHER
 from tests.mechanisms.sparse_oracles import holes, made, sequences
-from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
 from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
-SETTINGS = (
-    {"block": 4},
-    {"block": 2, "random": 2, "global_blocks": 2},
-    {"block": 3, "window": 2, "random": 0, "global_blocks": 0},
-    {"block": 3, "window": 0, "random": 3},
-    {"block": 1, "random": 2, "global_blocks": 0},
-)
+SETTINGS = OTHER["bigbird"]
 
 
 def layer_of(layer=0, direction="bidirectional", **settings):
@@ -110,32 +104,11 @@ def test_causal_links_stay_whatever_follows():
     assert layer.links(50)[:20] == layer.links(20)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_other_settings_keep_the_contract(settings, direction):
-    def builder():
-        return build("bigbird", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
-
-    for check in (*OF_A_MODULE, checks.check_weights_reproduce_forward, checks.check_softmax_is_as_declared):
-        check(checks.build_seeded(builder))
-    for check in OF_A_BUILDER:
-        check(builder)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_what_follows_does_not_change_a_causal_sequence(settings):
     layer = made("bigbird", "causal", **settings)
     sparse_oracles.assert_prefix_is_itself(layer)
     sparse_oracles.assert_padding_behind_adds_nothing(layer)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_cost_is_what_a_forward_pass_multiplies(settings, direction):
-    layer = made("bigbird", direction, **settings)
-    for num_positions in (1, 16, 40):
-        cost = type(layer).cost(layer.config, MixerShape(16, 2, direction), num_positions)
-        assert cost == pytest.approx(sparse_oracles.multiply_adds(layer, num_positions), rel=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{"window": 20}, {"random": 20}, {"global_blocks": 20}], ids=str)

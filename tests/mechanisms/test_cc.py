@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from stability.config.parts import settings_of
@@ -221,13 +220,6 @@ def test_window_as_long_as_a_run_is_refused_where_it_is_read():
 def test_an_empty_context_leaves_the_two_projections(settings):
     layer, x_BND = module(**settings), inputs()
     torch.testing.assert_close(layer(x_BND, context(0)), layer.out(layer.source(x_BND)), rtol=0, atol=1e-12)
-
-
-def test_yaml_says_the_defaults_of_the_config():
-    written = yaml.safe_load(CONF.read_text())
-    assert written.pop("name") == "cc"
-    assert settings_of("mechanisms", "cc", written) == settings_of("mechanisms", "cc", {})
-    assert set(written) == set(cc.EXPORT.Config.model_fields)
 
 
 def test_cost_counts_the_edges_of_its_graph():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.func import functional_call
 
-from stability.curvature import directional
 from tests.mechanisms import checks
 from tests.mechanisms.variants import CROSS, SELF, WithContext, WithEdges, name_of
 
@@ -27,31 +24,10 @@ def test_variant_keeps_the_contract(make):
         check(checks.build_seeded(make))
     checks.check_deterministic(make)
     checks.check_save_load(make)
+    checks.check_taylor_is_double_backward(checks.build_seeded(make).double(), checks.inputs(), checks.padding())
 
 
 @pytest.mark.parametrize("settings", SELF, ids=name_of)
 def test_the_edges_that_a_variant_exposes_reproduce_its_forward(settings):
     module = checks.build_seeded(lambda: WithEdges(**settings))
     checks.check_edges_reproduce_forward(module.layer, **module.edges(checks.NUM_POSITIONS))
-
-
-@pytest.mark.parametrize("make", CASES)
-def test_taylor_and_double_backward_give_one_curvature(make):
-    module = checks.build_seeded(make).double()
-    params = {name: value.detach() for name, value in module.named_parameters()}
-    generator = torch.Generator().manual_seed(4)
-    direction = {
-        name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()
-    }
-
-    def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (
-            torch.tanh(functional_call(module, values, (checks.inputs(),), {"mask_BN": checks.padding()}))
-            .square()
-            .mean()
-        )
-
-    by_taylor, by_backward = (directional(loss, params, direction, method) for method in ("taylor", "double_backward"))
-    assert by_taylor.curvature == pytest.approx(by_backward.curvature, rel=1e-9)
-    assert by_taylor.slope == pytest.approx(by_backward.slope, rel=1e-9)
-    assert abs(by_taylor.curvature) > 1e-6

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._delta_rule import delta_rule
 from stability.registry import Registry
-from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.mechanisms.checks import build_seeded, inputs
 from tests.mechanisms.delta_loops import HEADS, NAMES, SHAPE, WIDTH, module
 from tests.within import assert_within
 
@@ -97,63 +94,6 @@ def test_a_write_with_full_strength_replaces_what_a_key_held_and_one_of_two_turn
 
 
 @every_name
-def test_the_chunk_changes_no_output(name):
-    expected = module(name, chunk=1)(inputs(num_positions=23))
-    for chunk in (2, 8, 64):
-        found = module(name, chunk=chunk)(inputs(num_positions=23))
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-
-
-@every_name
-def test_padding_anywhere_is_as_if_it_were_not_there_but_for_the_convolution(name):
-    """A convolution reads zeros at padding; one over a single position reads no other one."""
-    layer, x_BND = module(name, chunk=4, conv=1), inputs(num_positions=7)
-    alone = layer(x_BND)
-    for places in (range(7), range(5, 12), [0, 1, 5, 6, 7, 9, 10], [2, 3, 4, 8, 9, 10, 11]):
-        padded, mask_BN = torch.full((3, 12, 16), 9.0, dtype=torch.float64), torch.zeros(3, 12, dtype=torch.bool)
-        padded[:, list(places)], mask_BN[:, list(places)] = x_BND, True
-        found = layer(padded, mask_BN=mask_BN)[:, list(places)]
-        torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-12)
-
-
-@every_name
-def test_taylor_and_double_backward_agree_along_a_direction(name):
-    layer, x_BND, mask_BN = module(name, chunk=4), inputs(num_positions=11), padding(11)
-    params = {key: value.detach() for key, value in layer.named_parameters()}
-    generator = torch.Generator().manual_seed(3)
-    direction = {key: torch.randn(p.shape, generator=generator, dtype=p.dtype) for key, p in params.items()}
-
-    def loss(values):
-        return functional_call(layer, values, (x_BND,), {"mask_BN": mask_BN})[mask_BN].tanh().square().sum()
-
-    one, two = (directional(loss, params, direction, method=method) for method in ("taylor", "double_backward"))
-    assert one.slope == pytest.approx(two.slope, rel=1e-9) and one.curvature == pytest.approx(two.curvature, rel=1e-9)
-
-
-@every_name
-@pytest.mark.parametrize("settings", [{"expand_v": 2, "conv": 1}, {"negative_eigenvalues": True, "chunk": 2}])
-def test_keeps_the_contract_with_other_settings(name, settings):
-    def made():
-        return build(name, width=checks.WIDTH, heads=checks.HEADS, direction="causal", **settings)
-
-    for check in (checks.check_padding_is_unread, checks.check_wholly_padded_is_finite, checks.check_future_is_unseen):
-        check(build_seeded(made))
-    for check in (checks.check_save_load, checks.check_own_init_stays, checks.check_biases_may_go):
-        check(made)
-
-
-@every_name
-def test_read_in_both_directions_it_sees_both_sides_and_no_padding(name):
-    settings: dict[str, Any] = {"of": name, name: {"chunk": 4}}
-
-    def made():
-        return build("two_way", width=checks.WIDTH, heads=checks.HEADS, **settings)
-
-    for check in (checks.check_both_sides_are_seen, checks.check_padding_is_unread, checks.check_degenerate_inputs):
-        check(build_seeded(made))
-
-
-@every_name
 def test_in_bfloat16_decays_strengths_and_the_state_are_in_float32(name):
     layer, x_BND = module(name).float(), inputs(torch.float32, num_positions=40)
     expected = layer.written_and_read(x_BND, None)
@@ -184,35 +124,6 @@ def test_cost_is_what_is_counted_and_grows_linearly(name, settings):
     unread = WIDTH // HEADS * WIDTH * wide // HEADS
     assert kind.cost(config, SHAPE, num) - expected == pytest.approx(unread)
     assert kind.cost(config, SHAPE, 2**20) == pytest.approx(2**14 * kind.cost(config, SHAPE, num), rel=1e-12)
-
-
-@every_name
-def test_the_state_is_keys_times_values_and_what_the_convolution_still_holds(name):
-    kind = Registry("mechanisms").load(name)
-    for settings, expected in (({}, 2 * 8 * 8 + 3 * 48), ({"expand_v": 3, "conv": 2}, 2 * 8 * 24 + 80)):
-        config = settings_of("mechanisms", name, settings)
-        assert [kind.state_size(config, SHAPE, num) for num in (1, 4096)] == [expected, expected]
-
-
-@every_name
-def test_maps_that_hold_several_matrices_say_so(name):
-    layer = module(name, expand_v=2)
-    assert layer.own_splits == {"qkv": (16, 16, 32)} and layer.qkv.weight.shape == (64, 16)
-
-
-@every_name
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chunk": 24}, "chunk=24: input should be 1, 2, 4, 8, 16, 32, 64, 128 or 256"),
-        ({"conv": 0}, "conv=0: input should be greater than or equal to 1"),
-        ({"expand_v": 1.5}, "expand_v=1.5: "),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(name, settings, message):
-    with pytest.raises(ValueError) as caught:
-        build(name, width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(f"mechanism.{name}.{message}") and "\n" not in str(caught.value)
 
 
 @every_name

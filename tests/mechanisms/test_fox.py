@@ -4,11 +4,11 @@ forgotten."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.build import build_model
 from stability.config.parts import settings_of
@@ -17,8 +17,7 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms.fox import ForgettingAttention
 from stability.models.init import initialise
 from stability.models.position import Rope
-from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.mechanisms.checks import build_seeded, check_equals_loop, inputs, padding
 from tests.mechanisms.oracles import rotated
 
 TURN = Rope()
@@ -63,15 +62,8 @@ def by_loops(layer, x_ND, valid_N, *, rope):
 @pytest.mark.parametrize("settings", [{}, {"rope": "absolute"}, {"decay_times": (2, 8)}])
 @pytest.mark.parametrize("num_positions", [1, 9, 17, 40])
 def test_equals_a_loop_over_the_gates_between_two_positions(num_positions, settings):
-    layer, x_BND = module(**settings), inputs(num_positions=num_positions)
-    scattered_BN = (torch.arange(num_positions) + torch.arange(3)[:, None]) % 3 > 0
-    with torch.no_grad():
-        for mask_BN in (None, scattered_BN):
-            valid_BN = torch.ones_like(scattered_BN) if mask_BN is None else mask_BN
-            found = layer(x_BND, mask_BN=mask_BN)
-            for b in range(3):
-                expected = by_loops(layer, x_BND[b], valid_BN[b].tolist(), rope="rope" in settings)
-                torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
+    layer = module(**settings)
+    check_equals_loop(layer, partial(by_loops, layer, rope="rope" in settings), num_positions)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -97,17 +89,6 @@ def test_where_all_is_forgotten_each_position_reads_its_own_value():
         layer.forget.weight.zero_()
         layer.forget.bias.fill_(-80.0)
     torch.testing.assert_close(layer(inputs()), layer.out(layer.qkv(inputs())[..., 32:]), rtol=1e-10, atol=1e-12)
-
-
-def test_padding_anywhere_is_as_if_it_were_not_there():
-    """Nothing is forgotten over it, and without rotation nothing else counts positions."""
-    layer, x_BND = module(), inputs(num_positions=7)
-    alone = layer(x_BND)
-    for places in (range(7), range(4, 11), [0, 1, 5, 6, 7, 9, 10], [2, 3, 4, 8, 9, 10, 11]):
-        padded, mask_BN = torch.full((3, 12, 16), 9.0, dtype=torch.float64), torch.zeros(3, 12, dtype=torch.bool)
-        padded[:, list(places)], mask_BN[:, list(places)] = x_BND, True
-        found = layer(padded, mask_BN=mask_BN)[:, list(places)]
-        torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-12)
 
 
 def test_the_gates_tell_positions_apart_and_the_runs_positions_do_not():
@@ -161,24 +142,6 @@ def test_a_model_without_biases_keeps_those_of_the_gates(lab):
         torch.testing.assert_close(block.mixer.forget.bias.sigmoid(), torch.full((2,), math.exp(-1 / 4)))
 
 
-@pytest.mark.parametrize("settings", [{"rope": "absolute"}, {"decay_times": (2, 8)}])
-def test_keeps_the_contract_with_other_settings(settings):
-    def made():
-        return build("fox", width=checks.WIDTH, heads=checks.HEADS, direction="causal", **settings)
-
-    for check in (
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_weights_reproduce_forward,
-        checks.check_future_is_unseen,
-        checks.check_past_is_seen,
-    ):
-        check(build_seeded(made))
-    for check in (checks.check_save_load, checks.check_own_init_stays, checks.check_biases_may_go):
-        check(made)
-
-
 def test_rows_that_see_nothing_pass_no_nan_on():
     """It would be masked later, and the output be right; whoever looks for the first NaN of a backward pass finds it."""
     layer, x_BND, mask_BN = module(), inputs().requires_grad_(), padding()
@@ -218,26 +181,3 @@ def test_begins_local_under_rotation_only():
         nn.init.zeros_(layer.qkv.bias)
         layer.start_local(2.0)
         assert (layer.qkv.bias[:32] == expected).all() and not layer.qkv.bias[32:].any()
-
-
-def test_cost_is_what_the_flop_counter_counts():
-    layer = module().float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        layer(torch.zeros(1, 32, 16))
-    config = settings_of("mechanisms", "fox", {})
-    assert counter.get_total_flops() == 2 * ForgettingAttention.cost(config, MixerShape(16, 2, "causal"), 32)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"decay_times": (0, 4)}, "mechanism.fox.decay_times.0=0: input should be greater than 0"),
-        ({"decay_times": (2, math.inf)}, "mechanism.fox.decay_times.1=inf: input should be a finite number"),
-        ({"decay_times": (2, 3, 4)}, "mechanism.fox.decay_times"),
-        ({"rope": "relative"}, "mechanism.fox.rope='relative': "),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("fox", width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.build import build_model, build_optimizer
 from stability.config.parts import settings_of
@@ -16,8 +15,7 @@ from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.gated_softmax import GatedSoftmaxAttention
 from stability.models.init import initialise
-from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.mechanisms.checks import build_seeded, check_equals_loop, inputs, padding
 from tests.mechanisms.oracles import rotated
 
 DIRECTIONS, GATES = ("bidirectional", "causal"), ("elementwise", "headwise")
@@ -57,15 +55,8 @@ def by_loops(layer, x_ND, valid_N, *, causal):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("num_positions", [1, 9, 17, 40])
 def test_equals_a_loop_over_pairs(num_positions, direction, gate):
-    layer, x_BND = module(direction, gate=gate), inputs(num_positions=num_positions)
-    scattered_BN = (torch.arange(num_positions) + torch.arange(3)[:, None]) % 3 > 0
-    with torch.no_grad():
-        for mask_BN in (None, scattered_BN):
-            valid_BN = torch.ones_like(scattered_BN) if mask_BN is None else mask_BN
-            found = layer(x_BND, mask_BN=mask_BN)
-            for b in range(3):
-                expected = by_loops(layer, x_BND[b], valid_BN[b].tolist(), causal=direction == "causal")
-                torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
+    layer = module(direction, gate=gate)
+    check_equals_loop(layer, partial(by_loops, layer, causal=direction == "causal"), num_positions)
 
 
 @pytest.mark.parametrize("is_turned", [True, False])
@@ -148,25 +139,6 @@ def test_a_model_without_biases_has_none_of_gates_either_as_in_the_paper(lab):
         assert block.mixer.gate.bias is None and block.mixer.qkv.bias is None and block.mixer.out.bias is None
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_headwise_gates_keep_the_contract(direction):
-    def made():
-        return build("gated_softmax", width=checks.WIDTH, heads=checks.HEADS, direction=direction, gate="headwise")
-
-    for check in (
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_weights_reproduce_forward,
-        checks.check_softmax_is_as_declared,
-        checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen,
-    ):
-        check(build_seeded(made))
-    for check in (checks.check_save_load, checks.check_own_init_stays, checks.check_biases_may_go):
-        check(made)
-
-
 def test_dropped_weights_are_those_of_the_softmax_and_not_the_gates():
     shape = MixerShape(16, 2, rope=None, dropout=0.5)
     layer = build_seeded(lambda: GatedSoftmaxAttention.build(settings_of("mechanisms", "gated_softmax", {}), shape))
@@ -191,17 +163,3 @@ def test_in_bfloat16_gates_are_taken_in_float32():
         rounded = layer(inputs(torch.float32))
     assert seen == [torch.float32]
     torch.testing.assert_close(rounded.float(), layer(inputs(torch.float32)), rtol=0.05, atol=0.02)
-
-
-@pytest.mark.parametrize("gate", GATES)
-def test_cost_is_what_the_flop_counter_counts(gate):
-    layer = module(gate=gate).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        layer(torch.zeros(1, 32, 16))
-    config = settings_of("mechanisms", "gated_softmax", {"gate": gate})
-    assert counter.get_total_flops() == 2 * GatedSoftmaxAttention.cost(config, MixerShape(16, 2), 32)
-
-
-def test_another_gate_is_refused_in_a_line():
-    with pytest.raises(ValueError, match=r"^mechanism\.gated_softmax\.gate='tokenwise': "):
-        build("gated_softmax", width=16, heads=2, gate="tokenwise")

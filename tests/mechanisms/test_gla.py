@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
@@ -16,13 +16,12 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms.gla import GatedLinearAttention
 from stability.models.init import initialise
 from stability.models.position import Rope
-from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs
+from tests.mechanisms.checks import build_seeded, check_equals_loop, inputs
 from tests.mechanisms.decay_loops import before_norm, carried, convolved, mapped, scaled, sigmoid, swish
 from tests.mechanisms.fla_naive import fla_naive
-from tests.mechanisms.sight_checks import scattered_padding
+from tests.mechanisms.small import OTHER
 
-VARIED = {"expand_k": 1.0, "expand_v": 2.0, "gate_rank": 3, "gate_divisor": 2.0, "conv": 3}
+VARIED = OTHER["gla"][0]
 
 
 def module(**settings):
@@ -59,14 +58,8 @@ def by_loops(layer, x_ND, valid_N, *, divisor):
 @pytest.mark.parametrize(("settings", "divisor"), [({}, 16), ({"conv": 4}, 16), (VARIED, 2)])
 @pytest.mark.parametrize("num_positions", [1, 9, 27])
 def test_equals_the_recurrence_position_by_position(num_positions, settings, divisor):
-    layer, x_BND = module(chunk=4, **settings), inputs(num_positions=num_positions)
-    with torch.no_grad():
-        for mask_BN in (None, scattered_padding(num_positions)):
-            valid_BN = torch.ones(3, num_positions, dtype=torch.bool) if mask_BN is None else mask_BN
-            found = layer(x_BND, mask_BN=mask_BN)
-            for b in range(3):
-                expected = by_loops(layer, x_BND[b], valid_BN[b].tolist(), divisor=divisor)
-                torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
+    layer = module(**{"chunk": 4, **settings})
+    check_equals_loop(layer, partial(by_loops, layer, divisor=divisor), num_positions)
 
 
 @pytest.mark.parametrize("conv", [None, 4])
@@ -82,13 +75,6 @@ def test_equals_the_public_recurrence(conv):
         scores = layer.forget(layer.forget_down(x_BND)).unflatten(-1, (2, -1))
         expected, _ = fla_naive("gla").naive_recurrent_gla(q, k, v, scores.sigmoid().log() / 16)
         torch.testing.assert_close(before_norm(layer, x_BND), expected.transpose(1, 2), rtol=1e-4, atol=1e-5)
-
-
-def test_the_chunk_changes_nothing():
-    x_BND, mask_BN = inputs(num_positions=27), scattered_padding(27)
-    expected = module(chunk=1)(x_BND, mask_BN=mask_BN)
-    for chunk in (2, 8, 27, 64):
-        torch.testing.assert_close(module(chunk=chunk)(x_BND, mask_BN=mask_BN), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_decay_is_of_a_feature_of_the_keys():
@@ -117,16 +103,6 @@ def test_a_convolution_of_one_position_and_weight_one_is_the_swish_of_the_projec
         q, k, v, g = layer.projected(x_BND, None)
     assert torch.equal(g, given[..., 32:])
     assert torch.equal(torch.cat((q, k, v), -1), F.silu(given[..., :32]))
-
-
-def test_padding_anywhere_is_as_if_it_were_not_there():
-    layer, x_BND = module(chunk=4), inputs(num_positions=7)
-    alone = layer(x_BND)
-    for places in (range(7), range(4, 11), [0, 1, 5, 6, 7, 9, 10], [2, 3, 4, 8, 9, 10, 11]):
-        padded, mask_BN = torch.full((3, 12, 16), 9.0, dtype=torch.float64), torch.zeros(3, 12, dtype=torch.bool)
-        padded[:, list(places)], mask_BN[:, list(places)] = x_BND, True
-        found = layer(padded, mask_BN=mask_BN)[:, list(places)]
-        torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-12)
 
 
 def test_the_runs_positions_do_not_matter():
@@ -163,28 +139,6 @@ def test_gates_begin_where_they_keep_most_under_every_rule(rule):
     torch.testing.assert_close(found, torch.full_like(found, 0.5 ** (1 / 16)), rtol=1e-6, atol=0)
 
 
-def test_keeps_the_contract_with_other_settings():
-    for check in (
-        checks.check_padding_is_unread,
-        checks.check_second_derivatives,
-        checks.check_future_is_unseen,
-        checks.check_past_is_seen,
-    ):
-        check(module(chunk=2, **VARIED))
-
-
-@pytest.mark.parametrize(("num_positions", "chunk"), [(32, 8), (30, 8), (5, 8)])
-def test_cost_is_what_the_flop_counter_counts_and_the_scores_that_are_no_matrix_product(num_positions, chunk):
-    layer = module(chunk=chunk).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        layer(torch.zeros(1, num_positions, 16))
-    config = settings_of("mechanisms", "gla", {"chunk": chunk})
-    cost = GatedLinearAttention.cost(config, MixerShape(16, 2, "causal"), num_positions)
-    chunk = min(chunk, num_positions)
-    scores = math.ceil(num_positions / chunk) * chunk * chunk * 8
-    assert counter.get_total_flops() == 2 * (cost - scores)
-
-
 def test_cost_of_a_convolution_is_its_taps_of_each_query_key_and_value():
     shape = MixerShape(16, 2, "causal")
     without, with_conv = (
@@ -200,19 +154,3 @@ def test_in_bfloat16_decays_and_state_are_those_of_float32():
         assert torch.equal(layer.log_decay(x_BND), expected) and before_norm(layer, x_BND).dtype == torch.float32
         y_BND = layer(x_BND)
     torch.testing.assert_close(y_BND.float(), layer(x_BND), rtol=0, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"expand_k": 0}, "mechanism.gla.expand_k=0: input should be greater than 0"),
-        ({"gate_rank": 0}, "mechanism.gla.gate_rank=0: input should be greater than or equal to 1"),
-        ({"gate_divisor": -1}, "mechanism.gla.gate_divisor=-1: input should be greater than 0"),
-        ({"conv": 0}, "mechanism.gla.conv=0: input should be greater than or equal to 1"),
-        ({"chunk": 0}, "mechanism.gla.chunk=0: input should be greater than or equal to 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("gla", width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

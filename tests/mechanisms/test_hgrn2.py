@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.build import build_model
 from stability.config.parts import part, settings_of
@@ -20,10 +20,9 @@ from stability.mechanisms.hgrn2 import ExpandedRecurrence
 from stability.structure.networks import Stack
 from stability.training import checkpoint
 from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs
+from tests.mechanisms.checks import build_seeded, check_equals_loop, inputs
 from tests.mechanisms.decay_loops import before_norm, carried, mapped, scaled, sigmoid, swish
 from tests.mechanisms.fla_naive import fla_naive
-from tests.mechanisms.sight_checks import scattered_padding
 
 
 def module(layer=2, num_layers=4, **settings):
@@ -70,14 +69,8 @@ def by_loops(mixer, x_ND, valid_N):
 @pytest.mark.parametrize("layer", [0, 1, 3])
 @pytest.mark.parametrize("num_positions", [1, 9, 27])
 def test_equals_the_recurrence_position_by_position(num_positions, layer, settings):
-    mixer, x_BND = module(layer, chunk=4, **settings), inputs(num_positions=num_positions)
-    with torch.no_grad():
-        for mask_BN in (None, scattered_padding(num_positions)):
-            valid_BN = torch.ones(3, num_positions, dtype=torch.bool) if mask_BN is None else mask_BN
-            found = mixer(x_BND, mask_BN=mask_BN)
-            for b in range(3):
-                expected = by_loops(mixer, x_BND[b], valid_BN[b].tolist())
-                torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
+    mixer = module(layer, chunk=4, **settings)
+    check_equals_loop(mixer, partial(by_loops, mixer), num_positions)
 
 
 def test_equals_the_public_recurrence():
@@ -92,13 +85,6 @@ def test_equals_the_public_recurrence():
         )
         found = before_norm(mixer, x_BND).unflatten(-1, (2, -1))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_chunk_changes_nothing():
-    x_BND, mask_BN = inputs(num_positions=27), scattered_padding(27)
-    expected = module(chunk=1)(x_BND, mask_BN=mask_BN)
-    for chunk in (2, 8, 27, 64):
-        torch.testing.assert_close(module(chunk=chunk)(x_BND, mask_BN=mask_BN), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_bounds_rise_with_depth_from_zero_and_begin_at_the_share_of_the_layer():
@@ -274,18 +260,6 @@ def test_a_layer_with_bounds_keeps_the_contract(settings):
     checks.check_own_decay(module(**settings), expected)
 
 
-@pytest.mark.parametrize(("num_positions", "chunk"), [(32, 8), (30, 8), (5, 8)])
-def test_cost_is_what_the_flop_counter_counts_and_the_scores_that_are_no_matrix_product(num_positions, chunk):
-    mixer = module(chunk=chunk).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        mixer(torch.zeros(1, num_positions, 16))
-    config = settings_of("mechanisms", "hgrn2", {"chunk": chunk})
-    cost = ExpandedRecurrence.cost(config, MixerShape(16, 2, "causal"), num_positions)
-    chunk = min(chunk, num_positions)
-    scores = math.ceil(num_positions / chunk) * chunk * chunk * 16
-    assert counter.get_total_flops() == 2 * (cost - scores)
-
-
 def test_in_bfloat16_gates_and_state_are_those_of_float32():
     mixer, x_BND = module().float(), inputs(torch.float32, num_positions=60)
     expected = mixer.gates(x_BND)
@@ -294,17 +268,3 @@ def test_in_bfloat16_gates_and_state_are_those_of_float32():
         assert before_norm(mixer, x_BND).dtype == torch.float32
         y_BND = mixer(x_BND)
     torch.testing.assert_close(y_BND.float(), mixer(x_BND), rtol=0, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"expand_k": 0}, "mechanism.hgrn2.expand_k=0: input should be greater than 0"),
-        ({"bounds": "none"}, "mechanism.hgrn2.bounds='none': "),
-        ({"chunk": 0}, "mechanism.hgrn2.chunk=0: input should be greater than or equal to 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("hgrn2", width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
-from stability.mechanisms._base import MixerShape
 from stability.mechanisms._inner import load
 from stability.mechanisms.sa import SoftmaxAttention
 from stability.optimizers._kinds import splits
@@ -94,44 +90,6 @@ def test_equals_attention_whose_keys_and_values_are_written_out(direction, kv_he
     torch.testing.assert_close(found(x_BND), expected(x_BND), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("direction", ["bidirectional", "causal"])
-def test_grouped_queries_keep_the_contract(direction):
-    def made() -> nn.Module:
-        return build("sa", width=checks.WIDTH, heads=checks.HEADS, direction=direction, kv_heads=1)
-
-    for check in (
-        checks.check_shape_and_dtype,
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_weights_reproduce_forward,
-        checks.check_softmax_is_as_declared,
-        checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen,
-    ):
-        check(checks.build_seeded(made))
-    for check in (checks.check_deterministic, checks.check_save_load, checks.check_biases_may_go):
-        check(made)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("direction", "kv_heads"), CASES)
-def test_taylor_engine_agrees_with_double_backward(direction, kv_heads, padded):
-    layer = grouped(direction, kv_heads)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    generator = torch.Generator().manual_seed(3)
-    step = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        mask_BN = checks.padding() if padded else None
-        y_BND = torch.func.functional_call(layer, values, (checks.inputs(),), {"mask_BN": mask_BN})
-        return torch.tanh(y_BND)[checks.padding()].square().sum()
-
-    found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10)
-    assert found.curvature == pytest.approx(expected.curvature, rel=1e-9)
-
-
 @pytest.mark.parametrize(("direction", "kv_heads"), CASES)
 def test_probes_see_the_same_as_where_keys_and_values_are_written_out(direction, kv_heads):
     x_BND, layer = checks.inputs()[:1], grouped(direction, kv_heads)
@@ -157,15 +115,6 @@ def test_keys_and_values_have_fewer_parameters_which_stand_as_matrices_of_their_
     layer.start_local(2.0)
     queries_and_keys, values = layer.qkv.bias.split((WIDTH + rows, rows))
     assert (queries_and_keys == 2).all() and not (values == 2).any()
-
-
-@pytest.mark.parametrize("kv_heads", [None, 1, 2])
-def test_cost_is_what_the_flop_counter_counts(kv_heads):
-    layer = grouped("bidirectional", kv_heads).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        layer(torch.zeros(1, 32, WIDTH))
-    settings = settings_of("mechanisms", "sa", {"kv_heads": kv_heads})
-    assert counter.get_total_flops() == 2 * SoftmaxAttention.cost(settings, MixerShape(WIDTH, HEADS), 32)
 
 
 def test_as_many_heads_of_keys_as_of_queries_is_plain_attention():

@@ -13,18 +13,12 @@ from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
 from tests.mechanisms import checks, sparse_oracles
+from tests.mechanisms.small import OTHER
 from tests.mechanisms.sparse_oracles import attend, holes, made, projected, sequences
-from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
 from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
-SETTINGS = (
-    {"window": 2, "global_tokens": 0},
-    {"window": 3, "global_tokens": 2},
-    {"window": 2, "dilation": 3, "global_tokens": 0},
-    {"window": 2, "dilation": 2, "global_tokens": 3},
-    {"window": 18, "global_tokens": 1},
-)
+SETTINGS = OTHER["longformer"]
 
 
 def keys(direction, num_positions, window=2, dilation=1, global_tokens=1):
@@ -126,34 +120,11 @@ def test_without_global_tokens_it_is_sw():
     torch.testing.assert_close(layer(sequences(37)), plain(sequences(37)), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_other_settings_keep_the_contract(settings, direction):
-    def builder():
-        return build("longformer", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
-
-    for check in (*OF_A_MODULE, checks.check_weights_reproduce_forward):
-        check(apart(checks.build_seeded(builder)))
-    for check in OF_A_BUILDER:
-        check(builder)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_neither_what_follows_nor_padding_behind_changes_a_sequence(settings):
     sparse_oracles.assert_prefix_is_itself(made("longformer", "causal", **settings))
     for direction in DIRECTIONS:
         sparse_oracles.assert_padding_behind_adds_nothing(apart(made("longformer", direction, **settings)))
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_cost_is_what_a_forward_pass_multiplies(settings, direction):
-    layer = made("longformer", direction, **settings)
-    for num_positions in (1, 16, 40):
-        cost = type(layer).cost(layer.config, MixerShape(16, 2, direction), num_positions)
-        # of global rows the queries of the others' projection are not used
-        unused = 0 if layer.q_global is None else min(settings["global_tokens"], num_positions) * 16**2
-        assert cost + unused == pytest.approx(sparse_oracles.multiply_adds(layer, num_positions), rel=1e-12)
 
 
 def test_global_projections_begin_as_copies_and_are_not_there_where_no_row_sees_everything():

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -139,14 +138,6 @@ def test_hydra_puts_the_parts_files_under_mix():
     assert set(composed["mix"]) == {"pattern", "order", *can_stand_in_it}, "conf/mechanism/mix.yaml lists them"
     assert composed["mix"]["sc"]["window"] == 4
     assert mix(**composed["mix"]) == mix(sc={"window": 4})
-
-
-@pytest.mark.parametrize("name", ["sa", "sw", "sc"])
-def test_yaml_says_the_defaults_of_the_config(name):
-    text = (CONF / "mechanism" / f"{name}.yaml").read_text()
-    assert text.startswith(f"# @package mechanism.{name}\n")
-    assert settings_of("mechanisms", name, yaml.safe_load(text)) == settings_of("mechanisms", name, {})
-    assert set(yaml.safe_load(text)) == set(Registry("mechanisms").load(name).Config.model_fields)
 
 
 def test_what_a_part_needs_of_a_run_mix_needs():

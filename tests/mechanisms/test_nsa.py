@@ -6,11 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.nsa import NativeSparseAttention
@@ -281,34 +278,10 @@ def test_what_padding_would_select_is_not_in_the_margin():
     assert float(padded_behind) == pytest.approx(float(alone), rel=1e-9)
 
 
-@pytest.mark.parametrize("with_padding", [False, True])
+@pytest.mark.parametrize("mask_BN", [None, padded(17)], ids=["whole", "padded"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
-def test_taylor_engine_agrees_with_double_backward(settings, with_padding):
-    layer = module(**settings)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    generator = torch.Generator().manual_seed(3)
-    step = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
-    mask_BN = padded(17) if with_padding else torch.ones(3, 17, dtype=torch.bool)
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        given = {"mask_BN": mask_BN} if with_padding else {}
-        y_BND = torch.func.functional_call(layer, values, (checks.inputs(num_positions=17),), given)
-        return torch.tanh(y_BND)[mask_BN].square().sum()
-
-    found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10)
-    assert found.curvature == pytest.approx(expected.curvature, rel=1e-9)
-
-
-@pytest.mark.parametrize("settings", [{}, {"kv_heads": 1}, SMALL, {**SMALL, "compression": "mean"}], ids=range(4))
-@pytest.mark.parametrize("num_positions", [6, 32, 64])
-def test_cost_is_what_the_flop_counter_counts(settings, num_positions):
-    layer: Any = build("nsa", width=WIDTH, heads=HEADS, direction="causal", **settings)
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        layer(torch.zeros(1, num_positions, WIDTH))
-    config = settings_of("mechanisms", "nsa", settings)
-    cost = NativeSparseAttention.cost(config, MixerShape(WIDTH, HEADS, "causal"), num_positions)
-    assert counter.get_total_flops() == 2 * cost
+def test_taylor_terms_are_those_of_double_backward(settings, mask_BN):
+    checks.check_taylor_is_double_backward(module(**settings), checks.inputs(num_positions=17), mask_BN)
 
 
 def test_no_tensor_has_a_number_for_each_pair_of_positions():

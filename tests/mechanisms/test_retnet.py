@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.retnet import MultiScaleRetention
 from stability.models.position import Rope
-from tests.mechanisms import checks
-from tests.mechanisms.checks import build_seeded, inputs, padding
+from tests.mechanisms.checks import build_seeded, check_equals_loop, inputs
 from tests.mechanisms.decay_loops import before_norm, carried, mapped, scaled, swish
 from tests.mechanisms.fla_naive import fla_naive
 from tests.mechanisms.oracles import rotated
-from tests.mechanisms.sight_checks import scattered_padding
 
 TURN = Rope()
 
@@ -51,22 +49,8 @@ def by_loops(layer, x_ND, valid_N, *, rope):
 @pytest.mark.parametrize(("turn", "settings"), [(TURN, {}), (None, {"expand_v": 2.0}), (TURN, {"expand_v": 0.5})])
 @pytest.mark.parametrize("num_positions", [1, 9, 27])
 def test_equals_the_recurrence_position_by_position(num_positions, turn, settings):
-    layer, x_BND = module(turn, chunk=4, **settings), inputs(num_positions=num_positions)
-    with torch.no_grad():
-        for mask_BN in (None, scattered_padding(num_positions)):
-            valid_BN = torch.ones(3, num_positions, dtype=torch.bool) if mask_BN is None else mask_BN
-            found = layer(x_BND, mask_BN=mask_BN)
-            for b in range(3):
-                expected = by_loops(layer, x_BND[b], valid_BN[b].tolist(), rope=turn is not None)
-                torch.testing.assert_close(found[b][valid_BN[b]], expected[valid_BN[b]], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_positions", [1, 8, 27])
-def test_parallel_chunkwise_and_recurrent_forms_are_the_same(num_positions):
-    x_BND, mask_BN = inputs(num_positions=num_positions), padding(num_positions)
-    expected = module(chunk=1)(x_BND, mask_BN=mask_BN)
-    for chunk in (2, 4, 8, num_positions, 64):
-        torch.testing.assert_close(module(chunk=chunk)(x_BND, mask_BN=mask_BN), expected, rtol=1e-10, atol=1e-12)
+    layer = module(turn, chunk=4, **settings)
+    check_equals_loop(layer, partial(by_loops, layer, rope=turn is not None), num_positions)
 
 
 def test_equals_the_public_parallel_form():
@@ -125,45 +109,9 @@ def test_widths_are_as_declared(settings, expected):
     assert MultiScaleRetention.state_size(config, shape, 99) == 2 * 8 * values // 2
 
 
-@pytest.mark.parametrize("settings", [{"expand_v": 2.0, "chunk": 2}])
-@pytest.mark.parametrize("turn", [TURN, None])
-def test_keeps_the_contract_with_other_settings(settings, turn):
-    for check in (
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_future_is_unseen,
-        checks.check_past_is_seen,
-    ):
-        check(module(turn, **settings))
-
-
-@pytest.mark.parametrize(("num_positions", "chunk"), [(32, 8), (30, 8), (5, 8)])
-def test_cost_is_what_the_flop_counter_counts(num_positions, chunk):
-    layer = module(chunk=chunk).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        layer(torch.zeros(1, num_positions, 16))
-    config = settings_of("mechanisms", "retnet", {"chunk": chunk})
-    cost = MultiScaleRetention.cost(config, MixerShape(16, 2, "causal"), num_positions)
-    assert counter.get_total_flops() == 2 * cost
-
-
 def test_in_bfloat16_the_state_is_kept_in_float32():
     layer, x_BND = module().float(), inputs(torch.float32, num_positions=60)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert before_norm(layer, x_BND).dtype == torch.float32
         y_BND = layer(x_BND)
     torch.testing.assert_close(y_BND.float(), layer(x_BND), rtol=0, atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"expand_v": 0}, "mechanism.retnet.expand_v=0: input should be greater than 0"),
-        ({"chunk": 0}, "mechanism.retnet.chunk=0: input should be greater than or equal to 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("retnet", width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
-from stability.mechanisms._base import MixerShape
-from stability.mechanisms.sa import SoftmaxAttention
 from tests.mechanisms.checks import build_seeded, inputs, padding
 from tests.mechanisms.oracles import softmax_attention
 
@@ -108,25 +104,6 @@ def test_what_a_masked_diagonal_gives_does_not_depend_on_a_positions_own_value(d
         assert gradient_BND[0, :i].count_nonzero() or i == 0
 
 
-@pytest.mark.parametrize(("direction", "padded"), MASKED)
-def test_curvature_with_a_masked_diagonal_is_the_same_by_taylor_and_by_double_backward(direction, padded):
-    layer = module(direction, mask_diagonal=True)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    step = {
-        name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5))
-        for name, value in params.items()
-    }
-
-    def loss(values):
-        y_BND = torch.func.functional_call(layer, values, (inputs(),), {"mask_BN": padding() if padded else None})
-        return torch.tanh(y_BND)[padding()].square().sum()
-
-    found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(
-        expected.curvature, rel=1e-9
-    )
-
-
 def test_stands_in_a_pattern_with_a_masked_diagonal():
     layers = [
         build("mix", width=16, heads=2, layer=layer, num_layers=2, sa={"mask_diagonal": True}) for layer in range(2)
@@ -136,15 +113,3 @@ def test_stands_in_a_pattern_with_a_masked_diagonal():
 
 def test_has_four_projections_with_bias():
     assert sum(parameter.numel() for parameter in module("causal").parameters()) == 4 * (16 * 16 + 16)
-
-
-def test_cost_is_what_the_flop_counter_counts():
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    layer = module("bidirectional").float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        layer(torch.zeros(1, 32, 16))
-    assert counter.get_total_flops() == 2 * SoftmaxAttention.cost(
-        settings_of("mechanisms", "sa", {}), MixerShape(16, 2), 32
-    )

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from stability.build import build_model
 from stability.config.parts import settings_of
@@ -14,7 +13,6 @@ from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sigmoid import SigmoidAttention
 from stability.models.position import Rope
-from tests.mechanisms import checks
 from tests.mechanisms.checks import build_seeded, inputs, padding
 from tests.mechanisms.oracles import rotated
 
@@ -165,25 +163,6 @@ def test_what_is_masked_has_the_weight_zero_exactly(direction):
     assert not a_BHNN[~seen].any() and (a_BHNN[seen] > 0).all()
 
 
-@pytest.mark.parametrize("settings", [{"norm": "after"}, {"qk_norm": True}, {"norm": "after", "qk_norm": True}])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_keeps_the_contract_with_its_norms(direction, settings):
-    def made():
-        return build("sigmoid", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
-
-    for check in (
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_weights_reproduce_forward,
-        checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen,
-    ):
-        check(build_seeded(made))
-    checks.check_save_load(made)
-    checks.check_biases_may_go(made)
-
-
 def test_dropped_weights_are_dropped_before_the_norm():
     layer = module(dropout=0.5, norm="after").train()
     torch.manual_seed(0)
@@ -210,25 +189,3 @@ def test_begins_local_under_rotation_only():
         torch.nn.init.zeros_(layer.qkv.bias)
         layer.start_local(2.0)
         assert (layer.qkv.bias[:32] == expected).all() and not layer.qkv.bias[32:].any()
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_cost_is_what_the_flop_counter_counts(direction):
-    layer = module(direction).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        layer(torch.zeros(1, 32, 16))
-    config = settings_of("mechanisms", "sigmoid", {})
-    assert counter.get_total_flops() == 2 * SigmoidAttention.cost(config, MixerShape(16, 2, direction), 32)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, "mechanism.sigmoid.length=0: input should be greater than or equal to 1"),
-        ({"norm": "before"}, "mechanism.sigmoid.norm='before': "),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("sigmoid", width=16, heads=2, **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

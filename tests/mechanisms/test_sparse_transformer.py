@@ -7,24 +7,16 @@ import torch
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
-from stability.mechanisms._base import MixerShape
 from stability.probes.layers.attention import attention_statistics
 from stability.registry import Registry
-from tests.mechanisms import checks, sparse_oracles
+from tests.mechanisms import sparse_oracles
+from tests.mechanisms.small import OTHER
 from tests.mechanisms.sparse_oracles import holes, made, sequences
-from tests.mechanisms.test_contract import OF_A_BUILDER, OF_A_MODULE
 from tests.mechanisms.test_sw import LargestTensor
 from tests.sizes import with_slow
 
 DIRECTIONS = ("bidirectional", "causal")
-SETTINGS = (
-    {"stride": 2},
-    {"stride": 4},
-    {"stride": 19},
-    {"pattern": "fixed", "stride": 4},
-    {"pattern": "fixed", "stride": 5, "summary": 3},
-    {"pattern": "fixed", "stride": 3, "summary": 3},
-)
+SETTINGS = OTHER["sparse_transformer"]
 
 
 def keys(direction, num_positions, near_heads, pattern="strided", stride=4, summary=1):
@@ -76,33 +68,11 @@ def test_of_three_heads_two_are_near(pattern):
     sparse_oracles.assert_equal_where_valid(layer(x_BND), expected_BND)
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_other_settings_keep_the_contract(settings, direction):
-    def builder():
-        return build("sparse_transformer", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
-
-    for check in (*OF_A_MODULE, checks.check_weights_reproduce_forward, checks.check_softmax_is_as_declared):
-        check(checks.build_seeded(builder))
-    for check in OF_A_BUILDER:
-        check(builder)
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_neither_what_follows_nor_padding_behind_changes_a_sequence(settings):
     sparse_oracles.assert_prefix_is_itself(made("sparse_transformer", "causal", **settings))
     for direction in DIRECTIONS:
         sparse_oracles.assert_padding_behind_adds_nothing(made("sparse_transformer", direction, **settings))
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("heads", [2, 3])
-def test_cost_is_what_a_forward_pass_multiplies(settings, direction, heads):
-    layer = made("sparse_transformer", direction, heads=heads, **settings)
-    for num_positions in (3, 16, 40):
-        cost = type(layer).cost(layer.config, MixerShape(8 * heads, heads, direction), num_positions)
-        assert cost == pytest.approx(sparse_oracles.multiply_adds(layer, num_positions), rel=1e-12)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import stability.mechanisms.sparsek as sparsek
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._sparse_top_k import Ranking, thresholds
 from stability.mechanisms.sparsek import SparseKAttention
-from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
+from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, check_taylor_is_double_backward, inputs, padding
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
 from tests.mechanisms.test_sw import LargestTensor
@@ -169,17 +168,8 @@ def test_the_scorer_learns_through_the_projection(min_block, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_taylor_differentiates_it_with_padding(min_block, direction):
-    layer = module(direction, k=2, window=1)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    along = {name: torch.ones_like(value) for name, value in params.items()}
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        y_BND = torch.func.functional_call(layer, values, (inputs(),), {"mask_BN": padding()})
-        return y_BND.tanh()[padding()].square().sum()
-
-    by_taylor, twice = (directional(loss, params, along, method) for method in ("taylor", "double_backward"))
-    assert by_taylor.curvature == pytest.approx(twice.curvature, rel=1e-9)
+def test_taylor_terms_are_those_of_double_backward_with_padding(min_block, direction):
+    check_taylor_is_double_backward(module(direction, k=2, window=1), inputs(), padding())
 
 
 def sets_of(u: list[float], k: int, causal: bool) -> list:

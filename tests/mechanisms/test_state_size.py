@@ -66,6 +66,11 @@ BY_HAND = [
     ("nsa", {}, 3, (0 + 3 + 3 + 3) * 32),
     ("nsa", {}, 9, (1 + 5 + 9 + 9) * 32),
     ("nsa", {"kv_heads": 1}, 9, (1 + 5 + 9 + 9) * 16),
+    # keys by values of each head, and what the convolution still holds
+    *((name, {}, 9, 2 * 8 * 8 + 3 * 48) for name in ("deltanet", "gated_deltanet", "kda")),
+    *((name, {"expand_v": 3, "conv": 2}, 9, 2 * 8 * 24 + 80) for name in ("deltanet", "gated_deltanet", "kda")),
+    ("mamba", {"expand": 3, "state": 5, "conv": 4}, 9, 48 * 5 + 3 * 48),
+    ("mamba2", {"expand": 3, "state": 5, "conv": 4}, 9, 48 * 5 + 3 * (48 + 10)),
 ]
 LOOKED_AT = [
     (name, settings)

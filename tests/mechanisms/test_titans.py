@@ -16,15 +16,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._neural_memory import linear_block
 from stability.mechanisms.titans import Titans
 from stability.models.init import initialise
 from stability.models.position import Rope
-from tests.mechanisms import checks
-from tests.mechanisms.checks import BATCH, HEADS, WIDTH, build_seeded, inputs, padding
+from tests.mechanisms.checks import BATCH, HEADS, WIDTH, build_seeded, inputs
 from tests.mechanisms.oracles import rotated
 from tests.mechanisms.sight_checks import scattered_padding
 from tests.sizes import with_slow
@@ -160,71 +158,12 @@ def test_equals_a_loop_in_which_autograd_differentiates_the_inner_loss(num_posit
             assert_within((y_BND[b][valid_N] - expected).norm(), 1e-10 * expected.norm())
 
 
-def test_padding_anywhere_is_as_if_it_were_not_there():
-    """With a gradient for each position and no convolution nothing counts positions; S is not added to M there."""
-    for settings in ({}, {"memory": "mlp", "chunk": 1}):
-        layer, x_BND = module(conv=1, **settings), inputs(num_positions=7)
-        alone = layer(x_BND)
-        for places in (range(7), range(4, 11), [0, 1, 5, 6, 7, 9, 10], [2, 3, 4, 8, 9, 10, 11]):
-            padded, mask_BN = torch.full((3, 12, 16), 9.0, dtype=torch.float64), torch.zeros(3, 12, dtype=torch.bool)
-            padded[:, list(places)], mask_BN[:, list(places)] = x_BND, True
-            found = layer(padded, mask_BN=mask_BN)[:, list(places)]
-            torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize(("memory", "reaches"), [("none", False), ("linear", True), ("mlp", True)])
 def test_a_memory_sees_past_the_window_and_without_it_nothing_does(memory, reaches):
     layer = module(**{**GATED, "memory": memory})
     x_BND = inputs(num_positions=30).requires_grad_()
     (gradient_BND,) = torch.autograd.grad(layer(x_BND)[:, -1].sum(), x_BND)
     assert bool(gradient_BND[:, :26].any()) is reaches and gradient_BND[:, 26].any()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"chunk": 4},
-        {"memory": "mlp", "chunk": 4},
-        {"memory": "mlp", "chunk": 2, "momentum": 0.0},
-        {"momentum": 0.0, "forgetting": False},
-        {**GATED, "memory": "none"},
-        {**GATED, "memory": "linear"},
-    ],
-    ids=str,
-)
-def test_keeps_the_contract_with_other_settings(settings):
-    def made():
-        return build("titans", width=WIDTH, heads=HEADS, direction="causal", **settings)
-
-    for check in (checks.check_padding_is_unread, checks.check_future_is_unseen, checks.check_past_is_seen):
-        check(build_seeded(made), lengths=(1, 17))
-    checks.check_wholly_padded_is_finite(build_seeded(made), lengths=(9,))
-    for check in (
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-        checks.check_every_parameter_is_trained,
-    ):
-        check(build_seeded(made))
-    for check in (checks.check_save_load, checks.check_own_init_stays, checks.check_biases_may_go):
-        check(made)
-
-
-@pytest.mark.parametrize("settings", [{}, {"memory": "mlp", "chunk": 4, "activation": "silu"}, {**GATED, "chunk": 2}])
-def test_taylor_engine_agrees_with_double_backward(settings):
-    layer, mask_BN = module(**settings), padding(20)
-    params = {name: value.detach() for name, value in layer.named_parameters()}
-    generator = torch.Generator().manual_seed(8)
-    direction = {
-        name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()
-    }
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        y_BND = torch.func.functional_call(layer, values, (inputs(num_positions=20),), {"mask_BN": mask_BN})
-        return y_BND.tanh()[mask_BN].square().sum()
-
-    by_taylor, twice = (directional(loss, params, direction, method) for method in ("taylor", "double_backward"))
-    assert by_taylor.slope == pytest.approx(twice.slope, rel=1e-9)
-    assert by_taylor.curvature == pytest.approx(twice.curvature, rel=1e-9)
 
 
 @pytest.mark.parametrize("rule", ["ours", "torch", "nanogpt", "sedd"])
@@ -235,18 +174,6 @@ def test_gates_and_the_first_network_begin_as_they_say_under_every_rule(rule):
     begun = {name: gate.bias.sigmoid().tolist() for name, gate in gates_of(layer)}
     assert begun == {name: pytest.approx([at] * 2) for name, at in (("rate", 0.5), ("momentum", 0.5), ("forget", 0.01))}
     assert torch.equal(layer.first_HFK, first_HFK) and 0.8 < first_HFK.std() < 1.2
-
-
-def test_matrices_stand_by_themselves_and_the_network_belongs_to_adamw():
-    layer = module(**GATED, memory="mlp")
-    assert layer.own_splits == {"qkv": (16, 16, 16), "attention": (16, 16, 16)}
-    assert layer.own_decay == {
-        "rate.bias": False,
-        "momentum.bias": False,
-        "forget.bias": False,
-        "first_HFK": False,
-    }
-    assert layer.first_HFK.ndim == 3 and layer.conv.weight.ndim == 3
 
 
 SIZES = [  # settings, numbers in the state at N = 40 and what is in units of D² of the parameters
@@ -304,22 +231,3 @@ def test_only_the_window_is_rotated():
             for rope in (Rope(), None)
         ]
         assert torch.equal(*found) is not turned
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"memory": "none"},
-            "mechanism.titans.memory=none leaves nothing of form=memory_only; use form=gated_attention",
-        ),
-        ({"memory": "matrix"}, "mechanism.titans.memory='matrix': "),
-        ({"chunk": 0}, "mechanism.titans.chunk=0: "),
-        ({"conv": 0}, "mechanism.titans.conv=0: "),
-        ({"hidden": 0}, "mechanism.titans.hidden=0: "),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_in_a_line(settings, message):
-    with pytest.raises(ValueError) as caught:
-        build("titans", width=16, heads=2, direction="causal", **settings)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

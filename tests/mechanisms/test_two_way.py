@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stability.config.parts import part, settings_of
-from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sw import SlidingWindowAttention
@@ -115,19 +114,6 @@ def test_both_readings_count_from_the_ends_of_the_sequence_and_not_of_its_paddin
     mask_BN = (torch.arange(NUM_POSITIONS + 4) < NUM_POSITIONS).expand(len(x_BND), -1)
     found = module(padded, mask_BN=mask_BN)[:, :NUM_POSITIONS]
     assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_taylor_differentiates_it_with_padding():
-    module = two_way(of="sa")
-    params = {name: value.detach() for name, value in module.named_parameters()}
-    direction = {name: torch.ones_like(value) for name, value in params.items()}
-
-    def loss(values: dict[str, Tensor]) -> Tensor:
-        y_BND = torch.func.functional_call(module, values, (inputs(),), {"mask_BN": padding()})
-        return y_BND.tanh()[padding()].square().sum()
-
-    by_taylor, twice = (directional(loss, params, direction, method) for method in ("taylor", "double_backward"))
-    assert by_taylor.curvature == pytest.approx(twice.curvature, rel=1e-9)
 
 
 def test_settings_reach_the_part_and_survive_json():
