@@ -61,9 +61,3 @@ def test_the_sweep_is_read_as_its_tables_say(tmp_path):
     best = runs.loc[runs["val_nll"].idxmin()]
     assert f"best: {best['mechanism']} at {best['lr']:g}, {best['num_params']} parameters" in said
     assert (tmp_path / "out" / "reports" / "example.pdf").exists()
-
-
-@pytest.mark.slow  # the example twice more; `test_sweep` asks the same of a sweep
-def test_the_sweep_called_again_trains_nothing_and_reads_what_is_there(tmp_path):
-    run("sweep_and_read.py", tmp_path, "out")
-    assert "skips 6 finished runs, trains none" in run("sweep_and_read.py", tmp_path, "out")

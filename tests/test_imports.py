@@ -163,6 +163,20 @@ def test_third_parties_are_imported_at_home_only():
     ]
 
 
+def at_the_top(source):
+    """The packages that are imported as soon as a module is."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.Try)]
+    return third_parties(ast.unparse(tree))
+
+
+def test_libraries_of_an_extra_are_imported_when_they_are_asked_for():
+    lazily = {"datasets", "lightning", "mlflow", "submitit", "tensorboard", "transformers", "typst", "wandb"}
+    found = {module: at_the_top(source) & lazily for module, source in sources().items()}
+    assert not any(names for module, names in found.items() if not is_in(module, "benchmarks"))
+    assert at_the_top("import wandb\ndef f():\n    import ray") == {"wandb"}
+
+
 def test_every_home_is_lived_in():
     importing = {module: third_parties(source) for module, source in sources().items()}
     empty = {

@@ -15,28 +15,10 @@ from sweeps.view.study_view import StudyView
 
 
 @pytest.fixture
-def words(lab, tmp_path):
+def words(small_sweep):
     """A small sweep's command line: two mechanisms, two learning rates, one seed."""
-    return [
-        f"runs_dir={lab.pool}",
-        f"reports_dir={tmp_path / 'reports'}",
-        "data=text",
-        f"data.path={lab.text}",
-        "launcher=serial",
-        "device=cpu",
-        "mechanism=[sa,sc]",
-        "lr=[1e-3,1e-2]",
-        "seeds=1",
-        "steps=6",
-        "batch=4",
-        "evaluation.every_steps=3",
-        "evaluation.sequences=8",
-        "curvature.recorded_steps=3",
-        "curvature.warmup_steps=1",
-        "curvature.warmup_batches=2",
-        *("model.layers=2", "model.width=16", "model.heads=2", "model.positions=16"),
-        "name=small",
-    ]
+    own = "mechanism=[sa,sc] lr=[1e-3,1e-2] seeds=1 name=small curvature.recorded_steps=3 curvature.warmup_steps=1"
+    return [*small_sweep, *own.split(), "curvature.warmup_batches=2"]
 
 
 def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):

@@ -23,38 +23,11 @@ from tests.sweeps.real import make_sweep
 
 
 @pytest.fixture
-def words(lab):
+def words(lab, small_sweep):
     """A sweep of two rates, and an oracle on the same text."""
     oracle = lab.train(lab.spec(objective={"name": "ar"}))
-    return [
-        *(
-            f"runs_dir={lab.pool}",
-            "data=text",
-            f"data.path={lab.text}",
-            "launcher=serial",
-            "device=cpu",
-            "mechanism=[sa]",
-            "lr=[1e-3,1e-2]",
-            "seeds=1",
-        ),
-        *(
-            "steps=6",
-            "batch=4",
-            "evaluation.every_steps=3",
-            "evaluation.sequences=8",
-            "hessian=false",
-            "report=false",
-            "name=small",
-        ),
-        *(
-            "model.layers=2",
-            "model.width=16",
-            "model.heads=2",
-            "model.positions=16",
-            "generate.num=3",
-            f"generate.oracle=ckpt:{oracle.path}",
-        ),
-    ]
+    own = "mechanism=[sa] lr=[1e-3,1e-2] seeds=1 hessian=false report=false name=small generate.num=3"
+    return [*small_sweep, *own.split(), f"generate.oracle=ckpt:{oracle.path}"]
 
 
 def test_a_sweep_samples_and_scores_each_run_once(lab, words, capsys):

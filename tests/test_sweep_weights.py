@@ -17,23 +17,8 @@ from tests.reading import read_spec
 
 
 @pytest.fixture
-def words(lab, tmp_path):
-    return [
-        f"runs_dir={lab.pool}",
-        f"reports_dir={tmp_path / 'reports'}",
-        "data=text",
-        f"data.path={lab.text}",
-        "launcher=serial",
-        "device=cpu",
-        "hessian=false",
-        "lr=[1e-3,1e-2]",
-        "seeds=2",
-        "steps=6",
-        "batch=4",
-        "evaluation.every_steps=3",
-        "evaluation.sequences=8",
-        *("model.layers=2", "model.width=16", "model.heads=2", "model.positions=16"),
-    ]
+def words(small_sweep):
+    return [*small_sweep, "hessian=false", "lr=[1e-3,1e-2]", "seeds=2"]
 
 
 def test_a_sweep_from_weights_says_whose_they_are_from_its_plan_to_its_report(lab, words, tmp_path, capsys):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
 from stability.config.parse import parse
 from stability.config.tokenizer import TokenizerSpec
 from stability.corpora.proteins import synthetic
-from stability.runs.directory import RunDirectory, read_jsonl
-from stability.runs.lock import RunLock
-from stability.structure import training
 from stability.train_tokenizer import main
 from tests.reading import compose
 
@@ -94,30 +88,6 @@ def test_the_cross_mechanism_is_of_the_mechanisms_kind():
         spec = parse(TokenizerSpec, compose("train_tokenizer", [f"mechanism={mechanism}"]))
         assert spec.run("x").cross.name == cross
         assert spec.run("x").mechanism.name == mechanism
-
-
-@pytest.mark.slow  # `structure/test_interruptions` leaves a training in either stage, `cli/test_command_line` stops an entry
-def test_ctrl_c_lets_the_step_finish_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
-    words = [*WORDS, f"runs_dir={tmp_path / 'runs'}", f"reports_dir={tmp_path / 'reports'}"]
-    own = training.TokenizerTrainer.train_step
-
-    def pressed(self, step):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return own(self, step)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training.TokenizerTrainer, "train_step", pressed)
-        main(words)
-    (folder,) = (tmp_path / "runs" / "tokenizers").iterdir()
-    status = RunDirectory.at(folder).status()
-    assert (status["state"], status["step"]) == ("interrupted", 3)
-    assert not RunLock(folder).owner()
-    capsys.readouterr()
-    assert main(words) == 0
-    steps = [row["step"] for row in read_jsonl(folder / "timing.jsonl")]
-    assert steps == list(range(1, 8)), "none was trained twice"
-    assert "verdict: " in capsys.readouterr().out
 
 
 def test_traces_are_refused_before_a_tokenizer_is_made_of_them(tmp_path):

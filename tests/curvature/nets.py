@@ -93,3 +93,16 @@ def dense_gradient_and_hessian(loss, params):
 def row_of_hessian(loss, params, index):
     vector, gradient = gradient_graph(loss, params)
     return torch.autograd.grad(gradient[index], vector)[0]
+
+
+class HalfSlope(torch.autograd.Function):
+    """x² with half of its gradient: the second derivative is that of the gradient, which alone is wrong."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0] * grad

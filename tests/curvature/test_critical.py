@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stability.curvature.critical import critical_lr, loss_along
-from tests.curvature.nets import random_direction, tiny, token_loss
+from tests.curvature.nets import HalfSlope, random_direction, tiny, token_loss
 
 
 def along(polynomial, dtype=torch.float64):
@@ -101,19 +101,6 @@ def test_dropout_repeats_and_the_parameters_stay():
     first, second = loss_along(token_loss(net, tokens), params, u, [0.0, 0.0 + 1e-300])
     assert first == second
     assert all(torch.equal(before[name], param) for name, param in params.items())
-
-
-class HalfSlope(torch.autograd.Function):
-    """x² with half of its gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.saved_tensors[0] * grad
 
 
 @pytest.mark.filterwarnings("error")

@@ -21,6 +21,7 @@ from stability.curvature import (
     hvp,
     top_eigenvalue,
 )
+from tests.curvature.nets import HalfSlope
 from tests.within import assert_within
 
 
@@ -175,19 +176,6 @@ def test_a_custom_function_that_differences_contradict_is_measured_by_them_and_n
         with pytest.raises(NoSecondDerivative, match=said):
             measure()
     assert directional(cube_loss(function), X, U, "double_backward", check=False).curvature == 0.0
-
-
-class HalfSlope(torch.autograd.Function):
-    """x² with half of its gradient: the second derivative is that of the gradient, which alone is wrong."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.saved_tensors[0] * grad
 
 
 @pytest.mark.parametrize("method", ["auto", "double_backward", "finite_difference"])

@@ -65,6 +65,7 @@ OTHER: dict[str, list[dict[str, Any]]] = {
         {"form": "gated_attention", "window": 3, "memory": "none"},
         {"form": "gated_attention", "window": 3, "memory": "linear"},
     ],
+    "two_way": [{"of": "sw", "weights": "shared"}, {"of": "attentionx"}],
     **{
         name: [{"expand_v": 2, "conv": 1}, {"negative_eigenvalues": True, "chunk": 2}]
         for name in ("deltanet", "gated_deltanet", "kda")

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.mechanisms._delta_rule import delta_rule
+from stability.models.init import initialise
 from stability.registry import Registry
 from tests.mechanisms.checks import build_seeded, inputs
-from tests.mechanisms.delta_loops import HEADS, NAMES, SHAPE, WIDTH, module
+from tests.mechanisms.delta_loops import HEADS, NAMES, SHAPE, WIDTH, assert_is_by_loops, module
+from tests.mechanisms.fla_naive import fla_naive
 from tests.within import assert_within
 
 every_name = pytest.mark.parametrize("name", NAMES)
@@ -91,6 +94,48 @@ def test_a_write_with_full_strength_replaces_what_a_key_held_and_one_of_two_turn
     beta = torch.tensor([[[1.0, 2.0]]]).double()
     turned = delta_rule(k, k, torch.cat((v[:, :, :1], 0 * v[:, :, :1]), 2), beta, chunk=2)
     torch.testing.assert_close(turned[:, :, 1], -v[:, :, 0])
+
+
+@every_name
+@pytest.mark.parametrize("settings", [{}, {"chunk": 32}, {"expand_v": 2, "conv": 2}])
+def test_it_is_the_recurrence_written_out(name, settings):
+    assert_is_by_loops(name, **settings)
+
+
+@every_name
+def test_strengths_up_to_two_are_of_the_setting(name):
+    assert_is_by_loops(name, most=2.0, negative_eigenvalues=True)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_is_by_loops(name, most=1.0, negative_eigenvalues=True)
+
+
+def released(name, q, k, v, beta, g):
+    """Return what the released slow reference reads; those with decays have heads after positions."""
+    if name == "deltanet":
+        return fla_naive("delta_rule").delta_rule_recurrence(q * math.sqrt(8), k, v, beta)[0]
+    q, k, v, beta, g = (x.transpose(1, 2) for x in (q, k, v, beta, g.squeeze(-1) if name == "gated_deltanet" else g))
+    if name == "gated_deltanet":
+        naive = fla_naive("gated_delta_rule").naive_recurrent_gated_delta_rule
+        return naive(q, k, v, beta, g, scale=1.0)[0].transpose(1, 2)
+    return fla_naive("kda").naive_recurrent_kda(q, k, v, g, beta, scale=1.0)[0].transpose(1, 2)
+
+
+@every_name
+def test_its_state_map_is_that_of_the_released_reference(name):
+    given = module(name, chunk=8).float().written_and_read(inputs(torch.float32, num_positions=40), None)
+    expected = released(name, *given)
+    assert_within((delta_rule(*given, chunk=8) - expected).norm(), 1e-4 * expected.norm())
+
+
+@pytest.mark.parametrize("rule", ["ours", "torch", "nanogpt", "sedd"])
+@pytest.mark.parametrize(("name", "slowest", "num_steps"), [("gated_deltanet", 0.01, 256), ("kda", 1.0, 512)])
+def test_decays_begin_as_released_under_every_rule(name, slowest, num_steps, rule):
+    layer: Any = build_seeded(lambda: build(name, width=512, heads=256, direction="causal"))
+    initialise(nn.ModuleDict({"mixer": layer}), 4, rule=rule)
+    rates, steps = layer.A_log.exp(), F.softplus(layer.dt_bias)
+    assert slowest <= rates.min() < max(1.5 * slowest, 1) and 15 < rates.max() <= 16 and layer.A_log.shape == (256,)
+    assert 0.00099 < steps.min() < 0.0012 and 0.085 < steps.max() < 0.101 and layer.dt_bias.shape == (num_steps,)
+    assert float(steps.log().mean()) == pytest.approx(math.log(0.01), abs=0.3)
 
 
 @every_name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.build import build_model
 from stability.mechanisms import build
 from tests.mechanisms import checks
 from tests.mechanisms.names import RECURRENT
@@ -32,15 +31,3 @@ def test_read_backwards_it_is_the_mechanism_of_the_reversed_sequence(name):
     x_BND = checks.inputs()
     expected = module.mixers[0](x_BND) + module.mixers[0](x_BND.flip(1)).flip(1)
     torch.testing.assert_close(module(x_BND), expected, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_hybrid_with_attention_stays_causal(lab, name):
-    size = {"name": "x", "layers": 3, "width": 16, "heads": 2, "positions": 16}
-    mechanism = {"name": "mix", "order": "cycled", "pattern": [name, name, "sa"]}
-    model = build_model(lab.spec(objective="ar", mechanism=mechanism, model=size), 8)
-    kinds = [type(block.mixer).__module__.rsplit(".", 1)[-1] for block in model.blocks]
-    assert kinds == [name, name, "sa"]
-    tokens_BN = torch.arange(14)[None] % 8
-    changed_BN = torch.cat([tokens_BN[:, :9], (tokens_BN[:, 9:] + 3) % 8], 1)
-    torch.testing.assert_close(model(changed_BN)[:, :9], model(tokens_BN)[:, :9], rtol=0, atol=0)

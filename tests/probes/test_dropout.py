@@ -23,7 +23,7 @@ from stability.runs.results import collect, write
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import TINY, Lab
-from tests.probes.test_alpha_max import SHORT, ByHand, measured
+from tests.probes.test_alpha_max import SHORT, ByHand, assert_rows, measured
 
 SIZE = {**TINY["model"], "dropout": 0.3}
 
@@ -69,14 +69,7 @@ def test_the_rows_are_those_of_the_loss_without_dropout_along_the_step_with_it(t
     lab, spec, directory, table = trained
     by_hand = ByHandDropped(lab, directory, spec)
     by_hand.clipped_slope = state == "paper"
-    for row, (slope, curvature, loss) in zip(
-        table[table.state == state].itertuples(), by_hand.rows(state), strict=True
-    ):
-        assert row.loss_before == pytest.approx(loss, rel=1e-4)
-        assert row.slope == pytest.approx(slope, rel=5e-3)
-        assert row.curvature == pytest.approx(curvature, rel=2e-2)
-        expected = 0.0 if slope >= 0 else math.inf if curvature <= 0 else -2 * slope / curvature
-        assert row.alpha_max == pytest.approx(expected, rel=3e-2)
+    assert_rows(table, by_hand, state)
 
 
 def probe_of(trained, **changes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pandas as pd
 import pytest
@@ -20,19 +19,9 @@ from stability.runs.results import collect, write
 from stability.runs.schema import PROTOCOL
 from stability.runs.study import StudyFolder
 
-from .test_alpha_max import SHORT, ByHand, measured
+from .test_alpha_max import SHORT, ByHand, assert_rows, measured
 
 STATES = ("paper", "checkpoint")
-
-
-def assert_rows(table, by_hand, state):
-    rows = table[table.state == state]
-    for row, (slope, curvature, loss) in zip(rows.itertuples(), by_hand.rows(state), strict=True):
-        assert row.loss_before == pytest.approx(loss, rel=1e-4)
-        assert row.slope == pytest.approx(slope, rel=5e-3)
-        assert row.curvature == pytest.approx(curvature, rel=2e-2)
-        expected = 0.0 if slope >= 0 else math.inf if curvature <= 0 else -2 * slope / curvature
-        assert row.alpha_max == pytest.approx(expected, rel=3e-2)
 
 
 @pytest.mark.parametrize("method", ["taylor", "double_backward"])
