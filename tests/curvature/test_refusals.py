@@ -25,38 +25,37 @@ from tests.curvature.nets import HalfSlope
 from tests.within import assert_within
 
 
-class OnceCube(torch.autograd.Function):
+class GoodCube(torch.autograd.Function):
+    """x³, differentiable as often as one likes; others below replace its backward."""
+
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
+        ctx.slope = 3 * x.detach() ** 2
         return x**3
 
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+
+class OnceCube(GoodCube):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
-class KernelCube(torch.autograd.Function):
+class KernelCube(GoodCube):
     """As a kernel would: its backward leaves torch, so that autograd.grad drops the second derivative without a
     word."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
 
     @staticmethod
     def backward(ctx, grad):
         return torch.from_numpy(3 * np.square(ctx.saved_tensors[0].detach().numpy()) * grad.detach().numpy())
 
 
-class RefusingCube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
+class RefusingCube(GoodCube):
     @staticmethod
     def backward(ctx, grad):
         if torch.is_grad_enabled():
@@ -64,42 +63,21 @@ class RefusingCube(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
-class HalfCube(torch.autograd.Function):
+class HalfCube(GoodCube):
     """Differentiable in the incoming gradient, but x² comes from a kernel: no structure shows it, only the check
     does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
 
     @staticmethod
     def backward(ctx, grad):
         return torch.from_numpy(3 * np.square(ctx.saved_tensors[0].detach().numpy())) * grad
 
 
-class ConstantCube(torch.autograd.Function):
+class ConstantCube(GoodCube):
     """The pattern of a fused kernel in plain torch: what backward multiplies with was computed without a graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.slope = 3 * x.detach() ** 2
-        return x**3
 
     @staticmethod
     def backward(ctx, grad):
         return ctx.slope * grad
-
-
-class GoodCube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
 def cube_loss(function, tail="sum"):
