@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -94,52 +93,33 @@ def step_sizes(module: torch.nn.Module) -> list[float]:
     return [math.log1p(math.exp(value)) for value in module.step_before_softplus.tolist()]
 
 
-def consensus_from_weights(
-    module: torch.nn.Module, x_BND: Tensor, weight: Callable[[int, int], dict[tuple[int, int], Tensor]]
-) -> Tensor:
-    """The layer's output with dense operators; ``weight(b, head)`` gives R_ij for every edge (i, j) of a sequence."""
-    batch, num_positions, width = x_BND.shape
-    head_width = width // module.heads
+def consensus_on(module: torch.nn.Module, x_BND: Tensor, edges: list[dict[tuple[int, int], float]]) -> Tensor:
+    """The layer's output, by dense operators, on each sequence's edges {(i, j): gate}, R by Algorithm 2 times the
+    gate."""
+    head_width = x_BND.shape[-1] // module.heads
     u_BND = (x_BND @ module.source.weight.T + module.source.bias).clone()
-    for b in range(batch):
+    for b, gates in enumerate(edges):
         for head in range(module.heads):
             part = slice(head * head_width, (head + 1) * head_width)
-            operator = block_operator(weight(b, head), num_positions, head_width, module.config.rope)
+            weights = _edge_weights(module, head, x_BND[b, :, part], gates)
+            operator = block_operator(weights, x_BND.shape[1], head_width, module.config.rope)
             for step_size in step_sizes(module):
-                u_BND[b, :, part] -= step_size * (operator @ u_BND[b, :, part].reshape(-1)).reshape(
-                    num_positions, head_width
-                )
+                u_BND[b, :, part] -= step_size * (operator @ u_BND[b, :, part].flatten()).unflatten(0, (-1, head_width))
     return u_BND @ module.out.weight.T + module.out.bias
 
 
-def consensus_on(module: torch.nn.Module, x_BND: Tensor, edges: list[dict[tuple[int, int], float]]) -> Tensor:
-    """The layer's output on each sequence's edges {(i, j): gate}, R by Algorithm 2 times the gate."""
-    head_width = x_BND.shape[-1] // module.heads
-
-    def weight(b: int, head: int) -> dict[tuple[int, int], Tensor]:
-        y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
-        weights = {
-            (i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()
-        }
-        if module.config.step != "bounded" or not weights:
-            return weights
-        degrees = [0.0] * len(y_NK)
-        for (i, j), gate in edges[b].items():
-            norm = float(gate) * edge_norm_bound(module, head, y_NK[i], y_NK[j])
-            degrees[i] += norm
-            degrees[j] += norm
-        return {ends: r / (2 * max(degrees)) for ends, r in weights.items()}
-
-    return consensus_from_weights(module, x_BND, weight)
-
-
-def consensus_from_edges(module: torch.nn.Module, x_BND: Tensor, **given: Tensor) -> Tensor:
-    """The layer's output from what `edge_weights` says."""
-    of_rows = [module.edge_weights(x_BND[b : b + 1], **given) for b in range(len(x_BND))]
-    ends = [list(zip(source_E.tolist(), target_E.tolist(), strict=True)) for source_E, target_E, _ in of_rows]
-    return consensus_from_weights(
-        module, x_BND, lambda b, head: dict(zip(ends[b], of_rows[b][2][0, head], strict=True))
-    )
+def _edge_weights(
+    module: torch.nn.Module, head: int, y_NK: Tensor, gates: dict[tuple[int, int], float]
+) -> dict[tuple[int, int], Tensor]:
+    weights = {(i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in gates.items()}
+    if module.config.step != "bounded" or not weights:
+        return weights
+    degrees = [0.0] * len(y_NK)
+    for (i, j), gate in gates.items():
+        norm = float(gate) * edge_norm_bound(module, head, y_NK[i], y_NK[j])
+        degrees[i] += norm
+        degrees[j] += norm
+    return {ends: r / (2 * max(degrees)) for ends, r in weights.items()}
 
 
 def cross_consensus(

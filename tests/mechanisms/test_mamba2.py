@@ -138,16 +138,6 @@ def test_rates_and_steps_begin_as_in_the_released_code_under_every_rule(rule):
         assert (layer.D == 1).all() and (layer.norm.weight == 1).all() and layer.dt_proj.weight.any()
 
 
-def test_every_setting_is_read():
-    def shapes(**settings):
-        return {name: tuple(value.shape) for name, value in moved("mamba2", **settings).named_parameters()}
-
-    usual = shapes()
-    assert usual["in_proj.weight"] == (192, 16) and usual["conv.weight"] == (160, 1, 4) and usual["A_log"] == (2,)
-    assert shapes(expand=3)["out.weight"] == (16, 48) and shapes(state=5)["in_proj.weight"] == (74, 16)
-    assert shapes(conv=2)["conv.weight"] == (160, 1, 2) and moved("mamba2", chunk=5).chunk == 5
-
-
 def test_decays_that_leave_nothing_are_finite_and_exact_in_float32():
     """ΣΔa is −10³ over a chunk: its exponential is 0, and that of its negative no number."""
     layer, x_BND = moved("mamba2", chunk=32), inputs(num_positions=70)

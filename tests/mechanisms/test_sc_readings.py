@@ -29,22 +29,6 @@ def rho(position: int) -> Tensor:
     return rotation(position, K)
 
 
-def flows(rope: str, u_NK: Tensor, weights: Weights) -> Tensor:
-    """The step's direction, edge by edge."""
-    g_NK = torch.zeros_like(u_NK)
-    for (i, j), r in weights.items():
-        apart = {
-            "none": lambda i=i, j=j: u_NK[i] - u_NK[j],
-            "absolute": lambda i=i, j=j: rho(i) @ u_NK[i] - rho(j) @ u_NK[j],
-            "gradient": lambda i=i, j=j: rho(i) @ u_NK[i] - rho(j) @ u_NK[j],
-            "relative": lambda i=i, j=j: rho(i - j) @ u_NK[i] - u_NK[j],
-        }[rope]()
-        back_i, back_j = (rho(-end) if rope == "gradient" else torch.eye(K, dtype=u_NK.dtype) for end in (i, j))
-        g_NK[i] += back_i @ r @ apart
-        g_NK[j] -= back_j @ r @ apart
-    return g_NK
-
-
 def energy(u_NK: Tensor, weights: Weights, turned: bool = True) -> Tensor:
     """E(ũ) = ½ Σ (ũ_i − ũ_j)ᵀR_ij(ũ_i − ũ_j) over directed edges, or E(u)."""
     turned_NK = torch.stack([rho(i) @ u for i, u in enumerate(u_NK)]) if turned else u_NK
@@ -68,22 +52,6 @@ def heads_of(layer: torch.nn.Module, x_BND: Tensor, mask_BN: Tensor) -> Iterable
                 (i, j): gate * consensus_edge_weight(layer, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()
             }
             yield b, part, u_BND[b, :, part], weights
-
-
-@pytest.mark.parametrize("iterations", [1, 2])
-@pytest.mark.parametrize("rope", READINGS)
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_equals_a_loop_over_directed_edges_under_padding(graph, rope, iterations):
-    layer, mask_BN = module(graph=graph, rope=rope, iterations=iterations), padding()
-    x_BND = inputs() * mask_BN[..., None]
-    updated_BND = torch.empty_like(x_BND)
-    for b, part, u_NK, weights in heads_of(layer, x_BND, mask_BN):
-        for step_size in step_sizes(layer):
-            u_NK = u_NK - step_size * flows(rope, u_NK, weights)
-        updated_BND[b, :, part] = u_NK
-    expected = updated_BND @ layer.out.weight.T + layer.out.bias
-    found = layer(inputs(), mask_BN=mask_BN, **given(layer))
-    assert_within((found - expected)[mask_BN].abs().max(), 1e-12 * expected.abs().max())
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

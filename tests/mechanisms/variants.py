@@ -15,6 +15,8 @@ SELF = [
     {"rank": 0},
     {"rank": 0, "edge_mlp": "separate", "graph": "cycle"},
     {"rank": 0, "iterations": 3, "step": "learned", "graph": "given"},
+    {"window": 5, "edge_mlp": "separate"},
+    {"window": 1, "rope": "gradient", "edge_mlp": "separate"},
     {"iterations": 3},
     {"iterations": 3, "step": "learned"},
     {"iterations": 2, "rope": "gradient"},
