@@ -152,18 +152,3 @@ def read(value: Any) -> Any:
 
     walk(value, ())
     return found
-
-
-def require_swept(ablations: Sequence[Ablation], swept: dict[str, list[str]], known: Sequence[str]) -> None:
-    """Raise a ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``:
-    every part that there is."""
-    names = [name for axis in swept.values() for name in axis]
-    for ablation in ablations:
-        if ablation.part not in known and ablation.part not in names:
-            raise ValueError(
-                f"ablate.{ablation.part}: no such part; "
-                f"{near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}"
-            )
-        if names.count(ablation.part) != 1:
-            what = "is not among" if ablation.part not in names else "stands for several parts of"
-            raise ValueError(f"{ablation.path}: {ablation.part} {what} what this sweep selects ({', '.join(names)})")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from stability.config.curvature import CurvatureSpec
-from stability.config.impl import AUTO, Kernels, Use
+from stability.config.impl import Kernels, Use
 from stability.config.parts import Part
 from stability.registry import Registry
 
-DIFFERENTIATED_TWICE = ("sharpness", "density", "blocks")  # of `CurvatureSpec.measure`: Hessian-vector products
 # the fields of a run whose parts may be computed by kernels, and the families of these
 COMPUTED = {
     "mechanism": "mechanisms",
@@ -47,52 +45,6 @@ def kernels_of(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
 def kernels_of_loss(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
     """Return those of `kernels_of` that the loss and its gradient are computed by."""
     return kernels_of({key: item for key, item in parts.items() if key in OF_THE_LOSS})
-
-
-def require_second_derivatives(
-    kernels: Iterable[Kernels], what: str, remedy: str, *, along_a_line: bool = False
-) -> None:
-    """Raise a ``ValueError`` of one line where one of the kernels that a loss is computed by has no second derivative.
-    ``what``: what takes one; ``remedy``: what to write instead; ``along_a_line``: a rule of the kernels' own along a
-    line (method taylor) is enough, where else autograd differentiates twice. What is not settled yet is passed by."""
-    for asked in kernels:
-        if asked.impl != AUTO and not (along_a_line and asked.second_order):
-            which = "second derivatives by autograd" if asked.second_order else "second derivatives"
-            raise ValueError(f"{what} takes {which}, and {asked.setting} has none; {remedy}")
-
-
-def require_alpha_max(kernels: Iterable[Kernels], curvature: CurvatureSpec, what: str, remedy: str) -> None:
-    """Raise a ``ValueError`` of one line where a measurement cannot go through the kernels that a loss is computed by.
-    ``what``: who asks for it, e.g. ``hessian=true measures``; ``remedy``: as in `require_second_derivatives`."""
-    listed = tuple(kernels)
-    by_autograd = [name for name in curvature.measure if name in DIFFERENTIATED_TWICE]
-    if curvature.method == "double_backward":
-        require_second_derivatives(listed, f"{what} α_max, which by method=double_backward", remedy)
-    if by_autograd:
-        require_second_derivatives(listed, f"{what} {by_autograd[0]}, which", remedy)
-    require_second_derivatives(listed, f"{what} α_max, which", remedy, along_a_line=True)
-
-
-def check_of_loss(kernels: Iterable[Kernels], optimizer: Part, *, compiled: bool) -> None:
-    """Raise a ``ValueError`` of one line where the kernels that a loss is computed by cannot be trained through.
-    ``compiled``: whether torch.compile makes the training step's passes."""
-    listed = tuple(kernels)
-    if Registry("optimizers").load(optimizer.name).takes_hessian:
-        remedy = "use another optimizer, or impl=reference"
-        require_second_derivatives(listed, f"optimizer={optimizer.name}", remedy)
-    if compiled and listed:
-        raise ValueError(
-            f"compile=true takes torch's own operations, and {listed[0].setting} has kernels; use compile=false, or "
-            "impl=reference"
-        )
-
-
-def check_kernels(run: Any) -> None:
-    """Raise a ``ValueError`` of one line where a run's parts ask for kernels together with what these cannot do."""
-    parts = computed_parts(run)
-    for asked in kernels_of(parts):
-        asked.check(use_of(run))
-    check_of_loss(kernels_of_loss(parts), run.optimizer, compiled=run.compile)
 
 
 def use_of(recipe: Any) -> Use:

@@ -57,28 +57,6 @@ def contexts_of(objective: Part) -> tuple[str, ...]:
     return Registry("objectives").load(objective.name).contexts_of(objective.settings)
 
 
-def cross_has_context(cross: Part | None, objective: Part) -> None:
-    """Raise a ``ValueError`` where a context is given that nothing reads, or a cross mechanism that has none to
-    read."""
-    num_context, contexts = num_context_of(objective), contexts_of(objective)
-    if cross is None:
-        if num_context:
-            raise ValueError(
-                f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or "
-                "objective.context=0"
-            )
-        if contexts:
-            raise ValueError(
-                f"objective.contexts=[{','.join(contexts)}] is read by cross mechanisms only; add cross=auto, or "
-                "objective.contexts=[]"
-            )
-    elif not num_context and not contexts:
-        needed = f"cross={cross.name} needs a context, and objective={objective.name} has none"
-        if "contexts" in type(objective.settings).model_fields:
-            raise ValueError(f"{needed} with objective.contexts=[]; add cross=none")
-        raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
-
-
 def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
     """Raise a ``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without
     a context there is none to fit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -21,49 +20,6 @@ def _share(value: Any) -> Any:
 
 
 GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_share)]
-
-
-def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
-    """Return the parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the
-    sweep that need whole matrices.
-
-    Errors: ``ValueError`` where there is nothing to split, or it cannot be."""
-    if devices == 1:
-        raise ValueError(
-            "shard_parameters=true splits a run among its devices, and devices_per_trial is 1; give "
-            "devices_per_trial=2 or more"
-        )
-    if batch % devices:
-        raise ValueError(
-            f"shard_parameters=true: each of devices_per_trial={devices} takes as many sequences, so that "
-            f"batch={batch} must be a multiple of it"
-        )
-    if whole:
-        raise ValueError(
-            f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, of which each device has a slice; "
-            "give an elementwise one: adamw"
-        )
-    return devices
-
-
-def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
-    """Raise a ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job
-    has fewer ``gpus`` (0: none)."""
-    if devices > batch:
-        raise ValueError(
-            f"devices_per_trial={devices} share out the sequences of a step, of which there are batch={batch}; give "
-            "no more devices than these"
-        )
-    if devices > parts:
-        most = -(-batch // devices)
-        while -(-batch // most) < devices:
-            most -= 1
-        raise ValueError(
-            f"devices_per_trial={devices} share out microbatches, of which batch={batch} has {parts}; give "
-            f"microbatch={most} or less"
-        )
-    if 0 < gpus < devices:
-        raise ValueError(f"slurm.gpus={gpus} must be at least devices_per_trial={devices}, or 0 for CPUs")
 
 
 class RaySpec(Settings):
@@ -146,32 +102,3 @@ class SlurmSpec(Settings):
                 f"(slurm.minutes={info.data['minutes']})"
             )
         return value
-
-
-def check_launcher(
-    launcher: str, own: Mapping[str, Settings], cpus_per_trial: float | None, gpus_per_trial: float | str
-) -> None:
-    """Raise a ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has
-    settings of its own, these."""
-    for owner, settings in own.items():
-        fields = type(settings).model_fields
-        given = [
-            f"{owner}.{name}={getattr(settings, name)}"
-            for name in fields
-            if getattr(settings, name) != fields[name].default
-        ]
-        if given and launcher != owner:
-            raise ValueError(
-                f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add "
-                f"launcher={owner}, or leave it out"
-            )
-    if launcher == "ray":
-        return
-    instead = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}[launcher]
-    for name, value, default in (("cpu", cpus_per_trial, None), ("gpu", gpus_per_trial, "auto")):
-        if value != default:
-            told = f"{name}s_per_trial={value:g}" if isinstance(value, float | int) else f"{name}s_per_trial={value}"
-            raise ValueError(
-                f"{told} is read by launcher=ray only, and this is launcher={launcher}; {instead.format(name)}, or "
-                "leave it out"
-            )

@@ -37,7 +37,10 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
     add_plugins(values.get("plugins"))
     with uncollected():
         spec = checked(kind, values)
-        return cast(AnySettings, spec.settled()) if isinstance(spec, SweepSpec) else spec
+        if isinstance(spec, SweepSpec):
+            spec = spec.settled()
+            spec.kinds()  # a run that breaks a rule is refused before data are prepared for it
+        return cast(AnySettings, spec)
 
 
 def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer
 
 from stability.config.base import AXES, Settings, explain
 from stability.config.groups import GROUPS, Group, given_to_each, groups_of
@@ -96,50 +96,6 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
         noun = registry.noun.removesuffix(" source")
         key = path or (f"{noun}.{name}" if family in AXES.values() else noun)
         raise ValueError(explain(error, config, key)) from None
-
-
-def require_schedule(optimizer: Part, schedule: str) -> None:
-    """Raise a ``ValueError`` of one line where an optimizer makes no sense under a schedule, naming those that fit."""
-    fitting = Registry("optimizers").load(optimizer.name).schedules
-    if fitting is not None and schedule not in fitting:
-        raise ValueError(
-            f"schedule={schedule} does not fit optimizer={optimizer.name}, which takes "
-            f"schedule={' or '.join(fitting)}; choose that, or leave {optimizer.name} out"
-        )
-
-
-def require_trainable(key: str, item: Part) -> None:
-    """Raise a ``ValueError`` of one line where a mechanism, or one that its settings name, is not to be trained.
-
-    ``key``: where it is written, e.g. ``mechanism``.
-    """
-    registry = Registry("mechanisms")
-    mechanism = registry.load(item.name)
-    if found := mechanism.untrained(item.settings):
-        name = found[0].__module__.rsplit(".", 1)[-1]
-        owner = f"{key}={item.name}" + (f" holds {name}, which" if name != item.name else "")
-        choices = ", ".join(registry.names(cross=mechanism.cross, trainable=True))
-        raise ValueError(f"{owner} cannot be trained: it is for {found[0].used_for}; these can: {choices}")
-
-
-def read_by(data: Part, info: ValidationInfo) -> Part:
-    """Return the data source, if it prepares the kind of corpus that the objective reads; a validator of a field
-    ``data`` that stands after ``objective``.
-
-    Errors: ``ValueError`` of one line that names what fits.
-    """
-    if "objective" not in info.data:  # it was refused itself
-        return data
-    sources, objectives, objective = Registry("data"), Registry("objectives"), info.data["objective"].name
-    needed, given = objectives.load(objective).corpus_kind, sources.load(data.name).corpus.kind
-    if needed != given:
-        fitting = [name for name in sources.names() if sources.load(name).corpus.kind == needed]
-        others = [name for name in objectives.names() if objectives.load(name).corpus_kind == given]
-        raise ValueError(
-            f"objective={objective} reads {needed}, and data={data.name} gives {given}; objective={objective} takes "
-            f"data={' or '.join(fitting) or 'none'}, data={data.name} takes objective={' or '.join(others) or 'none'}"
-        )
-    return data
 
 
 @dataclass(frozen=True, slots=True)

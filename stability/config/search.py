@@ -213,25 +213,6 @@ def chosen(value: Any) -> Any:
         raise ValueError(explain(error, KINDS[name], "search")) from None
 
 
-def check_search(search: AnySearch, launcher: str, schedule: str, rates: int) -> None:
-    """Raise a ``ValueError`` of one line where a search does not go with the sweep's launcher, its schedule or its
-    number of learning rates (``rates``)."""
-    if isinstance(search, SearchSpec) and search.center_lr is None and rates > 1:
-        raise ValueError(
-            "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
-            "search.space.lr_peak={low:1e-4,high:1e-1}"
-        )
-    if not isinstance(search, SearchSpec) and rates < 2:
-        raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
-    if isinstance(search, AshaSpec) and launcher != "ray":
-        raise ValueError(
-            f"search=asha is Ray Tune's, and this is launcher={launcher}; add launcher=ray, or take "
-            f"halving.reduction={search.reduction}, which any launcher runs"
-        )
-    if isinstance(search, PbtSpec) and schedule != "constant":
-        raise ValueError(f"search=pbt finds the schedule itself: schedule={schedule} must be schedule=constant")
-
-
 def applies(path: str, recipe: Mapping[str, Any]) -> bool:
     """Return whether a run of this recipe (plain JSON) has the field's part: mechanism.sc.window means nothing to
     sa."""

@@ -11,15 +11,14 @@ from stability.config.base import AXES
 from stability.config.computed import (
     COMPUTED,
     OF_THE_LOSS,
-    check_of_loss,
     computed_parts,
     kernels_of,
-    require_alpha_max,
     use_of,
 )
 from stability.config.cross import CrossOfEach
 from stability.config.impl import AUTO, Kernels
 from stability.config.parts import Part
+from stability.config.rules.kernels import require_alpha_max, require_trained_through
 
 Choose = Callable[[str, str], str]  # of a setting's path, and what is written there, what is to stand there
 
@@ -84,7 +83,7 @@ def _refusal(sweep: Any, asked: Kernels, in_loss: bool) -> str | None:
         asked.check(use_of(sweep))
         if in_loss:
             for optimizer in sweep.optimizer:
-                check_of_loss([asked], optimizer, compiled=sweep.compile)
+                require_trained_through([asked], optimizer, compiled=sweep.compile)
             if sweep.hessian:
                 require_alpha_max([asked], sweep.curvature, "hessian=true measures", "")
     except ValueError as error:

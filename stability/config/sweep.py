@@ -9,25 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from stability.config.ablation import Ablation, Variant, require_swept
+from stability.config import rules
+from stability.config.ablation import Ablation, Variant
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, STUDY_NAME, checked
-from stability.config.computed import kernels_of_loss, require_alpha_max
 from stability.config.cross import CrossOfEach, cross_choice
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
 from stability.config.identity import Place
-from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
-from stability.config.parts import (
-    Part,
-    part,
-    require_schedule,
-    require_trainable,
-    some_parts,
-)
+from stability.config.launchers import GpuShare, RaySpec, SlurmSpec
+from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
+from stability.config.search import AnySearch, HalvingSpec, chosen, halving_asked_for
 from stability.config.settled import settled
 from stability.config.training import Precision, WeightsSpec, weights_asked_for
 from stability.config.wandb import WandbSpec
@@ -116,14 +110,6 @@ class SweepSpec(AbstractRecipe):
     )
     _choices: tuple[str, ...] = PrivateAttr(default=())
 
-    @field_validator("mechanism")
-    @classmethod
-    def _can_be_trained(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Refuse a mechanism that is not to be trained, before data are prepared for its runs."""
-        for item in value:
-            require_trainable("mechanism", item)
-        return value
-
     @field_validator("precision")
     @classmethod
     def _each_precision_once(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
@@ -139,62 +125,8 @@ class SweepSpec(AbstractRecipe):
         return value
 
     @model_validator(mode="after")
-    def _schedule_fits_all(self) -> SweepSpec:
-        for item in self.optimizer:
-            require_schedule(item, self.schedule.name)
-        return self
-
-    @model_validator(mode="after")
-    def _devices_have_work(self) -> SweepSpec:
-        """Refuse what the launcher does not read, more devices than parts, and what cannot be sharded."""
-        if self.shard_parameters and self.compile:
-            raise ValueError("compile=true does not go together with shard_parameters=true; leave one of the two out")
-        check_launcher(self.launcher, {"ray": self.ray, "slurm": self.slurm}, self.cpus_per_trial, self.gpus_per_trial)
-        whole = [item.name for item in self.optimizer if not Registry("optimizers").load(item.name).elementwise]
-        parts = (
-            check_shards(self.devices_per_trial, self.batch, whole)
-            if self.shard_parameters
-            else -(-self.batch // (self.microbatch or self.batch))
-        )
-        check_devices(self.devices_per_trial, self.batch, parts, self.slurm.gpus)
-        return self
-
-    @model_validator(mode="after")
-    def _ablations_fit(self) -> SweepSpec:
-        swept = {axis: [item.name for item in getattr(self, axis)] for axis in AXES}
-        require_swept(self.ablate, swept, [name for family in AXES.values() for name in Registry(family).names()])
-        self.ablations()
-        return self
-
-    @model_validator(mode="after")
-    def _alpha_max_can_be_measured(self) -> SweepSpec:
-        for _, choice in self.curves() if self.hessian else ():
-            cross = self.cross.beside(choice["mechanism"]) if isinstance(self.cross, CrossOfEach) else self.cross
-            asked = kernels_of_loss({**choice, "objective": self.objective, "cross": cross})
-            require_alpha_max(asked, self.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_of_searching(self) -> SweepSpec:
-        """Refuse two of search, lr=edge, lr=scaled, ablate and halving together where they exclude each other, rates
-        that are not distinct, and a search without a learning rate."""
-        if self.search is not None and (self.lr.edge is not None or self.ablate):
-            raise ValueError(
-                f"search={self.search.name} chooses its own points: leave "
-                f"{'lr=edge' if self.lr.edge is not None else 'ablate'} out, or search"
-            )
-        if self.halving is not None and (self.search is not None or self.lr.edge is not None):
-            raise ValueError(
-                "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
-            )
-        if self.lr.scaled and self.search is not None and self.search.center_lr is not None:
-            raise ValueError(
-                "lr.scaled=true gives each optimizer rates of its own, and search.space.lr_peak gives all the same "
-                "range; leave one of the two out"
-            )
-        self.rates()
-        if self.search is not None:
-            check_search(self.search, self.launcher, self.schedule.name, len(self.lr.rates()))
+    def _keeps_rules_of_sweep(self) -> SweepSpec:
+        rules.check(rules.OF_SWEEP, self)
         return self
 
     def settled(self) -> SweepSpec:
@@ -244,22 +176,33 @@ class SweepSpec(AbstractRecipe):
             for _, choice in self.curves()
         )
 
+    def kinds(self) -> tuple[tuple[str, RunSpec], ...]:
+        """Return each of `curves` as a run with its variant's label: at learning rate 1, of seed 0, from that seed's
+        weights, of data not read yet. Errors: ``ValueError`` of the first rule that one of them breaks."""
+        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
+            "cross": self.cross,
+            "data_fingerprint": "unread",
+            "lr_peak": 1.0,
+            "seed": 0,
+        }
+        return tuple((label, checked(RunSpec, shared | choice)) for label, choice in self.curves())
+
     def points(
         self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
     ) -> tuple[tuple[str, RunSpec], ...]:
-        """Return every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of
-        each of `curves`; None: the sweep's own (`rates`)."""
-        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
-            "cross": self.cross,
-            "data_fingerprint": data_fingerprint,
-            "weights": self.init,
-        }
-        curves, each = self.curves(), self.rates() if rates is None else rates
-        numbers = [[{"lr_peak": lr, "seed": seed} for lr in own for seed in range(self.seeds)] for own in each]
+        """Return every run with its variant's label, seeds innermost: a table fills row by row.
+
+        Args:
+            data_fingerprint: sha256 of the prepared data.
+            rates: learning rates of each of `kinds`; None: the sweep's own (`rates`).
+        """
+        shared = {"data_fingerprint": data_fingerprint, "weights": self.init}
+        each = self.rates() if rates is None else rates
         return tuple(
-            (label, checked(RunSpec, shared | choice | number))
-            for (label, choice), own in zip(curves, numbers, strict=True)
-            for number in own
+            (label, kind.model_copy(update=shared | {"lr_peak": float(lr), "seed": seed}))
+            for (label, kind), own in zip(self.kinds(), each, strict=True)
+            for lr in own
+            for seed in range(self.seeds)
         )
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

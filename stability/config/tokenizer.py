@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from stability.config.base import Settings, check_heads, checked
 from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
 from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
-from stability.config.parts import Part, axis_of, named, one_part, part, require_trainable
+from stability.config.parts import Part, axis_of, named, one_part, part
+from stability.config.rules.model import require_trainable
 from stability.registry import Registry
 
 # Raised when the same recipe would train a different tokenizer.

@@ -32,16 +32,6 @@ class ScheduleSpec(Settings):
         """Return how many of the last steps wsd decays in: at least one."""
         return max(1, round(self.decay_share * num_steps))
 
-    def check(self, num_steps: int) -> None:
-        """Raise a ``ValueError`` of one line where warm-up, and with wsd the decay after it, do not fit the steps."""
-        if self.warmup_steps >= num_steps and self.warmup_steps > 0:
-            raise ValueError(f"schedule.warmup_steps={self.warmup_steps} must be below steps={num_steps}")
-        if self.name == "wsd" and self.warmup_steps + self.decay_steps(num_steps) > num_steps:
-            raise ValueError(
-                f"schedule.warmup_steps={self.warmup_steps} and the {self.decay_steps(num_steps)} steps of "
-                f"schedule.decay_share={self.decay_share:g} are more than steps={num_steps}; give less of either"
-            )
-
 
 class InitSpec(Settings):
     """The checkpoint of another run of the same pool that a run goes on from: parameters, optimizer, step. A run's id
@@ -207,17 +197,6 @@ class GuardSpec(Settings):
                 "1, or restore_last_good"
             )
         return self
-
-    def check(self, clip_norm: float, checkpoint: CheckpointSpec) -> None:
-        """Raise a ``ValueError`` of one line for a guard that could never act in a run with these settings."""
-        if self.post_clip_norm is not None and self.post_clip_norm >= clip_norm:
-            limit = f"guards.post_clip_norm={self.post_clip_norm:g}"
-            raise ValueError(f"{limit} is never exceeded: gradients are clipped to clip_norm={clip_norm:g}; give less")
-        if self.on_nonfinite == "restore_last_good" and checkpoint.keep_last == 1:
-            raise ValueError(
-                "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest one may "
-                "hold what went wrong"
-            )
 
 
 class LogSpec(Settings):

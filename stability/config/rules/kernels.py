@@ -1,0 +1,92 @@
+"""Rules of kernels: what a run, or its measurement, needs of the kernels that its parts ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from stability.config.computed import computed_parts, kernels_of, kernels_of_loss, use_of
+from stability.config.cross import CrossOfEach
+from stability.config.curvature import CurvatureSpec
+from stability.config.impl import AUTO, Kernels
+from stability.config.parts import Part
+from stability.registry import Registry
+
+if TYPE_CHECKING:
+    from stability.config.run import RunSpec
+    from stability.config.sweep import SweepSpec
+
+DIFFERENTIATED_TWICE = ("sharpness", "density", "blocks")  # of `CurvatureSpec.measure`: Hessian-vector products
+
+
+def kernels_compute_the_run(run: RunSpec) -> None:
+    parts = computed_parts(run)
+    for asked in kernels_of(parts):
+        asked.check(use_of(run))
+    require_trained_through(kernels_of_loss(parts), run.optimizer, compiled=run.compile)
+
+
+def kernels_are_measured_through(sweep: SweepSpec) -> None:
+    for _, choice in sweep.curves() if sweep.hessian else ():
+        cross = sweep.cross.beside(choice["mechanism"]) if isinstance(sweep.cross, CrossOfEach) else sweep.cross
+        asked = kernels_of_loss({**choice, "objective": sweep.objective, "cross": cross})
+        require_alpha_max(asked, sweep.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
+
+
+def require_trained_through(kernels: Iterable[Kernels], optimizer: Part, *, compiled: bool) -> None:
+    """Raise a ``ValueError`` of one line if the kernels that compute a loss cannot be trained through.
+
+    Args:
+        kernels: those of the loss.
+        optimizer: one that may need Hessian-vector products.
+        compiled: whether torch.compile makes the training step's passes.
+    """
+    listed = tuple(kernels)
+    if Registry("optimizers").load(optimizer.name).takes_hessian:
+        remedy = "use another optimizer, or impl=reference"
+        require_second_derivatives(listed, f"optimizer={optimizer.name}", remedy)
+    if compiled and listed:
+        raise ValueError(
+            f"compile=true takes torch's own operations, and {listed[0].setting} has kernels; use compile=false, or "
+            "impl=reference"
+        )
+
+
+def require_alpha_max(kernels: Iterable[Kernels], curvature: CurvatureSpec, what: str, remedy: str) -> None:
+    """Raise a ``ValueError`` of one line if a measurement cannot go through the kernels that compute a loss.
+
+    Args:
+        kernels: those of the loss; ``impl=auto`` among them is passed by.
+        curvature: the measurement.
+        what: who asks for it, e.g. ``hessian=true measures``.
+        remedy: what to write instead.
+    """
+    listed = tuple(kernels)
+    by_autograd = [name for name in curvature.measure if name in DIFFERENTIATED_TWICE]
+    if curvature.method == "double_backward":
+        require_second_derivatives(listed, f"{what} α_max, which by method=double_backward", remedy)
+    if by_autograd:
+        require_second_derivatives(listed, f"{what} {by_autograd[0]}, which", remedy)
+    require_second_derivatives(listed, f"{what} α_max, which", remedy, along_a_line=True)
+
+
+def require_second_derivatives(
+    kernels: Iterable[Kernels], what: str, remedy: str, *, along_a_line: bool = False
+) -> None:
+    """Raise a ``ValueError`` of one line if one of the kernels that compute a loss has no second derivative.
+
+    Args:
+        kernels: those of the loss; ``impl=auto`` among them is passed by.
+        what: what needs the derivative.
+        remedy: what to write instead.
+        along_a_line: whether the kernels' own rule along a line (method taylor) is enough; else autograd differentiates
+            twice.
+    """
+    for asked in kernels:
+        if asked.impl != AUTO and not (along_a_line and asked.second_order):
+            which = "second derivatives by autograd" if asked.second_order else "second derivatives"
+            raise ValueError(f"{what} takes {which}, and {asked.setting} has none; {remedy}")
+
+
+OF_RUN = (kernels_compute_the_run,)
+OF_SWEEP = (kernels_are_measured_through,)

@@ -1,0 +1,154 @@
+"""Rules of a model: its mechanism, positions, head, linear maps and cross mechanism go together, and with the
+objective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stability.config.cross import contexts_of, num_context_of
+from stability.config.parts import Part
+from stability.registry import Registry
+
+if TYPE_CHECKING:
+    from stability.config.run import AbstractRecipe, RunSpec
+
+
+def data_fit_objective(recipe: AbstractRecipe) -> None:
+    """Refuse data of another kind than the objective reads; the message names what fits."""
+    sources, objectives = Registry("data"), Registry("objectives")
+    data, objective = recipe.data.name, recipe.objective.name
+    needed, given = objectives.load(objective).corpus_kind, sources.load(data).corpus.kind
+    if needed != given:
+        fitting = [name for name in sources.names() if sources.load(name).corpus.kind == needed]
+        others = [name for name in objectives.names() if objectives.load(name).corpus_kind == given]
+        raise ValueError(
+            f"objective={objective} reads {needed}, and data={data} gives {given}; objective={objective} takes "
+            f"data={' or '.join(fitting) or 'none'}, data={data} takes objective={' or '.join(others) or 'none'}"
+        )
+
+
+def positions_are_added_once(recipe: AbstractRecipe) -> None:
+    adds = Registry("positions").load(recipe.position.name).adds
+    if adds and Registry("objectives").load(recipe.objective.name).embeds_positions:
+        raise ValueError(
+            f"objective={recipe.objective.name} adds a learned vector of each position itself, and so does "
+            f"position={recipe.position.name}; choose position=none for it alone, or position=rope"
+        )
+
+
+def head_can_be_tied(recipe: AbstractRecipe) -> None:
+    """Refuse a tied head, or a table of another width, if the embedding is no table of the predicted tokens; and a tied
+    head that would start at zero."""
+    objective, size = Registry("objectives").load(recipe.objective.name), recipe.model
+    factorised = size.embedding_width is not None
+    if (size.tied or factorised) and not objective.embeds_tokens:
+        setting = f"embedding_width={size.embedding_width}" if factorised else "tied=true"
+        raise ValueError(
+            f"model.{setting} needs an objective that predicts the tokens that it embeds, and "
+            f"objective={recipe.objective.name} does not; choose mlm or ar"
+        )
+    if size.tied and objective(recipe.objective.settings, objective.any_format(2)).condition is not None:
+        raise ValueError(
+            f"model.tied=true, but with objective={recipe.objective.name} the head starts at zero, and the embedding "
+            "must not; choose mlm or ar"
+        )
+
+
+def mechanism_is_trainable(run: RunSpec) -> None:
+    require_trainable("mechanism", run.mechanism)
+
+
+def depth_fits_pattern(run: RunSpec) -> None:
+    needed = Registry("mechanisms").load(run.mechanism.name).fewest_layers(run.mechanism.settings)
+    if needed > run.model.layers:
+        depth = f"{run.model.layers} layer{'' if run.model.layers == 1 else 's'}"
+        raise ValueError(
+            f"mechanism.{run.mechanism.name}.pattern has {needed} entries for {depth}; give model.layers={needed} "
+            f"or more, a pattern of at most {run.model.layers}, or mechanisms without one, e.g. mechanism=[sa,sc]"
+        )
+
+
+def direction_fits(run: RunSpec) -> None:
+    registry, direction = Registry("mechanisms"), Registry("objectives").load(run.objective.name).direction
+    if direction in registry.load(run.mechanism.name).supported_directions(run.mechanism.settings):
+        return
+    choices = {name: registry.load(name) for name in registry.names(cross=False, trainable=True)}
+    fitting = [name for name, each in choices.items() if direction in each.supported_directions(each.Config())]
+    names = f"objective={run.objective.name} needs a {direction} mechanism and {run.mechanism.name} is none"
+    raise ValueError(f"{names}; these are: {', '.join(fitting)}, and mix of these")
+
+
+def edges_are_given(run: RunSpec) -> None:
+    if Registry("mechanisms").load(run.mechanism.name).needs_edges(run.mechanism.settings):
+        raise ValueError(
+            f"mechanism={run.mechanism.name} with graph=given takes edges= with every batch, and "
+            f"data={run.data.name} has none; choose another graph"
+        )
+
+
+def lengths_and_heads_fit(run: RunSpec) -> None:
+    mechanism = Registry("mechanisms").load(run.mechanism.name)
+    mechanism.check_positions(run.mechanism.settings, run.model.positions)
+    mechanism.check_heads(run.mechanism.settings, run.model.heads)
+
+
+def linear_maps_are_called(run: RunSpec) -> None:
+    """Refuse a kind of linear map if a mechanism takes the weights of its maps without calling them."""
+    registry = Registry("mechanisms")
+    if Registry("linears").load(run.linear.name).is_affine:
+        return
+    for key, item in (("mechanism", run.mechanism), ("cross", run.cross)):
+        if item is not None and not registry.load(item.name).calls_linears(item.settings):
+            raise ValueError(
+                f"linear={run.linear.name} stands for maps that {key}={item.name} does not call, since it "
+                "takes their weights itself; choose another mechanism, or linear=dense"
+            )
+
+
+def cross_has_context(run: RunSpec) -> None:
+    """Refuse a context that nothing reads, and a cross mechanism without a context or that cannot be trained."""
+    num_context, contexts = num_context_of(run.objective), contexts_of(run.objective)
+    if run.cross is None:
+        if num_context:
+            raise ValueError(
+                f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or "
+                "objective.context=0"
+            )
+        if contexts:
+            raise ValueError(
+                f"objective.contexts=[{','.join(contexts)}] is read by cross mechanisms only; add cross=auto, or "
+                "objective.contexts=[]"
+            )
+        return
+    if not num_context and not contexts:
+        needed = f"cross={run.cross.name} needs a context, and objective={run.objective.name} has none"
+        if "contexts" in type(run.objective.settings).model_fields:
+            raise ValueError(f"{needed} with objective.contexts=[]; add cross=none")
+        raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
+    require_trainable("cross", run.cross)
+
+
+def require_trainable(key: str, item: Part) -> None:
+    """Raise a ``ValueError`` of one line if a mechanism, or one that its settings name, is not to be trained.
+
+    ``key``: where it is written, e.g. ``mechanism``.
+    """
+    registry = Registry("mechanisms")
+    mechanism = registry.load(item.name)
+    if found := mechanism.untrained(item.settings):
+        name = found[0].__module__.rsplit(".", 1)[-1]
+        owner = f"{key}={item.name}" + (f" holds {name}, which" if name != item.name else "")
+        choices = ", ".join(registry.names(cross=mechanism.cross, trainable=True))
+        raise ValueError(f"{owner} cannot be trained: it is for {found[0].used_for}; these can: {choices}")
+
+
+OF_RECIPE = (data_fit_objective, positions_are_added_once, head_can_be_tied)
+OF_RUN = (
+    mechanism_is_trainable,
+    depth_fits_pattern,
+    direction_fits,
+    edges_are_given,
+    lengths_and_heads_fit,
+    linear_maps_are_called,
+    cross_has_context,
+)

@@ -1,0 +1,74 @@
+"""Rules of a sweep's axes: rates, searches and ablations go together, and with the launcher and the schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stability.config.base import AXES
+from stability.config.search import AshaSpec, PbtSpec, SearchSpec
+from stability.registry import Registry, near_misses
+
+if TYPE_CHECKING:
+    from stability.config.sweep import SweepSpec
+
+
+def ablated_parts_are_swept(sweep: SweepSpec) -> None:
+    names = [item.name for axis in AXES for item in getattr(sweep, axis)]
+    known = [name for family in AXES.values() for name in Registry(family).names()]
+    for ablation in sweep.ablate:
+        if ablation.part not in known and ablation.part not in names:
+            raise ValueError(
+                f"ablate.{ablation.part}: no such part; "
+                f"{near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}"
+            )
+        if names.count(ablation.part) != 1:
+            what = "is not among" if ablation.part not in names else "stands for several parts of"
+            raise ValueError(f"{ablation.path}: {ablation.part} {what} what this sweep selects ({', '.join(names)})")
+    sweep.ablations()
+
+
+def one_way_of_searching(sweep: SweepSpec) -> None:
+    """Refuse two of search, lr=edge, lr=scaled, ablate and halving if they exclude each other, and rates that are not
+    distinct."""
+    search, lr = sweep.search, sweep.lr
+    if search is not None and (lr.edge is not None or sweep.ablate):
+        raise ValueError(
+            f"search={search.name} chooses its own points: leave "
+            f"{'lr=edge' if lr.edge is not None else 'ablate'} out, or search"
+        )
+    if sweep.halving is not None and (search is not None or lr.edge is not None):
+        raise ValueError(
+            "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
+        )
+    if lr.scaled and search is not None and search.center_lr is not None:
+        raise ValueError(
+            "lr.scaled=true gives each optimizer rates of its own, and search.space.lr_peak gives all the same "
+            "range; leave one of the two out"
+        )
+    sweep.rates()
+
+
+def search_fits_sweep(sweep: SweepSpec) -> None:
+    """Refuse a search that does not fit the sweep's launcher, its schedule or its number of learning rates."""
+    search, num_rates = sweep.search, len(sweep.lr.rates())
+    if search is None:
+        return
+    if isinstance(search, SearchSpec) and search.center_lr is None and num_rates > 1:
+        raise ValueError(
+            "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
+            "search.space.lr_peak={low:1e-4,high:1e-1}"
+        )
+    if not isinstance(search, SearchSpec) and num_rates < 2:
+        raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
+    if isinstance(search, AshaSpec) and sweep.launcher != "ray":
+        raise ValueError(
+            f"search=asha is Ray Tune's, and this is launcher={sweep.launcher}; add launcher=ray, or take "
+            f"halving.reduction={search.reduction}, which any launcher runs"
+        )
+    if isinstance(search, PbtSpec) and sweep.schedule.name != "constant":
+        raise ValueError(
+            f"search=pbt finds the schedule itself: schedule={sweep.schedule.name} must be schedule=constant"
+        )
+
+
+OF_SWEEP = (ablated_parts_are_swept, one_way_of_searching, search_fits_sweep)

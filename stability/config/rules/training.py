@@ -1,0 +1,82 @@
+"""Rules of training: schedule, optimizer, clipping, guards, batch and compiler go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stability.registry import Registry
+
+if TYPE_CHECKING:
+    from stability.config.parts import Part
+    from stability.config.run import AbstractRecipe, RunSpec
+    from stability.config.sweep import SweepSpec
+
+
+def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
+    schedule, num_steps = recipe.schedule, recipe.steps
+    if schedule.warmup_steps >= num_steps and schedule.warmup_steps > 0:
+        raise ValueError(f"schedule.warmup_steps={schedule.warmup_steps} must be below steps={num_steps}")
+    decay_steps = schedule.decay_steps(num_steps)
+    if schedule.name == "wsd" and schedule.warmup_steps + decay_steps > num_steps:
+        raise ValueError(
+            f"schedule.warmup_steps={schedule.warmup_steps} and the {decay_steps} steps of "
+            f"schedule.decay_share={schedule.decay_share:g} are more than steps={num_steps}; give less of either"
+        )
+
+
+def guards_can_act(recipe: AbstractRecipe) -> None:
+    guards = recipe.guards
+    if guards.post_clip_norm is not None and guards.post_clip_norm >= recipe.clip_norm:
+        raise ValueError(
+            f"guards.post_clip_norm={guards.post_clip_norm:g} is never exceeded: gradients are clipped to "
+            f"clip_norm={recipe.clip_norm:g}; give less"
+        )
+    if guards.on_nonfinite == "restore_last_good" and recipe.checkpoint.keep_last == 1:
+        raise ValueError(
+            "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest one may "
+            "hold what went wrong"
+        )
+
+
+def loss_can_be_compiled(recipe: AbstractRecipe) -> None:
+    if recipe.compile and getattr(recipe.objective.settings, "loss_chunk", None) is not None:
+        raise ValueError(
+            "compile=true does not go together with objective.loss_chunk, whose chunks are computed again in the "
+            "backward pass; leave one of the two out"
+        )
+
+
+def microbatch_is_a_part(recipe: AbstractRecipe) -> None:
+    if recipe.microbatch is not None and recipe.microbatch >= recipe.batch:
+        raise ValueError(
+            f"microbatch={recipe.microbatch} must be below batch={recipe.batch}, of which it is a part; "
+            "microbatch=null takes the batch whole"
+        )
+
+
+def schedule_fits_optimizer(run: RunSpec) -> None:
+    _require_schedule(run.optimizer, run.schedule.name)
+
+
+def schedule_fits_each_optimizer(sweep: SweepSpec) -> None:
+    for item in sweep.optimizer:
+        _require_schedule(item, sweep.schedule.name)
+
+
+def starts_before_its_end(run: RunSpec) -> None:
+    if run.init is not None and run.init.step >= run.steps:
+        raise ValueError(f"init.step={run.init.step} must be below steps={run.steps}")
+
+
+def _require_schedule(optimizer: Part, schedule: str) -> None:
+    fitting = Registry("optimizers").load(optimizer.name).schedules
+    if fitting is not None and schedule not in fitting:
+        raise ValueError(
+            f"schedule={schedule} does not fit optimizer={optimizer.name}, which takes "
+            f"schedule={' or '.join(fitting)}; choose that, or leave {optimizer.name} out"
+        )
+
+
+OF_RECIPE = (warmup_and_decay_fit_steps, guards_can_act, loss_can_be_compiled, microbatch_is_a_part)
+OF_RUN = (schedule_fits_optimizer, starts_before_its_end)
+OF_SWEEP = (schedule_fits_each_optimizer,)
