@@ -23,7 +23,7 @@ from stability.models.embedding import FactorisedEmbedding
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
-from stability.optimizers import check_roles, optimizer_of, require_matrices
+from stability.optimizers import optimizer_of
 from stability.registry import Registry
 
 BYTES_OF_FLOAT32 = 4
@@ -240,18 +240,6 @@ def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch
     """
     part = spec.optimizer
     return optimizer_of(Registry("optimizers").load(part.name), part.settings, part.groups, model, spec.lr_peak)
-
-
-def require_roles(spec: RunSpec, data_format: Any) -> None:
-    """Raise a ``ValueError`` of one line where an optimizer's settings are for a role that no parameter of the run's
-    model plays, or it takes matrices and the model, or a role with settings for them, has none. Allocates nothing."""
-    takes_matrices = Registry("optimizers").load(spec.optimizer.name).takes_matrices
-    if spec.optimizer.groups or takes_matrices:
-        with torch.device("meta"):
-            model = build_model(spec, data_format)
-            check_roles(spec.optimizer.groups, model)
-            if takes_matrices:
-                require_matrices(model, spec.optimizer.groups)
 
 
 def resolve_device(name: str) -> torch.device:

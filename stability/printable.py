@@ -49,10 +49,13 @@ def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = F
 
 
 def print_note(text: str) -> None:
-    """Print a sentence as `print_text` does; on a terminal its lines end between words."""
+    """Print sentences as `print_text` does; on a terminal their lines end between words."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+        lines = (
+            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")
+        )
+        text = "\n".join(lines)
     print_text(text)
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stability.cli.compose import composed
@@ -22,8 +21,7 @@ from stability.registry import Registry
 from stability.runs.study import StudyFolder
 
 if TYPE_CHECKING:
-    from stability.corpora.base import AbstractCorpus
-    from stability.objectives import AbstractObjective
+    from stability.plan.plan import Plan
     from sweeps.trial import Trial
 
 HELP = """
@@ -88,8 +86,6 @@ Where it runs
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
 
-SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # of models whose sources train them on GPT-2's tokens
-
 
 def main(argv: list[str]) -> int:
     values = composed(SweepSpec, Invocation.of(argv))
@@ -128,138 +124,27 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
 
 
 def _sweep(spec: SweepSpec) -> int:
-    """Prepare the data, refuse what does not fit them, then print the plan or run it."""
-    from stability.build import as_read
-    from stability.corpora.cache import prepare, prepare_for_plan
-    from sweeps.plan import data_line, describe, objective_line
-    from sweeps.trial import trials_of
-
-    pool = Path(spec.runs_dir).resolve()
-    if not (spec.dry_run and pool.is_dir()):  # a plan of data that are prepared writes nothing
+    """Make the plan of a sweep, then print it or run it."""
+    if not (spec.dry_run and Path(spec.runs_dir).is_dir()):  # a plan of data that are prepared writes nothing
         check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
-    cache = pool / "cache"
-    corpus, is_read = prepare_for_plan(spec.data, cache) if spec.dry_run else (prepare(spec.data, cache), True)
-    corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
-    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
-    _require_fit(spec, corpus, objective)
-    spec = _with_weights(spec, corpus, cache)
-    _require_roles(spec, corpus)
-    if note := _note_of_bytes(spec):
-        print_note(note)
-    if is_read and (short := _short_validation(spec, corpus, objective)):
-        print_note(short)
-    trials = trials_of(spec, spec.points(corpus.fingerprint))
-    _check_generation(spec, corpus, trials, is_read)
-    if not spec.dry_run:
-        print_note(objective_line(spec))
-        print_note(data_line(spec, corpus))
-        return _run(spec, trials, corpus)
-    from sweeps import earlier
-    from sweeps.requirements import require_for_plan
-    from sweeps.search.rounds import search_of
-    from sweeps.slots import slots
+    from stability.plan.plan import Plan
+    from sweeps.dry_run import data_line, describe, objective_line
+    from sweeps.trial import trials_of
 
-    require_for_plan(spec, trials)
-    known = trials if is_read else None  # data that was not read decides which runs they are
-    search = search_of(spec, corpus.fingerprint, {})
-    print_text(describe(spec, corpus, slots(spec), known, search))
-    study = StudyFolder.of(pool, spec.name)
-    if is_read and search is None and study.file.exists():
-        _print(earlier.lines(study, study.read(), trials))
-    return 0
+    plan = Plan.of(spec)
+    _print(plan.notes)
+    trials = trials_of(plan.spec, plan.points)
+    if spec.dry_run:
+        print_text(describe(plan, trials))
+        return 0
+    print_note(objective_line(spec))
+    print_note(data_line(spec, plan.corpus))
+    return _run(plan, trials)
 
 
-def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> None:
-    """Raise a ``ValueError`` where the data are too short for the model's windows, or the objective's settings do not
-    fit them. They stay in the cache: they are whole, and other settings fit."""
-    objective.require()
-    more = objective.tokens_needed(spec.model.positions) - spec.model.positions
-    remedy = Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus)
-    corpus.require(spec.model.positions, more, remedy)
-
-
-def _require_roles(spec: SweepSpec, corpus: AbstractCorpus) -> None:
-    """Refuse settings of an optimizer for a role that the parameters of one of the sweep's models do not play, and an
-    optimizer of matrices where one of the models has none."""
-    from stability.build import require_roles
-
-    runs = (run for _, run in spec.points(corpus.fingerprint))
-    for run in dict.fromkeys(run.model_copy(update={"lr_peak": 1.0, "seed": 0}) for run in runs):
-        require_roles(run, corpus.format)
-
-
-def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> SweepSpec:
-    """Return the spec with what its ``init`` was found to hold, kept where runs look for it; a line says which tensors
-    each kind of run takes. A plan keeps nothing.
-
-    Errors: ``ValueError`` of one or two lines where there are no such weights, or where they fit not every kind.
-    """
-    if spec.init is None:
-        return spec
-    from stability.build import shapes
-    from stability.training import hugging_face
-    from stability.training.weights import Weights, described
-    from sweeps.costs import timed_as
-
-    points = spec.model_copy(update={"init": None}).points(corpus.fingerprint)
-    kinds = {timed_as(run, variant): run for variant, run in points}
-    tensors = {kind: shapes(run, corpus.format) for kind, run in kinds.items()}
-    if spec.init.source.startswith("hf:"):
-        config = hugging_face.read_config(spec.init.place)
-        for run in () if spec.init.partial else kinds.values():
-            hugging_face.require(config, run, f"init={spec.init.source}")
-    with TemporaryDirectory() as scratch:
-        weights = Weights.found(spec.init, next(iter(tensors.values())), Path(scratch))
-        fits = {kind: weights.fit(own) for kind, own in tensors.items()}
-        for kind, fit in fits.items():
-            fit.require(weights.spec, kind)
-        if not spec.dry_run:
-            weights.keep(cache_dir)
-    print_text(described(weights.spec, fits))
-    return spec.model_copy(update={"init": weights.spec})
-
-
-def _note_of_bytes(spec: SweepSpec) -> str:
-    """Return a line where a model's size is known for GPT-2's tokens and the data are read as bytes, else nothing."""
-    if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
-        return ""
-    return (
-        f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for "
-        "GPT-2's tokens: add data.tokenizer=gpt2 for these"
-    )
-
-
-def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:
-    """Return a line where there is less to validate on than was asked for, else nothing."""
-    asked, positions = spec.evaluation.sequences, objective.tokens_needed(spec.model.positions)
-    num = len(corpus.windows("val", asked, positions))
-    if num >= asked:
-        return ""
-    return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked} asks for"
-
-
-def _check_generation(spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[Trial], is_read: bool) -> None:
-    """Refuse, now and not after an hour of training, what could not be generated afterwards.
-
-    Errors: ``ValueError`` for a sampler that does not fit the objective, for an oracle that cannot score it, and for
-    finished samples that would be replaced. A plan asks for no oracle that may have to be downloaded, nor for one
-    where the data was not read.
-    """
-    if spec.generate is None:
-        return
-    from stability.probes.generation.generating import check_kept, check_oracle, resolved_sampler
-
-    run = spec.points(corpus.fingerprint)[0][1]
-    resolved_sampler(run, spec.generate)
-    oracle = spec.generate.oracle
-    if oracle is not None and (not spec.dry_run or (is_read and oracle.startswith("ckpt:"))):
-        check_oracle(run, spec.generate, corpus)
-    check_kept((trial.directory for trial in trials), spec.generate)
-
-
-def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> int:
+def _run(plan: Plan, trials: Sequence[Trial]) -> int:
     """Run a grid's ``trials`` all at once, or a search's round by round; record and publish the study."""
     from sweeps import earlier
     from sweeps.alpha_share import alpha_share
@@ -268,8 +153,9 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
     from sweeps.search.rounds import run_rounds, search_of
     from sweeps.slots import slots
 
-    record = StudyRecord.begun(spec, corpus)
-    if search := search_of(spec, corpus.fingerprint, record.before):
+    spec = plan.spec
+    record = StudyRecord.begun(spec, plan.corpus)
+    if search := search_of(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
         _print(earlier.lines(record.study, record.before, trials))
     else:

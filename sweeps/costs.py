@@ -10,12 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stability import build
 from stability.config.computed import computed_parts
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
+from stability.plan.plan import Plan
+from stability.plan.resolved import ResolvedRun
 from stability.training.machine import lacking_kernels, peak_memory_mb
 from stability.training.step import Replica
 from sweeps.gpus import DEFAULT, GPUS, Gpu
@@ -65,59 +68,44 @@ class Cost:
     state_bytes: int | None = None
 
 
-def measure_costs(spec: SweepSpec, corpus: AbstractCorpus, gpu: Gpu | None = None) -> dict[str, Cost]:
-    """Measure what each kind of run costs: parameters counted without building the model, a warmed-up training step and
-    a validation in a temporary folder. ``gpu``: estimate them for that one instead."""
-    kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
-    return {kind: _cost(run, corpus, spec, gpu) for kind, run in kinds.items()}
+def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
+    """Return the cost of each kind of run by its name: measured on this machine, or estimated for ``gpu``."""
+    return {kind.name: _cost(kind, plan, gpu) for kind in plan.kinds}
 
 
-def gpu_of(spec: SweepSpec, corpus: AbstractCorpus) -> Gpu | None:
-    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` where one of them is too large to
-    be timed on this machine's CPU; None: runs are timed here."""
-    from stability.build import resolve_device
-
+def gpu_of(plan: Plan) -> Gpu | None:
+    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` if one of them is too large to be
+    timed on this machine's CPU; None: runs are timed here."""
+    spec = plan.spec
     if spec.shard_parameters:
         return None
     if spec.plan_gpu is not None:
         return GPUS[spec.plan_gpu]
-    if resolve_device(spec.device).type != "cpu":
+    if build.resolve_device(spec.device).type != "cpu":
         return None
-    kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
-    return GPUS[DEFAULT] if any(_too_large(run, corpus) for run in kinds.values()) else None
+    return GPUS[DEFAULT] if any(map(_too_large, plan.kinds)) else None
 
 
-def _too_large(run: RunSpec, corpus: AbstractCorpus) -> bool:
+def _too_large(kind: ResolvedRun) -> bool:
     """Return whether a step of a run is too much to be timed on a CPU."""
-    from stability.build import count_parameters
-
-    num_params = count_parameters(run, corpus.format)
-    return num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
+    num_params, tokens = kind.num_params, kind.spec.batch * kind.spec.model.positions
+    return num_params > MOST_PARAMETERS or OPERATIONS * num_params * tokens > MOST_OPERATIONS
 
 
-def timed_as(run: RunSpec, variant: str) -> str:
-    """Name a kind of run: ``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an
-    ablation changes."""
-    mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
-    kind = "/".join((mechanism, run.residual.name, run.norm.name, run.optimizer.name))
-    return " ".join(filter(None, (kind, variant)))
-
-
-def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu | None) -> Cost:
-    """Return what one kind of run costs; it is timed where the model is not too large for this machine, or estimated
-    for ``gpu``."""
-    from stability.build import build_objective, count_parameters, resolve_device, sequence_state_bytes
-
-    num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
+def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
+    """Return the cost of one kind of run. It is timed if the model is not too large for this machine, or estimated for
+    ``gpu``."""
+    run, spec, corpus, device = kind.spec, plan.spec, plan.corpus, build.resolve_device(plan.spec.device)
     # what is split may not fit the one device that would be timed, and kernels may be for other machines than this one
     can_run = not spec.shard_parameters and lacking_kernels(computed_parts(run), device) is None
     timing = None
     if gpu is not None:
         timing = _estimated(run, corpus, spec, gpu)
-    elif can_run and (device.type != "cpu" or not _too_large(run, corpus)):
+    elif can_run and (device.type != "cpu" or not _too_large(kind)):
         timing = _timing(run, corpus, spec, device)
-    direction = build_objective(run, corpus.format).direction
-    return Cost(num_params, _mixing(run, direction), timing, sequence_state_bytes(run, direction))
+    direction = plan.objective.direction
+    state_bytes = build.sequence_state_bytes(run, direction)
+    return Cost(kind.num_params, _mixing(run, direction), timing, state_bytes)
 
 
 def _estimated(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:

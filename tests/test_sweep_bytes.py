@@ -2,7 +2,7 @@
 
 import pytest
 
-from stability.sweep import _note_of_bytes
+from stability.plan.plan import note_bytes
 from tests.reading import read_spec
 
 TEXT = ["data=text", "data.path=README.md"]
@@ -19,7 +19,7 @@ TEXT = ["data=text", "data.path=README.md"]
 )
 def test_bytes_for_a_size_in_tokens_are_said(words, model):
     spec = read_spec("sweep", ["mechanism=sa", *words])
-    assert _note_of_bytes(spec) == (
+    assert note_bytes(spec) == (
         f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={model} is a size for GPT-2's tokens: "
         "add data.tokenizer=gpt2 for these"
     )
@@ -29,12 +29,12 @@ def test_bytes_for_a_size_in_tokens_are_said(words, model):
     "words", [["model=nano", *TEXT], ["model=text_54m", *TEXT, "data.tokenizer=gpt2"], ["study=text_54m"], []]
 )
 def test_nothing_is_said_of_a_laptops_size_or_of_tokens(words):
-    assert _note_of_bytes(read_spec("sweep", words)) == ""
+    assert note_bytes(read_spec("sweep", words)) == ""
 
 
 def test_the_plan_names_the_tokens(tmp_path):
     from stability.corpora.cache import prepare
-    from sweeps.plan import data_line
+    from sweeps.dry_run import data_line
 
     (tmp_path / "own.txt").write_text("the window of a stable step is wide\n" * 400)
     spec = read_spec("sweep", ["mechanism=sa", "data=text", f"data.path={tmp_path / 'own.txt'}", "model.positions=16"])

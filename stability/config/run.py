@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from stability.config import rules
 from stability.config.base import Settings
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
 from stability.config.parts import Part, one_part
+from stability.config.rules import OF_RECIPE, OF_RUN, check_rules
 from stability.config.training import (
     CheckpointSpec,
     EvaluationSpec,
@@ -70,7 +70,7 @@ class AbstractRecipe(Settings):
 
     @model_validator(mode="after")
     def _keeps_rules_of_recipe(self) -> AbstractRecipe:
-        rules.check(rules.OF_RECIPE, self)
+        check_rules(OF_RECIPE, self)
         return self
 
 
@@ -127,5 +127,5 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _keeps_rules_of_run(self) -> RunSpec:
-        rules.check(rules.OF_RUN, self)
+        check_rules(OF_RUN, self)
         return self

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from stability.config import rules
 from stability.config.ablation import Ablation, Variant
 from stability.config.ablation import read as read_ablations
 from stability.config.base import AXES, STUDY_NAME, checked
@@ -20,6 +19,7 @@ from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec
 from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
+from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, chosen, halving_asked_for
 from stability.config.settled import settled
@@ -126,7 +126,7 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _keeps_rules_of_sweep(self) -> SweepSpec:
-        rules.check(rules.OF_SWEEP, self)
+        check_rules(OF_SWEEP, self)
         return self
 
     def settled(self) -> SweepSpec:

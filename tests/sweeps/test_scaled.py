@@ -101,7 +101,7 @@ def test_a_recorded_scaled_sweep_is_read_again(tmp_path):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_plan_names_multiples_as_such(tmp_path, scaled):
-    from sweeps.plan import _rates_text
+    from sweeps.dry_run import _rates_text
 
     words = [word for word in SCALED if scaled or word != "lr.scaled=true"]
     text = _rates_text(Sweep(tmp_path, "lr=range", *words, "lr.num=7").spec)

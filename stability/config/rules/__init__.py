@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stability.config.rules import devices, kernels, model, search, training
+from stability.config.rules import kernels, launchers, model, search, training
 
 OF_RECIPE = (*training.OF_RECIPE, *model.OF_RECIPE)
 OF_RUN = (*model.OF_RUN, *training.OF_RUN, *kernels.OF_RUN)
-OF_SWEEP = (*training.OF_SWEEP, *devices.OF_SWEEP, *search.OF_SWEEP, *kernels.OF_SWEEP)
+OF_SWEEP = (*training.OF_SWEEP, *launchers.OF_SWEEP, *search.OF_SWEEP, *kernels.OF_SWEEP)
 
 
-def check(rules: Iterable[Callable[[Any], None]], spec: Any) -> None:
+def check_rules(rules: Iterable[Callable[[Any], None]], spec: Any) -> None:
     """Raise the ``ValueError`` of the first rule that a spec breaks."""
     for rule in rules:
         rule(spec)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def ablated_parts_are_swept(sweep: SweepSpec) -> None:
+    """Refuse an ablation of a part that the sweep does not select once, and one whose variants are not valid."""
     names = [item.name for axis in AXES for item in getattr(sweep, axis)]
     known = [name for family in AXES.values() for name in Registry(family).names()]
     for ablation in sweep.ablate:

@@ -25,6 +25,7 @@ def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
 
 
 def guards_can_act(recipe: AbstractRecipe) -> None:
+    """Refuse a guard that could never act in a run with these settings."""
     guards = recipe.guards
     if guards.post_clip_norm is not None and guards.post_clip_norm >= recipe.clip_norm:
         raise ValueError(

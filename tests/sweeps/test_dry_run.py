@@ -9,11 +9,12 @@ import torch
 
 from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
-from stability.corpora.cache import prepare
+from stability.plan.plan import Plan
 from stability.training.machine import peak_memory_mb
-from sweeps import plan
+from sweeps import dry_run
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
-from sweeps.plan import left_of
+from sweeps.dry_run import left_of
+from sweeps.trial import trials_of
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -45,6 +46,12 @@ def test_deeper_models_have_more_blocks_and_two_phases_cost_twice():
     assert cost(phase="all") == 2 * cost()
 
 
+def described(spec):
+    """The plan's text."""
+    plan = Plan.of(spec)
+    return dry_run.describe(plan, trials_of(spec, plan.points))
+
+
 def left(trial, retry="failed"):
     found = left_of(trial, retry)
     return found.steps, found.after
@@ -70,14 +77,14 @@ def test_what_is_finished_costs_nothing_and_what_was_interrupted_only_what_its_c
 def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
     timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
     monkeypatch.setattr(
-        plan,
+        dry_run,
         "measure_costs",
-        lambda spec, corpus: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
+        lambda plan, gpu: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
     )
+    monkeypatch.setattr(dry_run, "slots", lambda spec: 2)
     spec, trials = make_sweep(tmp_path)
-    corpus = prepare(spec.data, tmp_path / "runs" / "cache")
     fakes.finish(trials[0].directory, "diverged", step=5, val_nll=2.5)
-    text = plan.describe(spec, corpus, 2, trials)
+    text = described(spec)
     a_run = spec.steps * spec.batch * spec.model.positions
     assert "4 runs (1 of them finished)" in text
     assert [line.split()[:3] for line in text.splitlines() if line.startswith("s") and "identity" in line] == [
@@ -92,13 +99,12 @@ def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
 
 def test_one_run_at_one_rate_and_seed_is_told_in_the_singular(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        plan,
+        dry_run,
         "measure_costs",
-        lambda spec, corpus: {"sa/identity/layernorm/adamw": Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))},
+        lambda plan, gpu: {"sa/identity/layernorm/adamw": Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))},
     )
-    spec, trials = make_sweep(tmp_path, "lr=1e-3")
-    spec = spec.model_copy(update={"mechanism": spec.mechanism[:1]})
-    text = plan.describe(spec, prepare(spec.data, tmp_path / "runs" / "cache"), 2, trials[:1])
+    spec, _ = make_sweep(tmp_path, "lr=1e-3")
+    text = described(spec.model_copy(update={"mechanism": spec.mechanism[:1]}))
     assert (
         text.startswith("study ")
         and ": 1 run (0 of them finished), learning rate 0.001, 1 seed\n" in text
@@ -109,18 +115,19 @@ def test_one_run_at_one_rate_and_seed_is_told_in_the_singular(tmp_path, monkeypa
 def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path, monkeypatch):
     timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
     monkeypatch.setattr(
-        plan,
+        dry_run,
         "measure_costs",
-        lambda spec, corpus: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
+        lambda plan, gpu: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
     )
+    monkeypatch.setattr(dry_run, "slots", lambda spec: 1)
     monkeypatch.setattr("stability.build.resolve_device", lambda device: torch.device("cuda"))
     unknown = "with 1 at a time, one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)"
     for number, (words, is_unknown) in enumerate(
         [((), True), (("gpus_per_trial=0.25",), False), (("launcher=serial",), False)]
     ):
         (folder := tmp_path / str(number)).mkdir()
-        spec, trials = make_sweep(folder, "launcher=ray", *words)
-        text = plan.describe(spec, prepare(spec.data, Path(spec.runs_dir) / "cache"), 1, trials)
+        spec, _ = make_sweep(folder, "launcher=ray", *words)
+        text = described(spec)
         assert (unknown in text) == is_unknown and "with 1 at a time" in text
 
 
@@ -128,9 +135,8 @@ def test_a_plan_says_what_is_kept_of_a_sequence_where_it_can_be_gone_on_with(tmp
     """A key and a value of the width, four bytes a number, for each position and layer."""
     both, _ = make_sweep(tmp_path, "lr=1e-3")
     causal = both.model_copy(update={"mechanism": both.mechanism[:1], "objective": part("objectives", "ar")})
-    corpus = prepare(both.data, tmp_path / "runs" / "cache")
     rows = [
-        [line.split() for line in plan.describe(spec, corpus, 1, None).splitlines() if line.startswith(("sa/", "sc/"))]
+        [line.split() for line in described(spec).splitlines() if line.startswith(("sa/", "sc/"))]
         for spec in (both, causal)
     ]
     numbers = 2 * both.model.width * both.model.layers * both.model.positions
@@ -142,7 +148,7 @@ def test_a_kinds_time_and_memory_are_its_own(tmp_path):
     ballast = bytearray(600 * 2**20)
     peak_mb = peak_memory_mb(torch.device("cpu"))
     del ballast
-    found = measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
+    found = measure_costs(Plan.of(spec))
     for cost in found.values():
         assert 0 < cost.timing.step_s < cost.timing.train_s
         assert cost.timing.after_s > 0

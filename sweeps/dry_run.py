@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from stability.config.computed import kernels_of
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
+from stability.plan.plan import Plan
+from stability.plan.resolved import name_kind
 from stability.registry import Registry
 from stability.runs.directory import step_of
-from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs, timed_as
+from stability.runs.study import StudyFolder
+from sweeps import earlier
+from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs
 from sweeps.gpus import Gpu
-from sweeps.requirements import runs_here
-from sweeps.search.rounds import Search
+from sweeps.requirements import require_for_plan, runs_here
+from sweeps.search.rounds import search_of
+from sweeps.slots import slots
 from sweeps.trial import Trial, is_done
 from sweeps.view.board import duration, runs
 
@@ -43,28 +48,33 @@ def left_of(trial: Trial, retry: str) -> Left:
     return Left(1 - done / trial.spec["steps"], True)
 
 
-def describe(
-    spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None
-) -> str:
-    """Return the plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``:
-    the runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus``
-    only stands for data that was not read. ``search``: what chooses further runs once these have ended."""
-    points, gpu = spec.points(corpus.fingerprint), gpu_of(spec, corpus)
-    costs = measure_costs(spec, corpus) if gpu is None else measure_costs(spec, corpus, gpu)
-    left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
-    kinds = [timed_as(run, variant) for variant, run in points]
-    numbers, missing = (
-        Counter(kinds),
-        Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after),
-    )
+def describe(plan: Plan, trials: Sequence[Trial]) -> str:
+    """Return a dry run's text: a line a kind of run, totals, and the runs that the study has from earlier commands.
+
+    Args:
+        plan: the sweep.
+        trials: its runs, in the order of ``plan.points``. What is finished of them is left out of the costs; of data
+            that were not read nothing can be.
+
+    Raises:
+        ValueError: the runs are for this machine and ask for kernels that it cannot run.
+    """
+    spec, corpus, is_read = plan.spec, plan.corpus, plan.is_read
+    require_for_plan(spec, trials)
+    gpu, num_slots = gpu_of(plan), slots(spec)
+    costs = measure_costs(plan, gpu)
+    left = [left_of(trial, spec.retry) if is_read else Left(1.0, True) for trial in trials]
+    kinds = [name_kind(run, variant) for variant, run in plan.points]
+    numbers = Counter(kinds)
+    missing = Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after)
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
         *spec.choices,
         f"study {spec.name}: "
-        f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
+        f"{runs(len(kinds))}{f' ({len(kinds) - missing.total()} of them finished)' if is_read else ''}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         objective_line(spec),
-        _stand_in_line(corpus) if trials is None else data_line(spec, corpus),
+        data_line(spec, corpus) if is_read else _stand_in_line(corpus),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>17}"
         f"{'state':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]
@@ -73,11 +83,12 @@ def describe(
             f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>17,.0f}"
             f"{_state_column(cost.state_bytes)}{_timing_columns(cost.timing, gpu)}"
         )
-    lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots, gpu))
+    lines.append(_total(spec, [costs[kind] for kind in kinds], left, num_slots, gpu))
     if gpu is not None:
         lines += _room(costs, gpu)
+    search = search_of(spec, corpus.fingerprint, {})
     if search is not None:
-        lines.append(search.plan() + _at_most(costs, search.most_runs, slots, gpu))
+        lines.append(search.plan() + _at_most(costs, search.most_runs, num_slots, gpu))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(
         f"state: what the mechanism of all layers keeps of one sequence of {spec.model.positions} {_unit(spec)} to go "
@@ -85,6 +96,9 @@ def describe(
     )
     if any(cost.timing for cost in costs.values()):
         lines.append(_basis(spec, gpu))
+    study = StudyFolder.of(plan.pool, spec.name)
+    if is_read and search is None and study.file.exists():
+        lines += earlier.lines(study, study.read(), trials)
     return "\n".join(lines)
 
 

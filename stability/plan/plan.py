@@ -1,0 +1,88 @@
+"""A sweep resolved once: its data, its models, its runs. What prints, trains or records a sweep reads this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stability.build import as_read, build_objective
+from stability.config.parts import Part
+from stability.config.rules import check_rules
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from stability.corpora import cache
+from stability.objectives import AbstractObjective
+from stability.plan.resolved import ResolvedRun, name_kind
+from stability.plan.rules import OF_PLAN
+from stability.plan.weights import resolve_weights
+
+SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # of models whose sources train them on GPT-2's tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a sweep is made of.
+
+    Attributes:
+        spec: the sweep, with the content of the weights that it starts from.
+        corpus: the prepared data as the objective reads them.
+        is_read: whether they are the data themselves; a dry run downloads nothing and takes random tokens instead.
+        objective: the objective on these data.
+        kinds: the kinds of run, one for each curve against the learning rate, in the order of `SweepSpec.curves`.
+        points: every run with its variant's label, as `SweepSpec.points` gives them.
+        notes: texts for the user that no line of the plan says.
+    """
+
+    spec: SweepSpec
+    corpus: Any
+    is_read: bool
+    objective: AbstractObjective
+    kinds: tuple[ResolvedRun, ...]
+    points: tuple[tuple[str, RunSpec], ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: SweepSpec) -> Plan:
+        """Prepare the data and resolve the runs. Nothing of the study is written.
+
+        Raises:
+            ValueError: at most two lines, if the data cannot be prepared or a rule of `stability.plan.rules` is broken.
+        """
+        pool = Path(spec.runs_dir).resolve()
+        corpus, is_read = (cache.prepare_for_plan if spec.dry_run else _prepare)(spec.data, pool / "cache")
+        corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
+        objective = build_objective(spec, corpus.format)
+        kinds = tuple(ResolvedRun(name_kind(run, label), run, corpus.format) for label, run in spec.kinds())
+        spec, notes = resolve_weights(spec, kinds, pool / "cache")
+        plan = cls(spec, corpus, is_read, objective, kinds, spec.points(corpus.fingerprint), notes)
+        check_rules(OF_PLAN, plan)
+        return replace(plan, notes=tuple(filter(None, (*notes, note_bytes(spec), _note_short_validation(plan)))))
+
+    @property
+    def pool(self) -> Path:
+        """The folder of the runs."""
+        return Path(self.spec.runs_dir).resolve()
+
+
+def _prepare(data: Part, cache_dir: Path) -> tuple[Any, bool]:
+    return cache.prepare(data, cache_dir), True
+
+
+def note_bytes(spec: SweepSpec) -> str:
+    """Return a line if a model's size is known for GPT-2's tokens and the data are read as bytes, else ""."""
+    if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
+        return ""
+    return (
+        f"data={spec.data.name} trains on bytes, a vocabulary of 256, and model={spec.model.name} is a size for "
+        "GPT-2's tokens: add data.tokenizer=gpt2 for these"
+    )
+
+
+def _note_short_validation(plan: Plan) -> str:
+    """Return a line if there is less to validate on than was asked for, else ""."""
+    asked, positions = plan.spec.evaluation.sequences, plan.objective.tokens_needed(plan.spec.model.positions)
+    num = len(plan.corpus.windows("val", asked, positions)) if plan.is_read else asked
+    if num >= asked:
+        return ""
+    return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked} asks for"

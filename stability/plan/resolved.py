@@ -1,0 +1,51 @@
+"""A kind of run, resolved: its spec, and the model that the spec stands for, without memory for its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from stability.build import build_model
+from stability.config.run import RunSpec
+from stability.models.backbone import Backbone, num_parameters
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """The runs of a sweep that differ in nothing but learning rate and seed.
+
+    Attributes:
+        name: ``mechanism/residual/norm/optimizer``, and what an ablation changes.
+        spec: one of these runs.
+        format: the `format` of the data that it reads.
+    """
+
+    name: str
+    spec: RunSpec
+    format: Any
+
+    @cached_property
+    def model(self) -> Backbone:
+        """The model on torch's meta device: nothing is allocated, whatever its size."""
+        with torch.device("meta"):
+            return build_model(self.spec, self.format)
+
+    @property
+    def num_params(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor of the model's state, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+
+
+def name_kind(run: RunSpec, variant: str) -> str:
+    """Name a kind of run: ``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an
+    ablation changes."""
+    mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
+    kind = "/".join((mechanism, run.residual.name, run.norm.name, run.optimizer.name))
+    return " ".join(filter(None, (kind, variant)))

@@ -1,0 +1,45 @@
+"""Weights that the runs of a plan start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stability.config.sweep import SweepSpec
+from stability.plan.resolved import ResolvedRun
+from stability.training import hugging_face
+from stability.training.weights import Weights, described
+
+
+def resolve_weights(
+    spec: SweepSpec, kinds: Sequence[ResolvedRun], cache_dir: Path
+) -> tuple[SweepSpec, tuple[str, ...]]:
+    """Find the weights that ``init`` names and copy them to where runs look for them; a dry run copies nothing.
+
+    Args:
+        spec: the sweep.
+        kinds: its kinds of runs, whose tensors the weights must fit.
+        cache_dir: the pool's folder of prepared data.
+
+    Returns:
+        The spec with the content of its weights, and a text that says which tensors each kind takes; without ``init``
+        the spec itself and no text.
+
+    Raises:
+        ValueError: one or two lines, if there are no such weights or they do not fit every kind.
+    """
+    if spec.init is None:
+        return spec, ()
+    if spec.init.source.startswith("hf:"):
+        config = hugging_face.read_config(spec.init.place)
+        for kind in () if spec.init.partial else kinds:
+            hugging_face.require(config, kind.spec, f"init={spec.init.source}")
+    with TemporaryDirectory() as scratch:
+        weights = Weights.found(spec.init, kinds[0].shapes, Path(scratch))
+        fits = {kind.name: weights.fit(kind.shapes) for kind in kinds}
+        for name, fit in fits.items():
+            fit.require(weights.spec, name)
+        if not spec.dry_run:
+            weights.keep(cache_dir)
+    return spec.model_copy(update={"init": weights.spec}), (described(weights.spec, fits),)
