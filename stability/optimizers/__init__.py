@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from stability.optimizers._base import AbstractOptimizer
 from stability.optimizers._groups import (
@@ -19,7 +19,6 @@ from stability.optimizers._groups import (
     set_lr,
 )
 from stability.optimizers._hooks import Averaging, FindingRate, Probing, TakingHessian, evaluated
-from stability.optimizers._state import state_bytes
 
 __all__ = [
     "AbstractOptimizer",
@@ -67,3 +66,21 @@ def _holding(parameters: Iterable[nn.Parameter]) -> nn.Module:
     for number, parameter in enumerate(parameters):
         held.register_parameter(str(number), parameter)
     return held
+
+
+def state_bytes(optimizer: optim.Optimizer) -> float:
+    """Return the bytes of the tensors in an optimizer's state over the number of its parameters' entries, after as many
+    steps as it has taken: before the first most have none. Plain numbers count nothing, and a tensor that stands in two
+    places counts once."""
+    held = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(dict(optimizer.state))}
+    entries = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+    return sum(held.values()) / entries
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a state holds at any depth; keys do not count."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stability.config import Settings
 from stability.optimizers._base import Parameters
 
 Group = dict[str, Any]
@@ -19,8 +20,10 @@ class ByHand(torch.optim.Optimizer):
     """An optimizer that steps one group after another. Its settings are entries of the groups, beside ``step``, the
     number of steps taken, this one included. A subclass implements `advance`."""
 
-    def __init__(self, parameters: Parameters, lr: float, **settings: Any):
-        super().__init__(parameters, {"lr": lr, **settings, "step": 0})
+    def __init__(self, parameters: Parameters, lr: float, config: Settings):
+        settings = config.model_dump()
+        decay = settings.pop("weight_decay")  # last: a checkpoint's bytes depend on the order
+        super().__init__(parameters, {"lr": lr, **settings, "weight_decay": decay, "step": 0})
 
     @abstractmethod
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:

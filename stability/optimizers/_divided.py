@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.config.groups import LR_SCALE
 from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._groups import set_lr
-from stability.optimizers._kinds import KIND, MATRICES, REST, SPLITS, kind_of
+from stability.optimizers._groups import KIND, MATRICES, REST, SPLITS, kind_of, set_lr
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups], torch.optim.Optimizer]
@@ -32,6 +31,11 @@ class MatrixSettings(Settings):
     rest_beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's mean gradient")
     rest_beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of AdamW's mean squared gradient")
     rest_epsilon: float = Field(default=1e-8, gt=0, description="added to the root of AdamW's mean squared gradient")
+
+
+def own_settings(config: MatrixSettings) -> dict[str, Any]:
+    """Return the settings of the matrices' optimizer by name: all that `MatrixSettings` has not."""
+    return config.model_dump(exclude=set(MatrixSettings.model_fields))
 
 
 class AbstractMatrixOptimizer(AbstractOptimizer):

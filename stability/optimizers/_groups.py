@@ -1,5 +1,5 @@
-"""Divide the parameters into those that weight decay reaches and the others, and by the roles that have settings of
-their own."""
+"""Divide the parameters into those that weight decay reaches and the others, by the roles that have settings of their
+own, and into matrices and the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stability.config.groups import LR_SCALE, ROLES, Group
+from stability.config.groups import LR_SCALE, MATRIX_ROLES, ROLES, Group
 from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._kinds import KIND, MATRICES, OF_REST, REST, SPLITS, kind_of, splits
 from stability.registry import near_misses
+
+KIND, SPLITS = "kind", "splits"  # entries of a parameter group
+MATRICES, REST = "matrices", "rest"
+OF_REST = "rest_"  # with which the settings of AdamW begin in an optimizer of matrices
 
 
 def optimizer_of(
@@ -131,6 +134,33 @@ def kinds(model: nn.Module) -> dict[str, str]:
         owner = model.get_submodule(name.rpartition(".")[0])
         is_outside = knows_roles and played[name] is None
         found[name] = REST if is_outside else kind_of(parameter, played[name], owner)
+    return found
+
+
+def kind_of(parameter: nn.Parameter, role: str | None, owner: nn.Module | None = None) -> str:
+    """Return `MATRICES` for a parameter of two axes whose role is among `MATRIX_ROLES`, or that has no role and is no
+    table; else `REST`. A table is that of an ``nn.Embedding``, or of a module that says so (``is_table``)."""
+    is_one = parameter.ndim == 2 and (role is None or role in MATRIX_ROLES)
+    is_table = isinstance(owner, nn.Embedding) or getattr(owner, "is_table", False)
+    return MATRICES if is_one and not is_table else REST
+
+
+def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:
+    """Return the rows of each matrix in a parameter that holds several one above the other, by the parameter's id.
+
+    A module says so of its linear maps (``own_splits``: name of the map → rows of each matrix, in their order), as
+    attention does of its fused queries, keys and values. Errors: ``AssertionError`` where the rows are not those of the
+    weight.
+    """
+    found = {}
+    for module in model.modules():
+        own: dict[str, Any] = getattr(module, "own_splits", {})
+        for name, rows in own.items():
+            weight = module.get_parameter(f"{name}.weight")
+            assert sum(rows) == len(weight), (
+                f"own_splits of {name}: {rows} are not the {len(weight)} rows of its weight"
+            )
+            found[id(weight)] = tuple(rows)
     return found
 
 

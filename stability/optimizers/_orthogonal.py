@@ -59,11 +59,6 @@ class Orthogonalised(torch.optim.Optimizer):
                 matrix.add_(self._polar(ahead, group), alpha=-group["lr"] * scale)
 
 
-def orthogonal_settings(config: OrthogonalSettings) -> dict[str, Any]:
-    """Return what a group of `Orthogonalised` holds of the settings."""
-    return {"momentum": config.momentum, "nesterov": config.nesterov, "scale": config.scale}
-
-
 def quintic(wide: Tensor, coefficients: Iterable[tuple[float, float, float]]) -> Tensor:
     """Return X after X ← aX + (bA + cA²)X, A = XXᵀ, for each (a, b, c): every singular value s becomes
     as + bs³ + cs⁵, and the singular vectors stay. ``wide``: no more rows than columns, which is the cheaper side."""

@@ -52,15 +52,7 @@ class Adan(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return NesterovMoments(
-            parameters,
-            lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            beta3=config.beta3,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        return NesterovMoments(parameters, lr, config)
 
 
 EXPORT = Adan

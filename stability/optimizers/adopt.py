@@ -48,14 +48,7 @@ class Adopt(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return NormalisedFirst(
-            parameters,
-            lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        return NormalisedFirst(parameters, lr, config)
 
 
 EXPORT = Adopt

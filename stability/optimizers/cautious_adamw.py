@@ -35,14 +35,7 @@ class CautiousAdamW(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return Cautious(
-            parameters,
-            lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        return Cautious(parameters, lr, config)
 
 
 EXPORT = CautiousAdamW

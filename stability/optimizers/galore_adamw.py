@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings
+from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings, own_settings
 
 
 class LowRankAdam(torch.optim.Optimizer):
@@ -18,9 +18,6 @@ class LowRankAdam(torch.optim.Optimizer):
     is projected from the right (Zhao et al. 2024, arXiv:2403.03507, Algorithm 2). The means go on across a new P, as
     the paper's do.
     """
-
-    def __init__(self, groups: Groups, settings: dict[str, Any]):
-        super().__init__(groups, settings)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -62,9 +59,7 @@ class GaLoreAdamW(AbstractMatrixOptimizer):
 
     @classmethod
     def of_matrices(cls, config: Config, groups: Groups) -> torch.optim.Optimizer:
-        settings = {"rank_share": config.rank_share, "every": config.every, "scale": config.scale}
-        adam = {"beta1": config.beta1, "beta2": config.beta2, "epsilon": config.epsilon}
-        return LowRankAdam(groups, settings | adam)
+        return LowRankAdam(groups, own_settings(config))
 
 
 def first_directions(wide: Tensor, rank: int) -> Tensor:

@@ -38,14 +38,7 @@ class Lamb(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return TrustRatio(
-            parameters,
-            lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        return TrustRatio(parameters, lr, config)
 
 
 EXPORT = Lamb

@@ -39,15 +39,7 @@ class MarsAdamW(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return VarianceReduced(
-            parameters,
-            lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            gamma=config.gamma,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        return VarianceReduced(parameters, lr, config)
 
 
 EXPORT = MarsAdamW

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups
-from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, orthogonal_settings, quintic
+from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
+from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
 
 # of the quintic of https://kellerjordan.github.io/posts/muon: steep at 0, so that five iterations bring every singular
 # value into [0.7, 1.2] or so, where it does not converge
@@ -29,12 +27,9 @@ class Muon(AbstractMatrixOptimizer):
 
     @classmethod
     def of_matrices(cls, config: Config, groups: Groups) -> torch.optim.Optimizer:
-        settings = {**orthogonal_settings(config), "iterations": config.iterations}
-        return Orthogonalised(groups, _polar, settings)
-
-
-def _polar(matrix: Tensor, group: dict[str, Any]) -> Tensor:
-    return newton_schulz(matrix, group["iterations"])
+        return Orthogonalised(
+            groups, lambda matrix, group: newton_schulz(matrix, group["iterations"]), own_settings(config)
+        )
 
 
 def newton_schulz(matrix: Tensor, iterations: int = 5) -> Tensor:

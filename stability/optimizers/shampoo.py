@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings
+from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings, own_settings
 
 
 class Preconditioned(torch.optim.Optimizer):
@@ -19,9 +19,6 @@ class Preconditioned(torch.optim.Optimizer):
     keeps its unit (Anil et al. 2020, arXiv:2002.09018), and with neither the step is the gradient's. Powers are
     computed in every ``every``-th step, the first among them, and are part of the state only where they wait.
     """
-
-    def __init__(self, groups: Groups, settings: dict[str, Any]):
-        super().__init__(groups, settings)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -69,8 +66,7 @@ class Shampoo(AbstractMatrixOptimizer):
 
     @classmethod
     def of_matrices(cls, config: Config, groups: Groups) -> torch.optim.Optimizer:
-        settings = {"epsilon": config.epsilon, "every": config.every, "max_dimension": config.max_dimension}
-        return Preconditioned(groups, settings)
+        return Preconditioned(groups, own_settings(config))
 
 
 def inverse_root(symmetric: Tensor, root: int, smallest: float) -> Tensor:

@@ -37,16 +37,7 @@ class Sophia(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        settings: dict[str, Any] = {
-            "lr": lr,
-            "weight_decay": config.weight_decay,
-            "beta1": config.beta1,
-            "beta2": config.beta2,
-            "gamma": config.gamma,
-            "epsilon": config.epsilon,
-            "hessian_every": config.hessian_every,
-        }
-        return SophiaH(parameters, settings)
+        return SophiaH(parameters, {"lr": lr, **config.model_dump()})
 
     @classmethod
     def by_group(cls, config: Config) -> str:

@@ -3,13 +3,11 @@ earlier."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from stability.optimizers._divided import AbstractMatrixOptimizer, Groups
-from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, orthogonal_settings, quintic
+from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
+from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
 
 # of each iteration, as tuned for what the rescaling leaves
 TUNED = (
@@ -31,11 +29,7 @@ class TurboMuon(AbstractMatrixOptimizer):
 
     @classmethod
     def of_matrices(cls, config: Config, groups: Groups) -> torch.optim.Optimizer:
-        return Orthogonalised(groups, _polar, orthogonal_settings(config))
-
-
-def _polar(matrix: Tensor, group: dict[str, Any]) -> Tensor:
-    return rescaled_newton_schulz(matrix)
+        return Orthogonalised(groups, lambda matrix, _: rescaled_newton_schulz(matrix), own_settings(config))
 
 
 def rescaled_newton_schulz(matrix: Tensor) -> Tensor:

@@ -140,11 +140,22 @@ def names_read(*folders: str) -> set[str]:
     }
 
 
+def keys_read(*folders: str) -> set[str]:
+    """The literal keys that the code of some folders reads, as an optimizer does of a group of parameters."""
+    return {
+        node.slice.value
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant)
+    }
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_setting_of_a_part_is_read_where_parts_of_its_family_live(family):
     """A name that something else has elsewhere does not count: only what a family's own packages read."""
     homes = {"data": ("stability/data", "stability/corpora")}.get(family, (f"stability/{family}",))
-    read = names_read(*homes)
+    read = names_read(*homes) | (keys_read(*homes) if family == "optimizers" else set())
     unread = {
         (name, field)
         for name in Registry(family).names()
@@ -162,7 +173,7 @@ def test_settings_of_every_file_are_looked_at():
 
 def test_every_field_is_read_by_some_code():
     """A config field that nothing reads lets a sweep over it change nothing."""
-    read = names_read("stability", "sweeps")
+    read = names_read("stability", "sweeps") | keys_read("stability/optimizers")
     unread = {name for model in all_settings() for name in model.model_fields if name not in read}
     # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is
     # read before there is a spec

@@ -11,8 +11,7 @@ from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
-from stability.optimizers._groups import kinds
-from stability.optimizers._kinds import MATRICES
+from stability.optimizers._groups import MATRICES, kinds
 from stability.registry import Registry
 from tests.mechanisms import checks, direction_checks, faults, names, sight_faults
 from tests.mechanisms.plugins.gated import GatedMean

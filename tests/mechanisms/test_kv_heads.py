@@ -12,7 +12,7 @@ from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.mechanisms._inner import load
 from stability.mechanisms.sa import SoftmaxAttention
-from stability.optimizers._kinds import splits
+from stability.optimizers._groups import splits
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass

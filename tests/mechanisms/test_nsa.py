@@ -12,7 +12,7 @@ from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.nsa import NativeSparseAttention
 from stability.models.position import Rope
-from stability.optimizers._kinds import splits
+from stability.optimizers._groups import splits
 from stability.probes.layers.low_pass import low_pass
 from stability.registry import Registry
 from tests.mechanisms import checks
