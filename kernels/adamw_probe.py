@@ -17,13 +17,11 @@ from torch import Tensor
 
 from kernels._rounding import rounded
 from kernels.availability import require_device
-from kernels.roofline import Traffic
 
 BLOCK = 4096  # entries of one program
 NUM_WARPS = 8
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
 NUM_SUMS = 5
-FLOPS = 32  # of an entry, five sums of products among them; root and quotient count as one each
 
 
 @dataclass(frozen=True)
@@ -199,12 +197,3 @@ def _on_device(addresses: tuple[tuple[int, ...], ...], lengths: tuple[int, ...],
 def _blocks(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     rows = [(tensor, first) for tensor, length in enumerate(lengths) for first in range(0, length, BLOCK)]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2).to(device, non_blocking=True)
-
-
-def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Traffic:
-    """Return what the launch loads, stores and computes for tensors of so many entries: four numbers of an entry in,
-    three out, and a few of each program's own."""
-    entries, programs = sum(lengths), sum(triton.cdiv(length, BLOCK) for length in lengths)
-    own = (2 + 5 + 2 + 5) * 8  # its block, its row of the table, its rates, the scalars
-    read, written = 4 * dtype.itemsize * entries + own * programs, 3 * dtype.itemsize * entries
-    return Traffic(read, written + max(4, dtype.itemsize) * NUM_SUMS * programs, FLOPS * entries)

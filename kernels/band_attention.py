@@ -17,10 +17,9 @@ from kernels._band_backward import key_kernel, query_kernel
 from kernels._band_forward import forward_kernel
 from kernels._band_taylor import taylor_kernel
 from kernels._band_tiles import Tiling, tiling
-from kernels._band_traffic import traffic
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["band_attention", "operation", "traffic"]
+__all__ = ["band_attention", "operation"]
 
 MAX_WIDTH = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)

@@ -30,11 +30,10 @@ import torch
 from torch import Tensor
 
 from kernels import _consensus_passes as passes
-from kernels._consensus_launch import LARGEST, Ends, Network, checked
-from kernels._consensus_traffic import traffic
+from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, checked, tiles_of
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["LARGEST", "cross_consensus", "self_consensus", "traffic"]
+__all__ = ["LARGEST", "Tiles", "cross_consensus", "self_consensus", "tiles_of"]
 
 Given = tuple[Ends, Network]
 

@@ -19,11 +19,10 @@ from kernels._loss_backward import hidden_gradient_kernel, logit_gradient_kernel
 from kernels._loss_forward import sums_kernel
 from kernels._loss_plan import Blocks, blocks_of, product_blocks_of, ranges_of, second_blocks_of, strip_of, wide
 from kernels._loss_second import second_order_kernel
-from kernels._loss_traffic import least_traffic, traffic
 from kernels.availability import is_interpreted
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["Blocks", "least_traffic", "traffic", "vocabulary_sums"]
+__all__ = ["Blocks", "vocabulary_sums"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 

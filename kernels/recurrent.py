@@ -22,7 +22,6 @@ from kernels._recurrent_backward import walk_back
 from kernels._recurrent_forward import walk
 from kernels._recurrent_second_order import walk_along_line
 from kernels.operation import Component, Operation, Parts
-from kernels.roofline import Traffic
 
 Precision = Literal["ieee", "tf32"]
 CHUNK = 16  # positions computed at once: what a matrix product takes at least, and its system stays in registers
@@ -174,56 +173,3 @@ def _filled(value: Tensor, first: Component, second: Component) -> tuple[Tensor,
 
 
 SCAN = Operation("scan", _forward, _backward, _second_order)
-
-
-def traffic(
-    *,
-    batch: int,
-    heads: int,
-    positions: int,
-    keys: int,
-    values: int,
-    delta: bool,
-    decays: int = 0,
-    part: Literal["forward", "backward", "second_order"] = "forward",
-    input_bytes: int = 4,
-) -> Traffic:
-    """Return what the launches of one part move and multiply.
-
-    ``decays``: of a position and head, 0 (none), 1 or ``keys``. ``input_bytes``: of an element of q, k, v; β, ln a and
-    what is written have 4. Counted are the operations of matrix products, as they are computed, of whole chunks and
-    blocks; for second_order, which has none, the multiply-adds of state and reads. An input that several programs read
-    counts for each of them; sums over their parts of a gradient, which torch takes, are left out.
-    """
-    key_block, value_block = blocks(keys, values)
-    of_values, chunks = triton.cdiv(values, value_block), triton.cdiv(positions, CHUNK)
-    sequences = batch * heads
-    each = sequences * of_values * positions  # a position in each of its programs
-    q_or_k, v = each * keys * input_bytes, sequences * positions * values * input_bytes
-    scalars, out = 4 * each * (delta + decays), 4 * sequences * positions * values
-    if part == "second_order":
-        per_number = 2 * 6 * (2 + delta + (decays > 0))
-        flops = each * key_block * value_block * per_number
-        return Traffic(3 * (2 * q_or_k + v + scalars), 3 * out, flops)
-    solved, state, read, back = _products(key_block, value_block, delta=delta, features_decay=decays > 1)
-    programs = sequences * of_values * chunks
-    if part == "forward":
-        return Traffic(2 * q_or_k + v + scalars, out, 2 * programs * (solved + state + read))
-    states = 4 * sequences * chunks * keys * values
-    of_states = Traffic(q_or_k + v + scalars, states, 2 * programs * (solved + state))
-    gradients = 4 * 2 * each * keys + scalars + out
-    return of_states + Traffic(2 * q_or_k + v + scalars + states + out, gradients, 2 * programs * (solved + back))
-
-
-def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> tuple[int, int, int, int]:
-    """Return the multiply-adds of one chunk in one program, for blocks so wide: of what is written, of the state after
-    it, of what is read, and of the gradients."""
-    levels = CHUNK.bit_length() - 1
-    pairs, of_keys, of_values = CHUNK**2 * keys, CHUNK * keys * values, CHUNK**2 * values
-    decays = 2 * pairs if features_decay else CHUNK**3
-    scores = decays + (levels * (2 + delta) if features_decay else 1 + delta) * pairs
-    system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
-    of_scores = (levels * (4 + delta) if features_decay else 2 + delta) * pairs
-    of_scores += decays if features_decay else 2 * decays  # those of pairs are computed anew
-    back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
-    return scores + system, of_keys, of_keys + of_values, back

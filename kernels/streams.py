@@ -36,10 +36,9 @@ from kernels._streams_read import read_hyper as hyper_kernel
 from kernels._streams_read_backward import gated_logits_backward, hyper_logits_backward, read_backward
 from kernels._streams_read_taylor import read_gated_taylor, read_hyper_taylor
 from kernels._streams_shape import Shape
-from kernels._streams_traffic import LAUNCHES, PASSES, traffic
 from kernels.operation import Component, Operation, Parts
 
-__all__ = ["LAUNCHES", "PASSES", "join", "read_gated", "read_hyper", "traffic"]
+__all__ = ["join", "read_gated", "read_hyper"]
 
 
 def _gated_shape(x_TSC: Tensor, weight_GO: Tensor, p_RM: Tensor | None, iterations: int) -> Shape:

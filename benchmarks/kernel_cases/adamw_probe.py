@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, drawn
+from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, ceil_div, drawn
 from kernels.roofline import Traffic
 
 FUSED = "torch, fused"
+FLOPS = 32  # of an entry, five sums of products among them; root and quotient count as one each
 
 
 def cases(smoke: bool) -> list[Case]:
@@ -22,16 +24,19 @@ def cases(smoke: bool) -> list[Case]:
         EAGER: _maker(shapes, fused=False),
         FUSED: _maker(shapes, fused=True),
     }
-    return [Case("adamw_probe", f"{num:,} parameters", contestants, _traffic(shapes))]
+    counted = partial(traffic, lengths=[torch.Size(shape).numel() for shape in shapes])
+    return [Case("adamw_probe", f"{num:,} parameters", contestants, counted)]
 
 
-def _traffic(shapes: list[tuple[int, ...]]) -> Callable[[], Traffic]:
-    def step() -> Traffic:
-        from kernels.adamw_probe import traffic
+def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Traffic:
+    """Return what the launch loads, stores and computes for tensors of so many entries: four numbers of an entry in,
+    three out, and a few of each program's own."""
+    from kernels.adamw_probe import BLOCK, NUM_SUMS  # needs triton
 
-        return traffic(lengths=[torch.Size(shape).numel() for shape in shapes])
-
-    return step
+    entries, programs = sum(lengths), sum(ceil_div(length, BLOCK) for length in lengths)
+    own = (2 + 5 + 2 + 5) * 8  # its block, its row of the table, its rates, the scalars
+    read, written = 4 * dtype.itemsize * entries + own * programs, 3 * dtype.itemsize * entries
+    return Traffic(read, written + max(4, dtype.itemsize) * NUM_SUMS * programs, FLOPS * entries)
 
 
 def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, Promise, drawn, step_of
+from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, Promise, ceil_div, drawn, step_of
 from kernels.roofline import Traffic
+
+if TYPE_CHECKING:
+    from kernels.band_attention import Tiling
 
 FLEX, FLASH = "FlexAttention", "SDPA, no mask"
 DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32}
@@ -29,7 +34,9 @@ def cases(smoke: bool) -> list[Case]:
         }
         promises = (Promise(OURS, EAGER, 5, is_gain=True), Promise(OURS, FLEX, 2, is_gain=True))
         label = f"B={batch} H={heads} N={positions:,} K={width} w={window}"
-        found.append(Case("band_attention", label, contestants, _traffic(shape, window, dtype), precision, promises))
+        sizes = {"batch": batch, "heads": heads, "positions": positions, "width": width, "dtype": dtype}
+        counted = partial(_both_passes, **sizes, before=window, after=window)
+        found.append(Case("band_attention", label, contestants, counted, precision, promises))
     return found
 
 
@@ -73,17 +80,74 @@ def _flex(positions: int, window: int, device: torch.device) -> Attention:
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)  # type: ignore[return-value]
 
 
-def _traffic(shape: tuple[int, int, int, int], window: int, dtype: torch.dtype) -> Callable[[], Traffic]:
-    """Return what gives the bytes and operations of both passes."""
+def _both_passes(**sizes: Any) -> Traffic:
+    return traffic(**sizes, phase="forward") + traffic(**sizes, phase="backward")
 
-    def both() -> Traffic:
-        from kernels.band_attention import traffic
 
-        batch, heads, positions, width = shape
-        sizes = {"batch": batch, "heads": heads, "positions": positions, "width": width}
-        phases = [
-            traffic(**sizes, before=window, after=window, dtype=dtype, phase=phase) for phase in ("forward", "backward")
-        ]
-        return phases[0] + phases[1]
+def traffic(
+    *,
+    batch: int,
+    heads: int,
+    positions: int,
+    width: int,
+    before: int,
+    after: int,
+    dilation: int = 1,
+    global_keys: int = 0,
+    masked: bool = False,
+    dtype: torch.dtype = torch.float32,
+    phase: str = "forward",
+) -> Traffic:
+    """Return what the launches of a ``phase`` ("forward", "backward", "second_order") load, store and multiply.
 
-    return both
+    ``positions``: N, the global keys among them; the rest as in `band_attention`. Counted is every load: a key that two
+    blocks see counts twice, though the second load often finds it in a cache. Operations are those of the products of
+    whole tiles, masked pairs and padded features among them. The sum of the blocks' shares in the global keys'
+    gradients, which torch computes, is left out.
+    """
+    from kernels.band_attention import tiling  # needs triton
+
+    num_queries = positions - global_keys
+    size, wide = dtype.itemsize, 8 if dtype == torch.float64 else 4
+    sizes = tiling(before + after + 1, width, dtype, 3 if phase == "second_order" else 1)
+    rows, keys, queries, programs = 0, 0, 0, 0
+    for of_rows, of_keys, of_queries in _programs(num_queries, dilation, before, after, sizes):
+        rows, keys, queries, programs = rows + of_rows, keys + of_keys, queries + of_queries, programs + 1
+    keys += programs * global_keys
+    tile = 2 * sizes.rows * sizes.others * sizes.width
+    of_globals = ceil_div(global_keys, sizes.others)
+    of_window = ceil_div(sizes.rows + before + after, sizes.others)
+    tiles = programs * (of_globals + of_window)
+    mask = int(masked)
+    if phase == "forward":
+        read = size * width * (rows + 2 * keys) + mask * keys
+        written, flops = (size * width + wide) * rows, 2 * tile * tiles
+    elif phase == "second_order":
+        read = size * width * 3 * (rows + 3 * keys) + 2 * mask * keys
+        written, flops = 3 * size * width * rows, 18 * tile * tiles
+    elif phase == "backward":
+        shared = programs * global_keys
+        of_queries = size * width * (3 * rows + 2 * keys + 2 * shared) + wide * rows + mask * (keys + shared)
+        of_keys = size * width * (2 * rows + 2 * queries) + 2 * wide * queries + mask * rows
+        read = of_queries + of_keys
+        written = (size * width + wide) * rows + 2 * wide * width * shared + 2 * size * width * rows
+        flops = tile * (3 * tiles + 4 * programs * of_globals + 4 * programs * of_window)
+    else:
+        raise ValueError(f"phase={phase!r}; choices: forward, backward, second_order")
+    return Traffic(batch * heads * read, batch * heads * written, batch * heads * flops)
+
+
+def _programs(
+    num_queries: int, dilation: int, before: int, after: int, sizes: Tiling
+) -> Iterator[tuple[int, int, int]]:
+    """Yield of each block of one head its places, the keys that its queries see, and the queries that see its keys."""
+    blocks = ceil_div(ceil_div(num_queries, dilation), sizes.rows)
+    for residue in range(dilation):
+        length = max(0, ceil_div(num_queries - residue, dilation))
+        for first in range(0, blocks * sizes.rows, sizes.rows):
+            end = first + sizes.rows
+
+            def within(start: int, stop: int, length: int = length) -> int:
+                return max(0, min(stop, length) - max(start, 0))
+
+            yield within(first, end), within(first - before, end + after), within(first - after, end + before)

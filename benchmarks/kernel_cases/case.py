@@ -54,6 +54,10 @@ def drawn(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32,
     return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
 
+def ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
+
+
 def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
     """Return the call of a forward and a backward pass; its loss weighs every output, and its result is the
     gradients."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Case, Promise, module_step
 from kernels.roofline import Traffic
 from stability.mechanisms import build
 
+if TYPE_CHECKING:
+    from kernels.consensus import Tiles
+
 FLASH = "sa, SDPA"
+LAUNCHES = ("forward", "ends_backward", "context_backward", "network_backward", "second_order")
 
 
 def cases(smoke: bool) -> list[Case]:
@@ -40,18 +45,183 @@ def cases(smoke: bool) -> list[Case]:
         label = f"B={shape[0]} N={positions:,} d={width}"
         edges = {"window": 2, "rank": 4, "hidden": hidden}
         sizes = {"batch": shape[0], "heads": heads, "positions": positions, "head_width": width // heads, **edges}
-        found.append(Case("consensus", label, contestants, _traffic(sizes), precision, promises))
+        found.append(Case("consensus", label, contestants, partial(_both_passes, sizes), precision, promises))
     return found
 
 
-def _traffic(sizes: dict[str, int]) -> Callable[[], Traffic]:
-    """Return what gives the bytes and operations of the launches of both passes; the projections are left out."""
+def _both_passes(sizes: dict[str, int]) -> Traffic:
+    """Return the bytes and operations of the launches of both passes; the projections are left out."""
+    launches = ("forward", "ends_backward", "network_backward")
+    # float32 under autocast, too, but for an edge's target: its rotation and its bias are
+    return sum((traffic(launch, **sizes, itemsize=4) for launch in launches), Traffic(0, 0, 0))
 
-    def both() -> Traffic:
-        from kernels.consensus import traffic
 
-        launches = ("forward", "ends_backward", "network_backward")
-        # float32 under autocast, too, but for an edge's target: its rotation and its bias are
-        return sum((traffic(launch, **sizes, itemsize=4) for launch in launches), Traffic(0, 0, 0))
+@dataclass(frozen=True)
+class _Launch:
+    """Sizes of one launch. Own nodes are those whose g, or gradients, it stores: of a context the other way round."""
 
-    return both
+    tiles: Tiles
+    both: bool
+    steps: int
+    reach: int | None
+    num_own: int
+    num_other: int
+    width: int
+    hidden: int
+    rank: int
+    targets: int  # positions of the rotation's table; 0 without one
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.both else 1
+
+    @property
+    def scalars(self) -> int:
+        return 2 if self.rank else 1
+
+    @property
+    def of_network(self) -> int:
+        """Numbers of the second layers of one head."""
+        return (self.scalars + self.rank * self.width) * (self.hidden + 1)
+
+    def rows(self, halo: int) -> int:
+        """Return the rows with an edge, over all tiles and steps of a sequence."""
+        return sum(self._edges(first, halo, step) for first in self._firsts(halo) for step in range(self.steps))
+
+    def num_steps(self, halo: int) -> int:
+        """Return the steps of all tiles of a sequence."""
+        return len(self._firsts(halo)) * self.steps
+
+    def _firsts(self, halo: int) -> range:
+        count = self.tiles.count if halo else self.tiles.count_without_halo
+        return range(-halo, count * (self.tiles.nodes - halo) - halo, self.tiles.nodes - halo)
+
+    def _edges(self, first: int, halo: int, step: int) -> int:
+        """Return how many rows of the tile that begins at ``first`` have a node at both ends of edge ``step``."""
+        offset = step + 1 if self.both else None if self.reach is None else step - self.reach
+        low, high = max(first, 0), min(first + self.tiles.nodes, self.num_own)
+        if offset is not None:
+            low, high = max(low, -offset), min(high, self.num_other - offset)
+        return max(high - low, 0)
+
+    def turns(self, rows: int) -> int:
+        """Return how many numbers of the rotation's table the edges of ``rows`` read."""
+        return 2 * self.directions * rows * self.width if self.targets else 0
+
+    def network(self, rows: int, steps: int, groups: int, nodes: int, orders: int = 1) -> int:
+        """Return how many numbers the edge network reads: ``nodes`` tensors at both ends of the edges of ``rows``, and
+        in each step its weights, value and derivatives (``orders``), α's and β's for each group of Λ's rows."""
+        weights = orders * groups * self.scalars * (self.hidden + 1) + orders * self.rank * self.width * (
+            self.hidden + 1
+        )
+        return self.directions * (rows * groups * 2 * nodes * self.hidden + steps * weights)
+
+    def products(self, steps: int, groups: int, rows: int) -> int:
+        """Return the multiply-adds of one product of Λ's rows with all hidden features, blocks filled up."""
+        slabs = -(-self.hidden // self.tiles.hidden)
+        columns = groups * rows * self.tiles.width if self.rank else 0
+        return self.directions * steps * self.tiles.nodes * slabs * self.tiles.hidden * columns
+
+
+def traffic(
+    launch: str,
+    *,
+    batch: int,
+    heads: int,
+    positions: int,
+    head_width: int,
+    hidden: int,
+    rank: int,
+    window: int | None,
+    context: int | None = None,
+    itemsize: int = 4,
+    wide: int = 4,
+    once: bool = True,
+    turned: bool = False,
+) -> Traffic:
+    """Return bytes and operations of one of `LAUNCHES` without masks; ``context``: the length of a context, None for
+    self-consensus; ``window``: None for a complete graph with a context; ``turned``: whether disagreements are turned.
+
+    - ``itemsize``: bytes of a number of a node's; ``wide``: of a weight, of which no more is known, and of a sum.
+    - ``once``: each buffer is moved once, since what is read again comes from a cache, and operations are those of the
+      edges: what bounds the time of a launch from below. False: all that programs load, store and multiply.
+
+    Errors: ``ValueError`` for another launch.
+    """
+    from kernels.consensus import tiles_of  # needs triton
+
+    if launch not in LAUNCHES:
+        raise ValueError(f"launch={launch} is not one of {', '.join(LAUNCHES)}")
+    own, other = (context or 0, positions) if launch == "context_backward" else (positions, context or 0)
+    both = context is None
+    reach = None if window is None else min(window, max(own, other) - 1)
+    halo = reach or 0 if both else 0
+    steps = (reach or 0) if both else other if reach is None else 2 * reach + 1
+    targets = (positions if both else context or 0) if turned else 0
+    tiles = tiles_of(own, halo, head_width, hidden, rank)
+    sizes = _Launch(tiles, both, steps, reach, own, own if both else other, head_width, hidden, rank, targets)
+    count = _moved_once if once else _moved
+    return _times(count(launch, sizes, batch, heads, itemsize, wide), batch * heads)
+
+
+def _times(one: Traffic, factor: int) -> Traffic:
+    return Traffic(one.read * factor, one.written * factor, one.flops * factor)
+
+
+def _moved_once(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
+    """Return, for one head and sequence, each buffer once and the operations of the edges; weights are read, and their
+    gradients written, once for all sequences."""
+    ends = at.num_own + (0 if at.both else at.num_other)
+    nodes = ends * at.width + (2 * at.num_own if at.both else ends) * at.hidden
+    weights = at.of_network // batch + 2 * at.targets * at.width // (batch * heads)
+    edges = at.directions * at.rows(0)
+    product = 2 * edges * at.rank * at.width * at.hidden
+    signal, of_hidden = at.num_own * at.width, at.num_own * at.hidden * at.directions
+    gradient = (at.num_other if launch == "context_backward" else at.num_own) * at.width
+    if launch == "forward":
+        return Traffic(nodes * itemsize + weights * wide, signal * itemsize, product)
+    if launch == "second_order":
+        return Traffic(3 * (nodes * itemsize + weights * wide), 3 * signal * itemsize, 5 * product)
+    read = (nodes + gradient) * itemsize + weights * wide
+    if launch == "network_backward":
+        return Traffic(read, at.of_network // batch * wide, 2 * product)
+    return Traffic(read, (signal + of_hidden) * itemsize, 2 * product)
+
+
+def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
+    """Return, for one head and sequence, what the programs load, store and multiply."""
+    tiles, own = at.tiles, at.num_own
+    if launch == "network_backward":
+        return _moved_for_network(at, batch, heads, itemsize, wide)
+    rows, steps, groups = at.rows(tiles.halo), at.num_steps(tiles.halo), tiles.groups(tiles.rows)
+    product = 2 * at.products(steps, groups, tiles.rows)
+    if launch == "forward":
+        nodes = rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden
+        weights = at.network(0, steps, groups, 1) + at.turns(rows)
+        return Traffic(nodes * itemsize + weights * wide, own * at.width * itemsize, product)
+    if launch == "second_order":
+        nodes = 3 * (rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden)
+        # W″ of Λ is zero and not read
+        weights = at.network(0, steps, groups, 1, 3) - at.directions * steps * at.rank * at.width * at.hidden
+        weights += at.turns(rows)
+        return Traffic(nodes * itemsize + weights * wide, 3 * own * at.width * itemsize, 5 * product)
+    nodes = rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden
+    weights = (
+        at.network(0, steps, groups, 1) + at.directions * steps * (groups * at.scalars + at.rank * at.width) * at.hidden
+    )
+    weights += at.turns(rows)
+    # the gradients of the nodes' parts are read and written anew by every step that adds to them
+    kept = (2 if at.both else 1) * at.directions * groups * at.steps * own * at.hidden
+    return Traffic(nodes * itemsize + (weights + kept) * wide, own * at.width * itemsize + kept * wide, 2 * product)
+
+
+def _moved_for_network(at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
+    """Return the same of the launch that sums up gradients by weights: each group of rows goes over all edges."""
+    tiles = at.tiles
+    rows, steps, groups = at.rows(0), at.num_steps(0), tiles.groups(tiles.weight_rows)
+    nodes = groups * rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden
+    weights = at.network(0, steps, groups, 1) + at.turns(groups * rows)
+    held = tiles.nodes * tiles.all_hidden * groups * tiles.weight_rows * tiles.width if at.rank else 0
+    product = at.products(steps, groups, tiles.weight_rows) + at.directions * steps * held
+    stored = (groups * at.scalars + at.rank * at.width) * (at.hidden + 1) * tiles.parts(batch, heads)
+    return Traffic(nodes * itemsize + weights * wide, stored * wide // batch, 2 * product)

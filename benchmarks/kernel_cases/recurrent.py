@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Case, Promise, module_step
+from benchmarks.kernel_cases.case import COMPILED, EAGER, OURS, Case, Promise, ceil_div, module_step
 from kernels.roofline import Traffic
 from stability.mechanisms import build
 
 FLA = "fla"
-PASSES: Any = ("forward", "backward")
 # of each its settings, by which keys and values are as wide, and whether it has the delta rule and decays
 LAYERS: dict[str, tuple[dict[str, Any], bool, str | None]] = {
     "gla": ({"expand_k": 1.0}, False, "features"),
@@ -34,9 +33,9 @@ def cases(smoke: bool) -> list[Case]:
         of_heads = {"batch": batch, "heads": heads, "positions": positions, "keys": width, "values": width}
         # autocast hands gla's q, k and v over in bfloat16; the delta rule normalises them in float32
         input_bytes = 4 if is_delta else 2
-        traffic = _traffic({**of_heads, "delta": is_delta, "decays": decays, "input_bytes": input_bytes})
+        counted = partial(_both_passes, **of_heads, delta=is_delta, decays=decays, input_bytes=input_bytes)
         label = f"{name} B={batch} H={heads} N={positions:,} K={width}"
-        found.append(Case("recurrent", label, contestants, traffic, "bf16", (Promise(OURS, FLA, 1.0),)))
+        found.append(Case("recurrent", label, contestants, counted, "bf16", (Promise(OURS, FLA, 1.0),)))
     return found
 
 
@@ -44,13 +43,62 @@ def _layer(name: str, impl: str, sizes: dict[str, Any], shape: tuple[int, ...], 
     return module_step(lambda: build(name, impl=impl, **sizes), *shape, precision="bf16", compiled=compiled)
 
 
-def _traffic(sizes: dict[str, Any]) -> Callable[[], Traffic]:
-    """Return what gives the bytes and operations of the recurrence's launches in both passes."""
+def _both_passes(**sizes: Any) -> Traffic:
+    return traffic(**sizes, part="forward") + traffic(**sizes, part="backward")
 
-    def both() -> Traffic:
-        from kernels.recurrent import traffic
 
-        first, second = (traffic(**sizes, part=part) for part in PASSES)
-        return first + second
+def traffic(
+    *,
+    batch: int,
+    heads: int,
+    positions: int,
+    keys: int,
+    values: int,
+    delta: bool,
+    decays: int = 0,
+    part: Literal["forward", "backward", "second_order"] = "forward",
+    input_bytes: int = 4,
+) -> Traffic:
+    """Return what the launches of one part move and multiply.
 
-    return both
+    ``decays``: of a position and head, 0 (none), 1 or ``keys``. ``input_bytes``: of an element of q, k, v; β, ln a and
+    what is written have 4. Counted are the operations of matrix products, as they are computed, of whole chunks and
+    blocks; for second_order, which has none, the multiply-adds of state and reads. An input that several programs read
+    counts for each of them; sums over their parts of a gradient, which torch takes, are left out.
+    """
+    from kernels.recurrent import CHUNK, blocks  # needs triton
+
+    key_block, value_block = blocks(keys, values)
+    of_values, chunks = ceil_div(values, value_block), ceil_div(positions, CHUNK)
+    sequences = batch * heads
+    each = sequences * of_values * positions  # a position in each of its programs
+    q_or_k, v = each * keys * input_bytes, sequences * positions * values * input_bytes
+    scalars, out = 4 * each * (delta + decays), 4 * sequences * positions * values
+    if part == "second_order":
+        per_number = 2 * 6 * (2 + delta + (decays > 0))
+        flops = each * key_block * value_block * per_number
+        return Traffic(3 * (2 * q_or_k + v + scalars), 3 * out, flops)
+    solved, state, read, back = _products(key_block, value_block, delta=delta, features_decay=decays > 1)
+    programs = sequences * of_values * chunks
+    if part == "forward":
+        return Traffic(2 * q_or_k + v + scalars, out, 2 * programs * (solved + state + read))
+    states = 4 * sequences * chunks * keys * values
+    of_states = Traffic(q_or_k + v + scalars, states, 2 * programs * (solved + state))
+    gradients = 4 * 2 * each * keys + scalars + out
+    return of_states + Traffic(2 * q_or_k + v + scalars + states + out, gradients, 2 * programs * (solved + back))
+
+
+def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> tuple[int, int, int, int]:
+    """Return the multiply-adds of one chunk in one program, for blocks so wide: of what is written, of the state after
+    it, of what is read, and of the gradients."""
+    from kernels.recurrent import CHUNK
+
+    levels = CHUNK.bit_length() - 1
+    pairs, of_keys, of_values = CHUNK**2 * keys, CHUNK * keys * values, CHUNK**2 * values
+    decays = 2 * pairs if features_decay else CHUNK**3
+    scores = decays + (levels * (2 + delta) if features_decay else 1 + delta) * pairs
+    system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
+    of_scores = (levels * (4 + delta) if features_decay else 2 + delta) * pairs
+    of_scores += decays if features_decay else 2 * decays  # those of pairs are computed anew
+    back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
+    return scores + system, of_keys, of_keys + of_values, back

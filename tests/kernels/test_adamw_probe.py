@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.kernel_cases.adamw_probe import traffic
 from kernels import adamw_probe
-from kernels.adamw_probe import traffic
 from stability.curvature import step_direction, step_without_decay
 from stability.curvature.alpha_max import has_paper_state
 from stability.optimizers import Probing, build

@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.kernel_cases.band_attention import traffic
 from kernels import _band_backward, _band_tiles, band_attention
-from kernels.band_attention import operation, traffic
+from kernels.band_attention import operation
 from stability.curvature import NoSecondDerivative, directional
 from stability.mechanisms import build
 from tests.kernels.ahead import compiled

@@ -8,9 +8,9 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
+from benchmarks.kernel_cases.consensus import LAUNCHES, traffic
 from kernels import _consensus_backward, _consensus_edges, _consensus_forward, _consensus_passes, _consensus_taylor
-from kernels._consensus_traffic import LAUNCHES
-from kernels.consensus import cross_consensus, self_consensus, traffic
+from kernels.consensus import cross_consensus, self_consensus
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.ahead import compiled
 from tests.kernels.consensus_reference import Case, assert_equals_dense, random_case, replace

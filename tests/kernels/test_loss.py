@@ -10,8 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.kernel_cases.loss import traffic
 from kernels import _loss_plan, loss
-from kernels.loss import Blocks, traffic, vocabulary_sums
+from kernels.loss import Blocks, vocabulary_sums
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels import ahead
 from tests.kernels.counting import counting

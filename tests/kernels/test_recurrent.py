@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton.language as tl
 
+from benchmarks.kernel_cases.recurrent import traffic
 from kernels import _recurrent_backward, _recurrent_chunk, _recurrent_forward, recurrent
 from stability.curvature import NoSecondDerivative, directional
 from tests.kernels.counting import counting
@@ -235,10 +236,10 @@ def test_bytes_and_operations_are_those_that_it_says(rule):
     told = {"positions": sizes.pop("num"), **sizes, "delta": "delta" in rule, "decays": decays}
     with counting() as forward:
         found = scan(leaves := leaves_of(inputs))
-    assert forward.traffic == recurrent.traffic(**told)
+    assert forward.traffic == traffic(**told)
     with counting() as backward:
         torch.autograd.grad(found.sum(), list(leaves.values()))
-    assert backward.traffic == recurrent.traffic(**told, part="backward")
+    assert backward.traffic == traffic(**told, part="backward")
 
 
 def test_bytes_of_the_second_order_are_those_that_it_says():
@@ -246,5 +247,5 @@ def test_bytes_of_the_second_order_are_those_that_it_says():
     parts = [(inputs[name][..., None] if name == "beta" else inputs[name],) * 3 for name in inputs]
     with counting() as counted:
         recurrent.SCAN.second_order(*parts, precision="ieee")
-    told = recurrent.traffic(batch=1, heads=1, positions=2, keys=5, values=6, delta=True, decays=1, part="second_order")
+    told = traffic(batch=1, heads=1, positions=2, keys=5, values=6, delta=True, decays=1, part="second_order")
     assert (counted.read, counted.written) == (told.read, told.written)

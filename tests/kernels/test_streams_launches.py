@@ -8,8 +8,9 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks.kernel_cases.streams import traffic
 from kernels.roofline import H100, Traffic
-from kernels.streams import join, traffic
+from kernels.streams import join
 from tests.kernels.ahead import compiled
 from tests.kernels.counting import counting
 from tests.kernels.interpreted import interpreter_is_prepared_once
