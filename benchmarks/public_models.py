@@ -141,12 +141,9 @@ def measure(kind: str, name: str) -> tuple[str, float]:
 def _problem(model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensors, Callable[[Tensors], Tensor]]:
     params: Tensors = {name: param for name, param in model.named_parameters() if param.requires_grad}
     dtype = next(iter(params.values())).dtype
-    own = {key: item.to(dtype) if _is_real(item) else item for key, item in inputs.items()}
+    is_real = {key: isinstance(item, Tensor) and item.is_floating_point() for key, item in inputs.items()}
+    own = {key: item.to(dtype) if is_real[key] else item for key, item in inputs.items()}
     return params, lambda at: functional_call(model, at, (), own).loss
-
-
-def _is_real(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.is_floating_point()
 
 
 def main(names: list[str]) -> None:

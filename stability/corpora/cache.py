@@ -32,7 +32,9 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
         return load(cache_dir, fingerprint)
     try:
-        corpus = source.prepare(part.settings, scratch=_nearest_folder(cache_dir))
+        # unnamed files lie on the cache's disk, and no folder is made for data that may be bad
+        scratch = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.is_dir())
+        corpus = source.prepare(part.settings, scratch=scratch)
     except OSError as error:  # what the user gave is refused with a ValueError; this is our own disk
         raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error.strerror or error}") from error
     if source.cache_key(part.settings) != key:
@@ -94,12 +96,6 @@ def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
             "plugins=[…]"
         )
     return found
-
-
-def _nearest_folder(path: Path) -> Path:
-    """Return ``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is
-    created for data that may be bad."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def _entry_name(name: str, version: int, key: str) -> str:

@@ -21,11 +21,8 @@ def precision_of(value: Tensor, params: Tensors, inside: Iterable[Autocast]) -> 
         inside: autocasts that it entered. They count beside the graph, of which a compiled part shows its ends only.
     """
     devices = {param.device.type for param in params.values()}
-    types = {param.dtype for param in params.values()} | _graph_types(value)
+    types = {param.dtype for param in params.values()}
+    types |= {entry.dtype for node in graph_nodes(value) for entry in getattr(node, "_input_metadata", ())}
     types |= {each.dtype for each in inside if each.device in devices and each.gradients}
     types |= {torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
     return max(torch.finfo(each).eps for each in types if each.is_floating_point)
-
-
-def _graph_types(value: Tensor) -> set[torch.dtype]:
-    return {entry.dtype for node in graph_nodes(value) for entry in getattr(node, "_input_metadata", ())}

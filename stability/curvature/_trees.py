@@ -62,12 +62,8 @@ def _without_types(signature: inspect.Signature) -> str:
 def _is_flat(tree: Any) -> bool:
     """Return True for a dict without nesting, and for what holds no tensor, which the function itself refuses."""
     if isinstance(tree, Mapping):
-        return all(map(_is_leaf, tree.values()))
+        return all(_pytree.tree_structure(item).is_leaf() for item in tree.values())
     return not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(tree))
-
-
-def _is_leaf(item: Any) -> bool:
-    return _pytree.tree_structure(item).is_leaf()
 
 
 def _word(key: Any) -> str:

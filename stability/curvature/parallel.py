@@ -71,7 +71,9 @@ def parallel_directional(
     local, raised = None, None
     try:
         local = directional(sums_only, params, direction, method, batches=items, check=check)
-        _check_counts(counts.values())
+        for count in counts.values():
+            if not 0 <= count < float("inf"):
+                raise ValueError(f"loss_fn(params, batch) returns (sum, count); it returned the count {count}")
     except Exception as error:  # noqa: BLE001  the other ranks wait for this one: tell them, then raise it
         raised = error
     part = _Part(local, sum(counts.values()), None if raised is None else f"{type(raised).__name__}: {raised}")
@@ -170,9 +172,3 @@ def _pair(result: Any) -> Sequence[Any]:
             f"{type(result).__name__}"
         )
     return result
-
-
-def _check_counts(counts: Iterable[float]) -> None:
-    for count in counts:
-        if not 0 <= count < float("inf"):
-            raise ValueError(f"loss_fn(params, batch) returns (sum, count); it returned the count {count}")

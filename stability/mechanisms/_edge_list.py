@@ -32,7 +32,11 @@ class EdgeList:
         """Return the disagreement of each edge, (H, 1, K, B, E)."""
         at_i_HKBE = _gathered(u_HKBN, self.source_M).unflatten(-1, self.shape)
         if self.relative is not None:
-            at_i_HKBE = self._turned_relatively(at_i_HKBE, self.relative)
+            # ρ(i − j)u_i; sin changes its sign with the distance
+            distance_BE = self.edges.source_BE - self.edges.target_BE
+            tables = cos_sin(at_i_HKBE, self.num_positions, self.relative)
+            cos, sin = (table[:, distance_BE.abs()] for table in tables)
+            at_i_HKBE = turned(at_i_HKBE, cos, sin * distance_BE.sign())
         return (at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape))[:, None]
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
@@ -63,12 +67,6 @@ class EdgeList:
             r_BHEKK = r_BHEKK * self.factor_BE[:, None, :, None, None]
         kept_E = slice(None) if self.edges.kept_BE is None else self.edges.kept_BE[0]
         return self.edges.source_BE[0][kept_E], self.edges.target_BE[0][kept_E], r_BHEKK[:, :, kept_E]
-
-    def _turned_relatively(self, u_HKBE: Tensor, rope: Rope) -> Tensor:
-        """Return ρ(i − j)u_i; sin changes its sign with the distance."""
-        distance_BE = self.edges.source_BE - self.edges.target_BE
-        cos, sin = (table[:, distance_BE.abs()] for table in cos_sin(u_HKBE, self.num_positions, rope))
-        return turned(u_HKBE, cos, sin * distance_BE.sign())
 
 
 def _gathered(at_nodes: Tensor, index_M: Tensor) -> Tensor:

@@ -182,14 +182,12 @@ class NativeSparseAttention(AbstractAttention):
     def _compressed_weights(self, q_BGRNK: Tensor, k_BGNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return the softmax over the complete blocks (B, G, R, N, C), Eq. 8; zero in rows that see none."""
         k_BGCK = self.compress_key(blocks_of(k_BGNK, self.config.block, self.config.stride))
-        visible = self._complete(k_BGNK.shape[2], mask_BN, k_BGNK.device)[:, None]
+        block, stride = self.config.block, self.config.stride
+        visible = complete_blocks(k_BGNK.shape[2], block, stride, mask_BN, k_BGNK.device)[:, None]
         return softmax_over(q_BGRNK @ k_BGCK[:, :, None].mT / math.sqrt(k_BGNK.shape[-1]), visible)
 
     def _compressed_values(self, v_BGNK: Tensor) -> Float[Tensor, "B G C K"]:
         return self.compress_value(blocks_of(v_BGNK, self.config.block, self.config.stride))
-
-    def _complete(self, num_positions: int, mask_BN: Tensor | None, device: torch.device) -> Bool[Tensor, "B 1 N C"]:
-        return complete_blocks(num_positions, self.config.block, self.config.stride, mask_BN, device)
 
     def _scores(self, p_BGRNC: Tensor) -> Float[Tensor, "B G N S"]:
         """Return the score of each block (Eqs. 9, 10), 0 for those that are always selected."""

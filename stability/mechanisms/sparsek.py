@@ -145,14 +145,12 @@ class SparseKAttention(AbstractAttention):
         ranking, num_blocks = Ranking.of(u_BHN), u_BHN.shape[-1] // block
         members = valid_BN[:, None, None].expand(-1, self.heads, -1, -1)
         position, exists = best(ranking, members, min(self.k, u_BHN.shape[-1]))
-        soft = self._thresholds(u_BHN, ranking, members).soft(_picked(u_BHN, position)[..., None, :])
+        nothing = members.new_zeros(*members.shape[:-1], 1, 0)
+        level = thresholds(u_BHN, ranking, members, nothing[..., 0, :].to(u_BHN.dtype), nothing, self.k)
+        soft = level.soft(_picked(u_BHN, position)[..., None, :])
         queries = torch.arange(u_BHN.shape[-1], device=u_BHN.device).view(num_blocks, block, 1)
         seen = exists[..., None, :] & ~self._is_near(queries, position[..., None, :])
         return position.expand(-1, -1, num_blocks, -1), soft, seen
-
-    def _thresholds(self, u_BHN: Tensor, ranking: Ranking, members: Tensor) -> Thresholds:
-        nothing = members.new_zeros(*members.shape[:-1], 1, 0)
-        return thresholds(u_BHN, ranking, members, nothing[..., 0, :].to(u_BHN.dtype), nothing, self.k)
 
     def _before_and_own(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return for each block the k best positions before it and its own, (B, H, blocks, k + c), their m for each of

@@ -39,7 +39,7 @@ class ImageFormat(NamedTuple):
         sides = {
             self.height * self.width // side**2: side
             for side in range(1, math.gcd(self.height, self.width) + 1)
-            if self._fits(side)
+            if self.height % side == 0 and self.width % side == 0
         }
         if positions not in sides:
             choices = ", ".join(
@@ -50,9 +50,6 @@ class ImageFormat(NamedTuple):
                 f"{self.height}×{self.width} have as many as {choices}"
             )
         return sides[positions]
-
-    def _fits(self, side: int) -> bool:
-        return self.height % side == 0 and self.width % side == 0
 
 
 class PatchEmbedding(nn.Module):

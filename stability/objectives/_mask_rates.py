@@ -27,7 +27,8 @@ def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fix
     elif schedule == "sqrt":
         u = u.sqrt()
     elif schedule == "betalinear30":
-        beta = _beta_3_9(num, generator)
+        # Beta(3, 9) is the third smallest of 11 uniforms, which needs no sampler without a generator argument
+        beta = torch.rand(num, 11, generator=generator).sort(dim=1).values[:, 2]
         u = torch.where(torch.rand(num, generator=generator) < 0.8, beta, u)
     return u.clamp(LOWEST, HIGHEST)
 
@@ -41,12 +42,6 @@ def stratified(num: int, generator: torch.Generator) -> Tensor:
     """
     spread = (torch.rand(1, generator=generator) + torch.arange(num) / num) % 1
     return spread[torch.randperm(num, generator=generator)]
-
-
-def _beta_3_9(num: int, generator: torch.Generator) -> Tensor:
-    """Draw from Beta(3, 9) as the third smallest of 11 uniforms, which needs no sampler without a generator
-    argument."""
-    return torch.rand(num, 11, generator=generator).sort(dim=1).values[:, 2]
 
 
 def random_mask(rates_B: Tensor, num_positions: int, generator: torch.Generator) -> Tensor:

@@ -212,14 +212,11 @@ def _moved(images_BHWC: Tensor, across: tuple[Tensor, Tensor, Tensor], down: tup
 
     def place(slope_x_B: Tensor, slope_y_B: Tensor, start_B: Tensor) -> Tensor:
         middle_B = start_B + slope_x_B * 0.5 + slope_y_B * 0.5
-        x, y, start = (_fixed(each)[:, None, None] for each in (slope_x_B, slope_y_B, middle_B))
+        numbers = (slope_x_B, slope_y_B, middle_B)
+        x, y, start = ((each * FIXED + 0.5).floor().long()[:, None, None] for each in numbers)
         return torch.div(start + y * rows + x * columns, FIXED, rounding_mode="floor")
 
     x_BHW, y_BHW = place(*across), place(*down)
     inside_BHW = (x_BHW >= 0) & (x_BHW < width) & (y_BHW >= 0) & (y_BHW < height)
     found = images_BHWC[torch.arange(batch)[:, None, None], y_BHW.clamp(0, height - 1), x_BHW.clamp(0, width - 1)]
     return torch.where(inside_BHW[..., None], found, 0).to(torch.uint8)
-
-
-def _fixed(values_B: Tensor) -> Tensor:
-    return (values_B * FIXED + 0.5).floor().long()

@@ -58,7 +58,9 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
             group.setdefault("weight_decay", config.weight_decay)
             if group[KIND] == REST:
                 group[LR_SCALE] = config.rest_lr_scale
-        return Divided(groups, {MATRICES: partial(cls.of_matrices, config), REST: partial(_adamw, config)}, lr)
+        betas = (config.rest_beta1, config.rest_beta2)
+        adamw = partial(torch.optim.AdamW, lr=1.0, betas=betas, eps=config.rest_epsilon, fused=True)
+        return Divided(groups, {MATRICES: partial(cls.of_matrices, config), REST: adamw}, lr)
 
 
 class Divided(torch.optim.Optimizer):
@@ -169,8 +171,3 @@ def _of_kinds(parameters: Parameters) -> Groups:
             rows = {SPLITS: [(len(parameter),) for parameter in own]} if kind == MATRICES else {}
             groups.append({"params": own, KIND: kind, "name": kind, **rows})
     return groups
-
-
-def _adamw(config: MatrixSettings, groups: Groups) -> torch.optim.Optimizer:
-    betas = (config.rest_beta1, config.rest_beta2)
-    return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=config.rest_epsilon, fused=True)

@@ -32,7 +32,8 @@ class Unlisted:
         except (ValueError, KeyError):
             state = "damaged"
         owner = RunLock(directory.path).owner()
-        return cls(directory, _label(directory), state, _num_bytes(directory.path), str(owner or ""))
+        num_bytes = sum(path.lstat().st_size for path in directory.path.rglob("*") if path.is_file())
+        return cls(directory, _label(directory), state, num_bytes, str(owner or ""))
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
@@ -129,7 +130,3 @@ def _label(directory: RunDirectory) -> str:
         return f"{spec['mechanism']['name']} lr={spec['lr_peak']:g} seed={spec['seed']}"
     except (ValueError, KeyError, TypeError):
         return "damaged spec.json"
-
-
-def _num_bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

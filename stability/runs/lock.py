@@ -191,17 +191,14 @@ class RunLock:
 
     def _is_alive(self, path: Path, owner: Owner) -> bool:
         lives = owner.process.lives
-        if lives is not None and not (lives and self._is_copy(owner)):
+        # the pool was copied, and the claim with it; a few file systems give a folder another inode later, so that
+        # what looks like a copy still counts while it is touched
+        if lives is not None and not (lives and owner.folder not in (0, self._folder.stat().st_ino)):
             return lives
         if lives is None and self._launch and owner.launch == self._launch:
             return False
         # a time far ahead is no sign of life either: the file system's clock was set back
         return abs(_file_system_time(self._folder) - path.stat().st_mtime) < STALE_S
-
-    def _is_copy(self, owner: Owner) -> bool:
-        """Return whether a claim was copied with its pool from another folder. A few file systems
-        give a folder another inode later: a claim that looks like a copy still counts while it is touched."""
-        return owner.folder not in (0, self._folder.stat().st_ino)
 
 
 def _read(path: Path) -> Owner:

@@ -148,7 +148,8 @@ def _runs_frame(rows: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> pd
 
 def _recorded_steps(files: RunFiles) -> dict[Path, pa.Table]:
     """Return a run's tables of recorded steps by their files."""
-    tables = {path: files.table(path) for path in _of_steps(files.curvature)}
+    spectra = tuple(f"_{name}" for name in SPECTRA)
+    tables = {path: files.table(path) for path in files.curvature if not path.stem.endswith(spectra)}
     return {path: table for path, table in tables.items() if table is not None}
 
 
@@ -281,10 +282,6 @@ def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
 
 def _named(table: str, paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.stem.endswith(f"_{table}")]
-
-
-def _of_steps(paths: Sequence[Path]) -> list[Path]:
-    return [path for path in paths if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
 
 
 def _recorded(tables: Sequence[pa.Table]) -> pd.DataFrame:

@@ -71,7 +71,9 @@ class WandbSink(AbstractSink):
         if "verdict" in summary:
             self._run.tags = (*(self._run.tags or ()), summary["verdict"])
             if self._checkpoints:
-                self._send_checkpoint()
+                artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._id}", type="model")
+                artifact.add_dir(str(self._directory.checkpoints()[-1]))
+                self._run.log_artifact(artifact)
         self._run.summary.update(summary)
         self._run.finish()
 
@@ -85,12 +87,6 @@ class WandbSink(AbstractSink):
         begun_anew = self._mode != "online"
         _teardown_wandb()
         return WandbSink("offline", **self._place, checkpoints=self._checkpoints, begun_anew=begun_anew)
-
-    def _send_checkpoint(self) -> None:
-        """Send the last checkpoint as an artifact of the W&B run's id."""
-        artifact = importlib.import_module("wandb").Artifact(f"checkpoint-{self._id}", type="model")
-        artifact.add_dir(str(self._directory.checkpoints()[-1]))
-        self._run.log_artifact(artifact)
 
 
 def _teardown_wandb() -> None:

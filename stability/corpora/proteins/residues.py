@@ -45,7 +45,8 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
     starts, stops, names, numbers = _residues(atoms, numbered)
     bonded = _bonded(atoms, starts, stops)
     if not numbered:
-        kept = _polymer(atoms, starts, bonded)
+        # a HETATM residue is part of the chain only where it hangs on a neighbour: free amino acids are ligands
+        kept = ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
         starts, stops, numbers = starts[kept], stops[kept], numbers[kept]
         names = [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
         bonded = _bonded(atoms, starts, stops)
@@ -58,7 +59,7 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
     if rows is not None and sequence is not None and rows.min() >= 0 and rows.max() < len(sequence):
         database = np.arange(1, len(sequence) + 1) if numbered else _interpolated(rows, numbers, len(sequence))
         return [_assembled(atoms, starts, stops, names, rows, list(sequence), database + offset)]
-    pieces = _pieces(_centres(atoms, starts, stops), numbers, bonded)
+    pieces = _pieces(_place(atoms, starts, stops, "CA"), numbers, bonded)
     return [
         _piece(atoms, starts[piece], stops[piece], names[piece], numbers[piece], bonded[piece], offset)
         for piece in pieces
@@ -101,10 +102,6 @@ def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.n
     return place
 
 
-def _centres(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    return _place(atoms, starts, stops, "CA")
-
-
 def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Return whether each residue hangs on the one before it; a missing atom does not break a chain whose numbers go
     on."""
@@ -112,12 +109,6 @@ def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     bonded = np.zeros(len(starts), dtype=bool)
     bonded[1:] = np.linalg.norm(nitrogen[1:] - carbon[:-1], axis=1) < LONGEST_PEPTIDE_BOND
     return bonded
-
-
-def _polymer(atoms: Any, starts: np.ndarray, bonded: np.ndarray) -> np.ndarray:
-    """Return which residues are part of the chain: a HETATM one only where it hangs on a neighbour, as free amino acids
-    are ligands."""
-    return ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
 
 
 def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded: np.ndarray) -> np.ndarray | None:

@@ -235,7 +235,7 @@ class Corpus(AbstractCorpus):
 
         Errors: ``ValueError`` naming the file that is missing, cut short or altered.
         """
-        meta = _read_meta(folder)
+        meta = disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_OF_AUGMENTATION, "vocabulary", *NAMES})
         sums = {name: meta[name] for name in _ARRAYS}
         extra = {name: meta[name] for name in (*_BORDERS, *_OF_AUGMENTATION, "vocabulary") if name in meta}
         marks = {name: meta[name] for name in NAMES if name in meta}
@@ -263,7 +263,3 @@ def _fingerprint(vocab_size: int, sums: Mapping[str, str], further: Mapping[str,
     listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
     # a corpus of bytes keeps the fingerprint that it always had
     return disk.sha256_of_json([*listed, further] if further else listed)
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    return disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_OF_AUGMENTATION, "vocabulary", *NAMES})

@@ -43,7 +43,12 @@ class Gpt2Tokenizer(AbstractTokenizer):
             _check_reach()
             self._encoding: Any = tiktoken.get_encoding("gpt2")
         else:
-            self._encoding = _encoding_of(*read_ranks(Path(ranks).expanduser()))
+            from tiktoken_ext.openai_public import r50k_pat_str
+
+            numbers, specials = read_ranks(Path(ranks).expanduser())
+            self._encoding = tiktoken.Encoding(
+                "gpt2", pat_str=r50k_pat_str, mergeable_ranks=numbers, special_tokens=specials
+            )
         size = self._encoding.n_vocab
         pieces = tuple(self._encoding.decode_single_token_bytes(token) for token in range(size))
         name = next(each for each in SEPARATORS if each in self._encoding.special_tokens_set)
@@ -146,12 +151,6 @@ def _text(file: Path) -> str:
         raise ValueError(f"data.ranks: {file} is not UTF-8 at byte {error.start:,}") from None
     except OSError as error:
         raise ValueError(f"data.ranks: cannot read {file}: {error.strerror}") from None
-
-
-def _encoding_of(ranks: dict[bytes, int], specials: dict[str, int]) -> Any:
-    from tiktoken_ext.openai_public import r50k_pat_str
-
-    return _tiktoken().Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=specials)
 
 
 def _check_reach() -> None:

@@ -97,7 +97,10 @@ class Descent:
         whose slope entered α_max, "true" (the loss's own) or "clipped". ``rms_u``: the root mean square of u's entries,
         by which the units of two optimizers' rates translate into each other.
         """
-        lost, gradient = self._broken_parameter(), self.curvature.gradient_of(state)
+        # a parameter that is not finite before anything was done: one step would spread it over all of them
+        broken = (name for name, param in self.params.items() if not param.isfinite().all())
+        lost = next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
+        gradient = self.curvature.gradient_of(state)
         if lost is None:
             self._start_from(state, own_state)
         first = self.curvature.warmup_batches
@@ -110,12 +113,6 @@ class Descent:
             row = self._recorded_step(first + self.curvature.warmup_steps, number, gradient) if lost is None else lost
             lost = row if "method" not in row else None
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
-
-    def _broken_parameter(self) -> dict[str, Any] | None:
-        """Return a row that says so where θ itself is not finite before anything was done (a single step would spread
-        it over every parameter)."""
-        broken = (name for name, param in self.params.items() if not param.isfinite().all())
-        return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
         """Set the optimizer's state, and the rate of every step."""

@@ -59,7 +59,7 @@ class MaskedLetters:
     def _nll(self, index: int, text: str) -> float:
         if not text:
             return math.nan
-        tokens_N = torch.tensor([self._token(letter) for letter in text])
+        tokens_N = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in text])
         generator = generator_for(SEED, "letters", index)
         masked_DN = random_mask(mask_rates(self.schedule, self.draws, generator), len(text), generator)
         scored_DN = masked_DN & (tokens_N != self.tokenizer.unk_token_id)
@@ -82,9 +82,6 @@ class MaskedLetters:
             nats = nn.functional.cross_entropy(logits.mT, tokens_N.expand(len(rows), -1), reduction="none").double()
             found.append(torch.where(scored, nats, 0.0).sum(1))
         return torch.cat(found)
-
-    def _token(self, letter: str) -> int:
-        return self.tokenizer.convert_tokens_to_ids(letter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,18 +155,17 @@ def _masked(name: str, device: str) -> tuple[str, str, Any, Any]:
     except ValueError as error:
         raise ValueError(f"oracle: {error}") from None
     tokenizer = load_tokenizer(name, LETTERS)
-    known = () if tokenizer is None else [each for each in LETTERS if _knows(tokenizer, each)]
-    if tokenizer is None or tokenizer.mask_token_id is None or len(known) < len(LETTERS) // 2:
+    num_known = 0
+    if tokenizer is not None:
+        tokens = [tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS]
+        num_known = sum(token not in (None, tokenizer.unk_token_id) for token in tokens)
+    if tokenizer is None or tokenizer.mask_token_id is None or num_known < len(LETTERS) // 2:
         raise ValueError(
             f"oracle=hf:{name}: its tokenizer has no token of its own for each amino acid, and a mask\ngive a protein "
             "language model, e.g. hf:facebook/esm2_t33_650M_UR50D"
         )
     shown = f"hf:{name.rstrip('/').rpartition('/')[2]} (letters)"
     return shown, sha256_of_weights(model.state_dict()), model.to(device), tokenizer
-
-
-def _knows(tokenizer: Any, letter: str) -> bool:
-    return tokenizer.convert_tokens_to_ids(letter) not in (None, tokenizer.unk_token_id)
 
 
 def _ends(tokenizer: Any) -> tuple[int, int]:

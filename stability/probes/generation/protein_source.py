@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from stability.build import build_objective
@@ -19,7 +19,6 @@ from stability.corpora.proteins.alphabets import decode
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.models.specials import MASK
-from stability.models.tracks import TrackInputs
 from stability.objectives.multitrack import FIRST, with_contexts
 from stability.probes.generation.samplers import Draws, unmask_tracks
 from stability.training.draws import generator_for
@@ -74,9 +73,8 @@ class ProteinSource:
         batch = self._held_out(indices)
         inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
         draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)
-        clean_probs = partial(self._probs, inputs, mask_BN)
         yield from unmask_tracks(
-            clean_probs,
+            lambda tracks: self.objective.track_probs(self.model, inputs._replace(sources=tuple(tracks)), mask_BN),
             inputs.sources,
             draws,
             mask_id=MASK,
@@ -85,9 +83,6 @@ class ProteinSource:
             temperature=self.temperature,
         )
         return self._samples(batch, [tokens_BN.cpu().numpy() for tokens_BN in inputs.sources])
-
-    def _probs(self, inputs: TrackInputs, mask_BN: Tensor, tracks: Sequence[Tensor]) -> list[Tensor]:
-        return self.objective.track_probs(self.model, inputs._replace(sources=tuple(tracks)), mask_BN)
 
     def _samples(self, batch: ProteinBatch, tracks: list[np.ndarray]) -> list[ProteinSample]:
         tokens = dict(zip(self.objective.config.sources, tracks, strict=True))
