@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from stability.curvature._checkpointing import called_through
+from torch.utils import checkpoint as torch_checkpoint
 
 Tensors = dict[str, Tensor]
 # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
@@ -239,3 +238,33 @@ def _others_forked() -> Iterator[None]:
 def _numpy() -> Any:
     """Return the numpy module if its generator has been imported, else None: nobody has drawn from it."""
     return sys.modules.get("numpy") if "numpy.random" in sys.modules else None
+
+
+@contextmanager
+def called_through() -> Iterator[None]:
+    """Make `torch.utils.checkpoint.checkpoint`, reentrant or not, call its function and keep the activations.
+
+    A checkpointed block is computed again in the backward pass. By then a `functional_call` has given the model its own
+    parameters back, and a context such as the attention backend is left, so that the gradient would be of another
+    function. The two names replaced here are those that `checkpoint` itself looks up; whoever imported it is reached.
+    """
+    own = torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator
+    torch_checkpoint.CheckpointFunction = _Direct  # type: ignore[misc, assignment]
+    torch_checkpoint._checkpoint_without_reentrant_generator = _around_nothing  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        (
+            torch_checkpoint.CheckpointFunction,  # type: ignore[misc]
+            torch_checkpoint._checkpoint_without_reentrant_generator,
+        ) = own
+
+
+class _Direct:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _around_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield

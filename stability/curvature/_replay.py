@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from stability.curvature._autocast import Autocast, deepest, entered
-from stability.curvature._batches import num_rows, split_rows
 from stability.curvature._inputs import Objective, RandomState, Tensors, norm
 from stability.curvature.alpha_max import (
     ROUNDING_LIMIT,
@@ -134,3 +133,44 @@ def rounding_note(before: Tensors, direction: Tensors, lr: float) -> str | None:
     """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
     share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
     return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
+
+
+def num_rows(batch: Any) -> int:
+    """Return the first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of
+    them; numbers and 0-d tensors go along.
+
+    ValueError where there is no tensor or they differ.
+    """
+    sizes = {tensor.shape[0] for tensor in _tensors(batch)}
+    if len(sizes) != 1:
+        found = f"tensors of {sorted(sizes)} rows" if sizes else f"no tensor in a {type(batch).__name__}"
+        raise ValueError(
+            f"rows= needs a batch whose tensors share their first dimension (in tuples, lists, dicts); it has {found}"
+        )
+    return sizes.pop()
+
+
+def split_rows(batch: Any, rows: int) -> list[Any]:
+    """Return the batch in pieces of ``rows`` rows, the last one smaller; views. ValueError as in `num_rows`."""
+    total = num_rows(batch)
+    return [_mapped(lambda tensor, start=start: tensor[start : start + rows], batch) for start in range(0, total, rows)]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        if batch.ndim:
+            yield batch
+    elif isinstance(batch, (Mapping, tuple, list)):
+        for item in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(item)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch) if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        return {key: _mapped(function, value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        items = [_mapped(function, item) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch

@@ -1,16 +1,18 @@
-"""Remember one optimizer step of somebody's loop while it is under way."""
+"""Remember one optimizer step of somebody's loop while it is under way, and compare the replay's slope with that of the
+gradient that it really stepped by."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stability.curvature._autocast import Autocast, listen, of_loop, stop
-from stability.curvature._guard import StepGradient
-from stability.curvature._inputs import RandomState, Tensors
+from stability.curvature._inputs import RandomState, Tensors, dot, norm
 from stability.curvature._replay import Item
+from stability.curvature.alpha_max import exact_difference
 
 
 class StepUnderWay:
@@ -83,3 +85,115 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             f"this {type(optimizer).__name__} holds {len(held - own.keys())} tensors that are not the model's; pass "
             "a module that has them all"
         )
+
+
+_AGREEMENT = 2e-2  # relative difference of two slopes that other kernels and TF32 may make
+_ROUNDING = 1e-3  # of Σ|g_i u_i|: rounding of single products, where they cancel in the slope
+_LOW_ROUNDING = 2e-2  # the same for parameters of 16 bits
+_SAME_FACTOR = 1e-2  # relative difference of the factors that clipping gives to two parameters' gradients
+_SMALL = 1e-4  # share of the whole gradient's norm below which a parameter's factor is mostly rounding
+
+
+class StepGradient:
+    """A reading of ⟨g, θ⁺ − θ⟩ for the ``.grad`` g of one optimizer step, from hooks that copy no gradient.
+
+    Clipping and a gradient scaler multiply g after the backward pass by one factor, found from the norms before and
+    after. There is no comparison (`disagreement` is None) where g is not this loss's gradient at θ for a known reason:
+    a parameter's g was changed by a factor of its own or set by hand, parameters moved before the backward pass (SAM,
+    LBFGS), the optimizer stepped more than once, or θ moved otherwise in the block.
+    """
+
+    def __init__(self, start: Tensors, params: Tensors):
+        self.start, self.params = start, params
+        self._versions = {name: param._version for name, param in params.items()}
+        self._before: dict[str, float] = {}  # norm of each gradient at the end of the last backward pass
+        self._after: dict[str, float] = {}  # and as the optimizer used it
+        self._change = self._magnitude = self._length = 0.0
+        self._steps = 0
+        self._moved_early = False
+        self._handles = [
+            param.register_post_accumulate_grad_hook(self._accumulated(name)) for name, param in params.items()
+        ]
+
+    def _accumulated(self, name: str) -> Any:
+        def hook(param: Tensor) -> None:
+            if param.grad is not None:
+                self._before[name] = norm({name: _dense(param.grad)})
+            self._moved_early |= param._version != self._versions[name]
+
+        return hook
+
+    def stepped(self, *_: Any) -> None:
+        """Read the gradient and the displacement; a hook after `optimizer.step`."""
+        self._steps += 1
+        if self._steps > 1:
+            return
+        squares = []
+        for name, param in self.params.items():
+            moved = exact_difference(param.detach(), self.start[name])
+            squares.append(norm({name: moved}))
+            if param.grad is None:
+                continue
+            gradient = _dense(param.grad)
+            self._after[name] = norm({name: gradient})
+            self._change += dot(gradient, moved)
+            self._magnitude += dot(gradient.abs(), moved.abs())
+        self._length = math.hypot(*squares)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def disagreement(self, slope: float, lr: float, direction: Tensors, batches: int, divisor: int) -> str | None:
+        """Note that the replayed slope is not the step's; None if they agree or cannot be compared.
+
+        Args:
+            slope: ⟨∇L, u⟩ by the replay.
+            lr: α, with θ⁺ = θ + α·u.
+            direction: u.
+            batches: number of accumulated batches, whose losses a loop may average or add up.
+            divisor: by which the loop divides each batch's loss, if it averages.
+        """
+        factor = self._factor()
+        if self._steps != 1 or self._moved_early or factor is None or not math.isfinite(slope + self._change):
+            return None
+        if not math.isclose(lr * norm(direction), self._length, rel_tol=1e-3):
+            return None
+        own, magnitude = self._change / lr, self._magnitude / lr
+        low = any(param.element_size() < 4 for param in self.params.values())
+        rounding = magnitude * (_LOW_ROUNDING if low else _ROUNDING)
+        for scale in self._scales(factor, own / slope if slope else 0.0, batches, divisor):
+            if abs(own / scale - slope) <= _AGREEMENT * max(abs(own / scale), abs(slope)) + rounding / scale:
+                return None
+        return (
+            f"the gradient that the optimizer stepped by has the slope {own / factor:.4g} along u, the replay "
+            f"{slope:.4g}: loss_fn is not the loss of this step, or does not repeat its forward pass"
+        )
+
+    def _factor(self) -> float | None:
+        """Return the one factor between backward pass and step, None if there is none."""
+        whole = math.hypot(*self._after.values())
+        if not (math.isfinite(whole) and whole > 0) or self._after.keys() - self._before.keys():
+            return None
+        total = math.hypot(*self._before.values())
+        factors = [
+            self._after[name] / self._before[name]
+            for name in self._after
+            if self._after[name] > _SMALL * whole and self._before[name] > 0
+        ]
+        factor = whole / total if total else math.inf
+        same = all(math.isclose(each, factor, rel_tol=_SAME_FACTOR) for each in factors)
+        return factor if same and math.isfinite(factor) else None
+
+    @staticmethod
+    def _scales(factor: float, ratio: float, batches: int, divisor: int) -> list[float]:
+        """Return the factors by which the step's gradient may exceed the loss's."""
+        scales = [factor, factor * batches, factor * batches / divisor, 1.0]
+        if math.isclose(factor, 1.0, rel_tol=1e-6) or ratio <= 0:
+            return scales
+        exponent = round(math.log2(ratio / factor))  # a gradient scaler's scale is a power of 2
+        return [*scales, factor * 2.0**exponent] if exponent >= 3 else scales
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.layout != torch.strided else gradient

@@ -28,7 +28,6 @@ from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
 from stability.mechanisms._rotation import exact_cos_sin, turn_of_kernels, turned
-from stability.mechanisms._step_bound import largest_eigenvalue
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
@@ -44,7 +43,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with the edge
     weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k over the
     in-edges k → i. With ``step="bounded"`` R is divided by a bound of the operator's largest eigenvalue
-    (`stability.mechanisms._step_bound`), so that u ↦ η·g(u) has norm η at most.
+    (`stability.mechanisms.sc`), so that u ↦ η·g(u) has norm η at most.
     """
 
     class Config(ConsensusSettings):
@@ -239,6 +238,23 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             )
         weights = self._weights(self._hidden(x_BND, graph), slice(None), graph)
         return graph.directed(weights.dense(self.source.out_features // self.heads))
+
+
+def largest_eigenvalue(graph: Pairs | EdgeList, norm_HBP: Tensor) -> Tensor:
+    """Return 2·max_i d_i for each head and sequence, (H, B, 1): a bound of λ_max(A). Edges with a padded end do not
+    count; 0 for a sequence without any.
+
+    With symmetric R_e ⪰ 0 on the directed edges e = (i → j) the operator of g is A = Σ_e (e_i − e_j)(e_i − e_j)ᵀ ⊗ R_e.
+    Since |u_i − u_j|² ≤ 2(|u_i|² + |u_j|²), uᵀAu ≤ Σ_e ‖R_e‖·|u_i − u_j|² ≤ 2 Σ_i d_i|u_i|² with the degrees
+    d_i = Σ_{e ∋ i} ‖R_e‖, and λ_max(A) ≤ 2·max_i d_i. A rotation of u at either end of an edge leaves |u_i| as it is:
+    under RoPE the bound is one of the norm of u ↦ g(u). Its derivative is that of the node of largest degree; of
+    several, their mean.
+
+    Args:
+        graph: the edges.
+        norm_HBP: a bound of ‖R_e‖, of unordered pairs of ‖R_ij‖ + ‖R_ji‖.
+    """
+    return 2 * graph.degrees(norm_HBP).amax(-1, keepdim=True)
 
 
 EXPORT = SelfConsensus

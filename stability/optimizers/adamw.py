@@ -2,17 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.identity import Since
 from stability.config.impl import Impl
 from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._probing import ProbingAdamW
+
+if TYPE_CHECKING:
+    from kernels.adamw_probe import Probe
+
+
+class ProbingAdamW(torch.optim.AdamW):
+    """An AdamW that steps the parameters of a group by one launch of a kernel, and adds up the step on the way; the
+    entries of its groups and of its state are those of ``torch.optim.AdamW``, so that either loads the other's. It
+    implements `Probing`."""
+
+    def __init__(self, parameters: Any, **settings: Any):
+        super().__init__(parameters, **settings)
+        self._step_supports_amp_scaling = False  # a gradient scaler has to unscale the gradients itself
+        self._probe: Probe | None = None
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if hasattr(param, "to_local"):
+                raise ValueError(
+                    "optimizer.adamw.impl=triton steps whole tensors, and these are sharded over devices; use "
+                    "impl=reference"
+                )
+
+    def probed(self) -> Probe | None:
+        """Return the sums of the last step over all parameters; None before the first."""
+        return self._probe
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Perform the step of every parameter that has a gradient, and keep the sums of it for `probed`."""
+        assert closure is None, "gradients are in the parameters"
+        from kernels.adamw_probe import adamw_probe
+
+        probes = []
+        for group in self.param_groups:
+            if group["amsgrad"] or group["maximize"]:
+                raise ValueError("optimizer.adamw.impl=triton has no amsgrad and no maximize; use impl=reference")
+            for params in self._of_a_kind(group):
+                state = [self._state_of(param) for param in params]
+                torch._foreach_add_([each["step"] for each in state], 1)
+                probes.append(
+                    adamw_probe(
+                        params,
+                        [param.grad for param in params if param.grad is not None],
+                        [each["exp_avg"] for each in state],
+                        [each["exp_avg_sq"] for each in state],
+                        [each["step"] for each in state],
+                        lr=float(group["lr"]),
+                        betas=group["betas"],
+                        epsilon=group["eps"],
+                        weight_decay=group["weight_decay"],
+                    )
+                )
+        self._probe = None if not probes else sum(probes[1:], probes[0])
+
+    @staticmethod
+    def _of_a_kind(group: dict[str, Any]) -> list[list[Tensor]]:
+        """Return the parameters of a group that have entries and gradients, those of one device and dtype together."""
+        kinds: dict[Any, list[Tensor]] = {}
+        for param in group["params"]:
+            if param.grad is not None and param.numel():
+                kinds.setdefault((param.device, param.dtype), []).append(param)
+        return list(kinds.values())
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter, at first as torch's fused AdamW makes it."""
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return state
 
 
 class AdamW(AbstractOptimizer):

@@ -13,7 +13,6 @@ from stability.config import Settings
 from stability.config.impl import Impl, Use
 from stability.models.precision import in_float32, rounds_products
 from stability.residuals._base import AbstractResidual, Branch
-from stability.residuals._sinkhorn import sinkhorn
 
 INITIAL_SCALE = 0.01  # a of every dynamic part
 MOST_STREAMS_OF_KERNELS = 8  # of kernels.streams
@@ -215,3 +214,19 @@ def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()
     return x @ ((1 + gain).unsqueeze(-1) * weight).to(x.dtype) * scale
+
+
+def sinkhorn(logits_BNST: Tensor, iterations: int) -> Tensor:
+    """Return exp(logits), its columns and then its rows divided by their sums, ``iterations`` times (Sinkhorn and
+    Knopp); (…, S, T) → (…, S, T).
+
+    M −= logsumexp over s, then over t, which is a log-softmax over each. Rows sum to 1 to rounding after every
+    iteration, columns only in the limit: after 20 of them, 1 % of 4 × 4 matrices of normal logits have a column off by
+    more than 0.044 / 0.082 / 0.37 at standard deviation 4 / 8 / 16, and at 16 some by nearly 1. Logits of 10³ neither
+    overflow nor underflow to a row of zeros.
+    """
+    # the tokens last: both reductions then run over them in vectors, six times as fast
+    m_STP = logits_BNST.movedim((-2, -1), (0, 1)).contiguous()
+    for _ in range(iterations):
+        m_STP = torch.log_softmax(torch.log_softmax(m_STP, 0), 1)
+    return m_STP.exp().movedim((0, 1), (-2, -1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,7 +12,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from stability.config.impl import Use
-from stability.residuals._permutations import permutation_matrices
 from stability.residuals._streams import AbstractGatedStreams, StreamSettings
 
 OTHERS = -8.0
@@ -97,6 +98,23 @@ class LiteHyperConnections(AbstractGatedStreams):
 
     def kernel_mixing(self) -> dict[str, Any]:
         return {"p_RO": self.p_RO}
+
+
+def permutations(num: int, count: int | None, seed: int) -> list[tuple[int, ...]]:
+    """Return the identity, then the other permutations of ``num`` in lexicographic order (``count`` None), or ``count``
+    − 1 of them, drawn by ``seed``."""
+    if count is None:
+        return list(itertools.permutations(range(num)))
+    chosen, draw = {tuple(range(num)): None}, random.Random(seed)
+    while len(chosen) < count:
+        chosen[tuple(draw.sample(range(num), num))] = None
+    return list(chosen)
+
+
+def permutation_matrices(num: int, count: int | None, seed: int) -> Tensor:
+    """Return (R, S·T), float32: row r is a permutation matrix P_r, flattened; P_0 = I. The convex combinations of all
+    of them are the doubly stochastic matrices (Birkhoff 1946, von Neumann 1953)."""
+    return torch.eye(num)[torch.tensor(permutations(num, count, seed))].flatten(1)
 
 
 EXPORT = LiteHyperConnections

@@ -13,10 +13,8 @@ from stability.mechanisms import build
 from stability.mechanisms._inner import load
 from stability.mechanisms.sa import SoftmaxAttention
 from stability.optimizers._groups import splits
-from stability.probes.layers.attention import attention_statistics
-from stability.probes.layers.discrepancy import discrepancies
+from stability.probes.layers.attention import attention_statistics, discrepancies, qk_singular_values
 from stability.probes.layers.low_pass import low_pass
-from stability.probes.layers.qk import qk_singular_values
 from tests.config.test_run_id import BASE
 from tests.mechanisms import checks
 from tests.mechanisms.oracles import rotated

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stability.probes.layers.discrepancy import discrepancies
-from stability.probes.layers.qk import qk_singular_values
+from stability.probes.layers.attention import discrepancies, qk_singular_values
 from tests.mechanisms import checks, softmax_faults
 
 MISDECLARED = (

@@ -9,7 +9,7 @@ import torch
 from stability.mechanisms import build
 from stability.mechanisms._edge_weights import EdgeWeights
 from stability.mechanisms._pairs import Pairs
-from stability.mechanisms._step_bound import largest_eigenvalue
+from stability.mechanisms.sc import largest_eigenvalue
 from stability.probes.layers.consensus import consensus_spectra
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import block_operator, consensus_edge_weight, edge_norm_bound

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stability.objectives._graph import log_expm1
-from stability.objectives._noise import Geometric, LogLinear, times
+from stability.objectives.score_entropy import Geometric, LogLinear, times
 
 EPSILON = 1e-3
 

@@ -12,8 +12,7 @@ import torch
 from stability.build import build_model, build_objective
 from stability.config.parts import settings_of
 from stability.objectives._graph import Absorbing, Uniform
-from stability.objectives._noise import Geometric, LogLinear, times
-from stability.objectives.score_entropy import ScoreEntropy
+from stability.objectives.score_entropy import Geometric, LogLinear, ScoreEntropy, times
 from tests.within import assert_within
 
 V = 7

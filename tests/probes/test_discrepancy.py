@@ -13,8 +13,7 @@ from torch import nn
 
 from stability.mechanisms import build
 from stability.probe import main
-from stability.probes.layers.attention import attention_statistics
-from stability.probes.layers.discrepancy import discrepancies
+from stability.probes.layers.attention import attention_statistics, discrepancies
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.measuring import held_out, layer_inputs
 from stability.runs.results import collect, write

@@ -11,9 +11,9 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractConsensus
 from stability.models.position import Rope
 from stability.probes.layers import low_pass as low_pass_module
+from stability.probes.layers.attention import qk_singular_values
 from stability.probes.layers.consensus import consensus_spectra, filter_response, largest_factor, ropes_of, step_sizes
 from stability.probes.layers.low_pass import low_pass
-from stability.probes.layers.qk import qk_singular_values
 from tests.mechanisms.oracles import rotated
 from tests.probes.test_laplacian import dense_laplacian
 from tests.within import assert_within

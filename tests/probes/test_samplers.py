@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from stability.objectives._noise import Geometric, LogLinear
+from stability.objectives.score_entropy import Geometric, LogLinear
 from stability.probes.generation.samplers import (
     Draws,
     NonFinite,

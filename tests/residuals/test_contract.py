@@ -14,8 +14,7 @@ from stability.curvature import directional
 from stability.objectives._base import AbstractObjective
 from stability.registry import Registry
 from stability.residuals import build
-from stability.residuals._sinkhorn import sinkhorn
-from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams, Coefficients
+from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams, Coefficients, sinkhorn
 from stability.residuals.hc import HyperConnections
 from stability.residuals.mhc import ManifoldHyperConnections
 from tests.residuals.oracles import scaled, updated

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from stability.config.parts import Part, settings_of, some_parts
 from stability.models.precision import computing_in
 from stability.residuals import build
-from stability.residuals._permutations import permutation_matrices, permutations
-from stability.residuals._sinkhorn import sinkhorn
+from stability.residuals._streams import sinkhorn
+from stability.residuals.mhc_lite import permutation_matrices, permutations
 from tests.residuals import oracles
 from tests.within import assert_within
 

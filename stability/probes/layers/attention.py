@@ -1,5 +1,5 @@
-"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer, from one
-forward pass."""
+"""Measure softmax-attention layers: the largest logit and the entropy of each from one forward pass, σ(W_qᵀW_k), and
+how far values lie from what their position attends to."""
 
 from __future__ import annotations
 
@@ -94,3 +94,40 @@ def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tenso
         return AttentionStatistics(math.nan, math.nan, math.nan)
     by_head = (entropies / rows)[rows > 0]
     return AttentionStatistics(largest, float(by_head.mean()), float(by_head.min()))
+
+
+def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
+    """Return the singular values of each head's W_qᵀW_k (D × D) that its rank allows, (H, K), largest first, float64 on
+    the CPU. Their growing condition is a source of attention's instability (Qi et al. 2025).
+
+    W_q and W_k are the head's K × D `projections`, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and its factor, 1/√K
+    or learned, aside). With thin QR W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular
+    values are those of the K × K matrix R₁R₂ᵀ: no D × D matrix is made.
+    """
+    q_HKK, k_HKK = (
+        torch.linalg.qr(weight_HKD.detach().double().cpu().mT, mode="r").R for weight_HKD in layer.projections()
+    )
+    return torch.linalg.svdvals(q_HKK @ k_HKK.mT)
+
+
+def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:
+    """Yield for each head of an attention layer on one sequence x (1, N, D) without padding, float64, root mean squares
+    over positions and the head's width of V (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of
+    V − AV (``unscaled_rms``): its consensus discrepancy (AttentionX, Eq. 10).
+
+    A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then
+    sees nothing is zero, so that Φ = V there). γ is the layer's own; one that has none (`sa`, `sw`) is taken at γ = 1,
+    by which its two numbers agree. A causal first position that sees itself alone counts with V − AV = 0.
+    """
+    gamma = 1.0 if layer.gamma is None else float(layer.gamma)
+    with torch.no_grad():
+        v_HNK = layer.values(x_BND)[0].double()
+        attended_HNK = layer.weights(x_BND)[0].double() @ v_HNK
+    about = {"num_positions": v_HNK.shape[1], "gamma": gamma, "diagonal": 1 - int(layer.mask_diagonal)}
+    for value_NK, attended_NK in zip(v_HNK, attended_HNK, strict=True):
+        parts = {
+            "value_rms": value_NK,
+            "own_rms": value_NK - gamma * attended_NK,
+            "unscaled_rms": value_NK - attended_NK,
+        }
+        yield about | {name: float(part.square().mean().sqrt()) for name, part in parts.items()}

@@ -20,12 +20,11 @@ from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractS
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
+from stability.probes.layers.attention import discrepancies, qk_singular_values
 from stability.probes.layers.consensus import consensus_spectra
-from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
-from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
 from stability.probes.layers.training_free import measured
 from stability.probes.stored import Stored
