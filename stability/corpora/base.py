@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from jaxtyping import Float64
 from torch import Generator, Tensor
 
@@ -84,3 +87,50 @@ class AbstractCorpus:
         """Load what `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is
         missing, cut short or altered."""
         raise NotImplementedError
+
+
+class AbstractRowCorpus(AbstractCorpus):
+    """Prepared data of two sides, each two arrays whose rows belong together. A subclass implements `_gathered`.
+
+    ``files``: of each array by its name, the sides of the first before those of the second; ``plain``: the attributes
+    that stand in the folder's description; ``sums``: sha256 of each array by name.
+    """
+
+    files: ClassVar[Mapping[str, str]]
+    plain: ClassVar[tuple[str, ...]]
+    train: Any
+    val: Any
+    sums: Mapping[str, str]
+
+    @classmethod
+    def arrays(cls, train: Any, val: Any) -> dict[str, np.ndarray]:
+        """Return every array, one-dimensional, by the name that it is kept under."""
+        flat = (array.reshape(-1) for sides in zip(train, val, strict=True) for array in sides)
+        return dict(zip(cls.files, flat, strict=True))
+
+    def batch(self, split: str, num: int, positions: int, generator: Generator) -> Any:
+        """Draw ``num`` random rows of ``split`` ("train" or "val"), each equally likely, with replacement."""
+        side = self._side(split)
+        rows = torch.randint(len(side[0]), (num,), generator=generator, device=generator.device)
+        return self._gathered(side, rows.cpu().numpy())
+
+    def windows(self, split: str, num: int, positions: int) -> Any:
+        """Return at most ``num`` rows, evenly spaced from first to last."""
+        side = self._side(split)
+        count = min(num, len(side[0]))
+        return self._gathered(side, np.arange(count) * (len(side[0]) - 1) // max(count - 1, 1))
+
+    def _side(self, split: str) -> Any:
+        if split not in ("train", "val"):
+            raise ValueError(f"no split '{split}'; choices: train, val")
+        return self.train if split == "train" else self.val
+
+    def _gathered(self, side: Any, rows: np.ndarray) -> Any:
+        """Return the batch of these rows of a side."""
+        raise NotImplementedError
+
+    def _write(self, folder: Path) -> None:
+        for name, array in self.arrays(self.train, self.val).items():
+            disk.write_array(folder / self.files[name], array)
+        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in self.plain}, **self.sums})
+        disk.fsync(folder)

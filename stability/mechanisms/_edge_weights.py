@@ -26,6 +26,18 @@ from stability.models.precision import rounds_products
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
 
 
+# not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
+RopeOfEdges = Annotated[
+    Literal["absolute", "relative", "gradient", "none"],
+    Field(
+        description=(
+            "whether disagreements are taken between rotated embeddings, each by its position or one by the "
+            "distance (with position=rope); gradient: by position, and each flow is turned back"
+        )
+    ),
+]
+
+
 class ConsensusSettings(Settings):
     """The settings of the edge MLP and of the step, the same in self- and cross-consensus."""
 

@@ -19,6 +19,7 @@ from stability.mechanisms._edge_weights import (
     ConsensusSettings,
     EdgeNetwork,
     EdgeWeights,
+    RopeOfEdges,
     cost_per_edge,
     mlps_of,
     precision_on,
@@ -56,14 +57,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
                 "batch, the best scored"
             ),
         )
-        # not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
-        rope: Literal["absolute", "relative", "gradient", "none"] = Field(
-            default="gradient",
-            description=(
-                "whether disagreements are taken between rotated embeddings, each by its position or one by the "
-                "distance (with position=rope); gradient: by position, and each flow is turned back"
-            ),
-        )
+        rope: RopeOfEdges = "gradient"
 
     directions = frozenset({BIDIRECTIONAL})
     cross_kind = "cc"

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from stability.corpora.base import AbstractCorpus
+from stability.corpora.base import AbstractRowCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 from stability.models.images import ImageFormat
@@ -55,7 +55,7 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageCorpus(AbstractCorpus):
+class ImageCorpus(AbstractRowCorpus):
     """Images of one size with their classes. Build it with `ImageCorpus.of`, which computes what follows from the
     images.
 
@@ -64,6 +64,8 @@ class ImageCorpus(AbstractCorpus):
     """
 
     kind: ClassVar[str] = KIND
+    files = FILES
+    plain = PLAIN
 
     train: Side
     val: Side
@@ -99,8 +101,7 @@ class ImageCorpus(AbstractCorpus):
             )
         height, width, channels = train.images_MHWC.shape[1:]
         image = ImageFormat(height, width, channels, len(class_names), *moments(train.images_MHWC))
-        arrays = _arrays(train, val)
-        sums = {name: sha256(array) for name, array in arrays.items()}
+        sums = {name: sha256(array) for name, array in cls.arrays(train, val).items()}
         size = f"{height}×{width} pixels, {len(class_names)} classes"
         description = f"{origin}: {len(train.labels_M):,} training and {len(val.labels_M):,} held-out images of {size}"
         return cls(train, val, class_names, image, _fingerprint(image, class_names, sums), description, sums)
@@ -124,30 +125,10 @@ class ImageCorpus(AbstractCorpus):
         counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ImageBatch:
-        """Draw ``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows
-        of text are drawn."""
-        side = self._side(split)
-        return _gathered(
-            side, torch.randint(len(side.labels_M), (num,), generator=generator, device=generator.device).cpu().numpy()
+    def _gathered(self, side: Side, rows: np.ndarray) -> ImageBatch:
+        return ImageBatch(
+            torch.from_numpy(np.asarray(side.images_MHWC[rows])), torch.from_numpy(side.labels_M[rows].astype(np.int64))
         )
-
-    def windows(self, split: str, num: int, positions: int) -> ImageBatch:
-        """Return at most ``num`` images, evenly spaced from first to last."""
-        side = self._side(split)
-        count = min(num, len(side.labels_M))
-        return _gathered(side, np.arange(count) * (len(side.labels_M) - 1) // max(count - 1, 1))
-
-    def _side(self, split: str) -> Side:
-        if split not in ("train", "val"):
-            raise ValueError(f"no split '{split}'; choices: train, val")
-        return self.train if split == "train" else self.val
-
-    def _write(self, folder: Path) -> None:
-        for name, array in _arrays(self.train, self.val).items():
-            disk.write_array(folder / FILES[name], array)
-        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in PLAIN}, **self.sums})
-        disk.fsync(folder)
 
     @classmethod
     def load(cls, folder: Path) -> ImageCorpus:
@@ -177,19 +158,6 @@ def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ..
     mean = total / num_pixels
     std = np.sqrt(np.maximum(squares / num_pixels - mean**2, 0.0))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
-
-
-def _gathered(side: Side, indices: np.ndarray) -> ImageBatch:
-    return ImageBatch(
-        torch.from_numpy(np.asarray(side.images_MHWC[indices])),
-        torch.from_numpy(side.labels_M[indices].astype(np.int64)),
-    )
-
-
-def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
-    """Return every array, one-dimensional, by the name that it is kept under."""
-    flat = {f"{name}_images": side.images_MHWC.reshape(-1) for name, side in (("train", train), ("val", val))}
-    return flat | {f"{name}_labels": side.labels_M for name, side in (("train", train), ("val", val))}
 
 
 def _fingerprint(image: ImageFormat, class_names: tuple[str, ...], sums: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stability.corpora.images import cifar, folders
 from stability.corpora.images.decoding import decoded
-from stability.corpora.io.files import left_out, refuse_larger_than_memory, sha256_of_file
+from stability.corpora.io.files import cut_short, left_out, refuse_larger_than_memory, sha256_of_file
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
@@ -86,14 +86,7 @@ def _opened(file: Path) -> Any:
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        size = (
-            f"{file.stat().st_size:,} bytes"
-            if file.is_file()
-            else error.strerror
-            if isinstance(error, OSError)
-            else "no file"
-        )
-        raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
+        raise cut_short(file, error) from None
     if isinstance(found, np.ndarray):
         raise ValueError(
             f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, "

@@ -180,6 +180,13 @@ def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iter
         yield line
 
 
+def cut_short(file: Path, error: Exception) -> ValueError:
+    """Return the error of an ``.npz`` file that cannot be read. ``error``: what reading it raised."""
+    missing = error.strerror if isinstance(error, OSError) else "no file"
+    size = f"{file.stat().st_size:,} bytes" if file.is_file() else missing
+    return ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again")
+
+
 def refuse_larger_than_memory(file: Path) -> None:
     """Raise a ``ValueError`` if an ``.npz`` file unpacks to more than this machine's memory."""
     try:

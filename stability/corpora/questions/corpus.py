@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from stability.corpora.base import AbstractCorpus
+from stability.corpora.base import AbstractRowCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 
@@ -54,11 +54,13 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class QuestionCorpus(AbstractCorpus):
+class QuestionCorpus(AbstractRowCorpus):
     """Sequences of one length with their answers. Build it with `QuestionCorpus.of`, which computes what follows from
     them. ``sums``: sha256 of each array by name."""
 
     kind: ClassVar[str] = "questions"
+    files = FILES
+    plain = PLAIN
 
     train: Side
     val: Side
@@ -75,7 +77,7 @@ class QuestionCorpus(AbstractCorpus):
             assert tokens_MN.dtype == answers_MN.dtype == np.uint16 and tokens_MN.shape == answers_MN.shape
             assert tokens_MN.max() < vocab_size and (answers_MN < vocab_size).any(1).all(), "nothing is asked in a row"
         length = train.tokens_MN.shape[1]
-        sums = {name: sha256(array) for name, array in _arrays(train, val).items()}
+        sums = {name: sha256(array) for name, array in cls.arrays(train, val).items()}
         description = f"{origin}: {len(train.tokens_MN):,} training and {len(val.tokens_MN):,} held-out sequences"
         return cls(train, val, vocab_size, length, _fingerprint(vocab_size, length, sums), description, sums)
 
@@ -97,32 +99,9 @@ class QuestionCorpus(AbstractCorpus):
         counts = np.bincount(asked, minlength=self.vocab_size) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> QuestionBatch:
-        """Draw ``num`` random sequences of ``split`` ("train" or "val"), each equally likely, with replacement.
-        ``positions``: their length (`require`)."""
-        side = self._side(split)
-        return self._gathered(side, torch.randint(len(side.tokens_MN), (num,), generator=generator).numpy())
-
-    def windows(self, split: str, num: int, positions: int) -> QuestionBatch:
-        """Return at most ``num`` sequences, evenly spaced from first to last."""
-        side = self._side(split)
-        count = min(num, len(side.tokens_MN))
-        return self._gathered(side, np.arange(count) * (len(side.tokens_MN) - 1) // max(count - 1, 1))
-
-    def _side(self, split: str) -> Side:
-        if split not in ("train", "val"):
-            raise ValueError(f"no split '{split}'; choices: train, val")
-        return self.train if split == "train" else self.val
-
     def _gathered(self, side: Side, rows: np.ndarray) -> QuestionBatch:
         tokens_BN, answers_BN = (torch.from_numpy(array[rows].astype(np.int64)) for array in side)
         return QuestionBatch(tokens_BN, answers_BN.masked_fill(answers_BN == self.vocab_size, UNASKED))
-
-    def _write(self, folder: Path) -> None:
-        for name, array in _arrays(self.train, self.val).items():
-            disk.write_array(folder / FILES[name], array)
-        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in PLAIN}, **self.sums})
-        disk.fsync(folder)
 
     @classmethod
     def load(cls, folder: Path) -> QuestionCorpus:
@@ -136,17 +115,6 @@ class QuestionCorpus(AbstractCorpus):
         rows = {name: array.reshape(-1, meta["length"]) for name, array in found.items()}
         train, val = (Side(rows[f"{side}_tokens"], rows[f"{side}_answers"]) for side in ("train", "val"))
         return cls(train, val, **{key: meta[key] for key in PLAIN}, sums=sums)
-
-
-def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
-    """Return every array, one-dimensional, by the name that it is kept under."""
-    sides = (("train", train), ("val", val))
-    return {
-        f"{name}_{what}": array.reshape(-1)
-        for what in ("tokens", "answers")
-        for name, side in sides
-        for array in (getattr(side, f"{what}_MN"),)
-    }
 
 
 def _fingerprint(vocab_size: int, length: int, sums: Mapping[str, str]) -> str:
