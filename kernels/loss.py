@@ -63,8 +63,8 @@ def _forward(
     precision: str,
     blocks: Blocks | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    hidden, weight, bias = _laid(hidden), _laid(weight), _dense(bias)
-    targets, left_out = targets.contiguous(), _dense(left_out)
+    tensors, flags = _given(hidden, weight, bias, targets, left_out)
+    hidden, weight = tensors[:2]
     chosen, planes = blocks or blocks_of(hidden.dtype, precision), 2 if left_out is None else 3
     if not len(hidden):
         nothing = torch.zeros(planes, 0, dtype=wide(hidden.dtype), device=hidden.device)
@@ -75,20 +75,9 @@ def _forward(
     _launch(
         sums_kernel,
         (triton.cdiv(rows, chosen.rows), ranges),
-        hidden,
-        weight,
-        weight if bias is None else bias,
-        targets,
-        targets if left_out is None else left_out,
-        found,
-        rows,
-        columns,
-        width,
-        hidden.stride(0),
-        weight.stride(0),
-        range_columns,
-        HAS_BIAS=bias is not None,
-        LEFT_OUT=left_out is not None,
+        *(*tensors, found),
+        *(rows, columns, width, hidden.stride(0), weight.stride(0), range_columns),
+        **flags,
         **_constants("RVD", chosen, precision, hidden),
     )
     out = torch.cat([found[:1].logsumexp(1), found[1:].sum(1)])
@@ -110,8 +99,8 @@ def _backward(
     blocks: Blocks | None,
 ) -> tuple[Component, ...]:
     """Return the gradients of hidden states, weights and biases, strip by strip of the vocabulary."""
-    hidden, weight, bias, gradient = _laid(hidden), _laid(weight), _dense(bias), gradient.contiguous()
-    targets, left_out = targets.contiguous(), _dense(left_out)
+    tensors, flags = _given(hidden, weight, bias, targets, left_out)
+    (hidden, weight), gradient = tensors[:2], gradient.contiguous()
     chosen = blocks or blocks_of(hidden.dtype, precision)
     multiplied = blocks or product_blocks_of(hidden.dtype, precision)
     (rows, width), columns, device = hidden.shape, len(weight), hidden.device
@@ -134,38 +123,17 @@ def _backward(
         _launch(
             logit_gradient_kernel,
             (triton.cdiv(rows, chosen.rows), triton.cdiv(last - first, chosen.columns)),
-            hidden,
-            weight,
-            weight if bias is None else bias,
-            targets,
-            targets if left_out is None else left_out,
-            saved[0],
-            gradient,
-            strip,
-            rows,
-            width,
-            hidden.stride(0),
-            weight.stride(0),
-            strip_columns,
-            first,
-            last,
-            HAS_BIAS=bias is not None,
-            LEFT_OUT=left_out is not None,
+            *(*tensors, saved[0], gradient, strip),
+            *(rows, width, hidden.stride(0), weight.stride(0), strip_columns, first, last),
+            **flags,
             **constants,
         )
         if of_hidden is not None:
             _launch(
                 hidden_gradient_kernel,
                 (triton.cdiv(rows, multiplied.rows), feature_blocks),
-                strip,
-                weight,
-                of_hidden,
-                rows,
-                width,
-                weight.stride(0),
-                strip_columns,
-                first,
-                last,
+                *(strip, weight, of_hidden),
+                *(rows, width, weight.stride(0), strip_columns, first, last),
                 IS_FIRST=first == 0,
                 **to_hidden,
             )
@@ -173,16 +141,8 @@ def _backward(
             _launch(
                 weight_gradient_kernel,
                 (triton.cdiv(last - first, multiplied.rows), feature_blocks),
-                strip,
-                hidden,
-                of_weight,
-                of_weight if of_bias is None else of_bias,
-                rows,
-                width,
-                hidden.stride(0),
-                strip_columns,
-                first,
-                last,
+                *(strip, hidden, of_weight, of_weight if of_bias is None else of_bias),
+                *(rows, width, hidden.stride(0), strip_columns, first, last),
                 HAS_BIAS=of_bias is not None,
                 **to_weight,
             )
@@ -209,15 +169,8 @@ def _second_order(
         second_order_kernel,
         (triton.cdiv(rows, chosen.rows), ranges),
         *(value if each is None else each for each in (*h, *w, *b)),
-        target,
-        target if own is None else own,
-        found,
-        rows,
-        columns,
-        width,
-        width,
-        width,
-        range_columns,
+        *(target, target if own is None else own, found),
+        *(rows, columns, width, width, width, range_columns),
         **{name: each is not None for name, each in given.items()},
         LEFT_OUT=own is not None,
         **_constants("RVD", chosen, precision, value),
@@ -242,8 +195,21 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: An
     kernel[grid](*arguments, **constants)
 
 
-def _laid(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+def _given(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, left_out: Tensor | None
+) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
+    """Return the first five arguments of a kernel that computes logits, laid out as it reads them, and the flags that
+    say whether bias and left-out columns are among them; another tensor fills the place of one that is not."""
+    hidden, weight = (each if each.stride(1) == 1 else each.contiguous() for each in (hidden, weight))
+    targets = targets.contiguous()
+    tensors = (
+        hidden,
+        weight,
+        weight if bias is None else bias.contiguous(),
+        targets,
+        targets if left_out is None else left_out.contiguous(),
+    )
+    return tensors, {"HAS_BIAS": bias is not None, "LEFT_OUT": left_out is not None}
 
 
 def _dense(tensor: Component) -> Component:
