@@ -13,6 +13,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
 from analysis.drawing import pieces
+from analysis.drawing.marks import dots, mark
 from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
 from analysis.drawing.typeset import Table
@@ -107,39 +108,14 @@ def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> No
         if not group.numeric:
             ax.plot(place, median, "_", color=color, markersize=14, zorder=3)
         finite = column.by_seed[np.isfinite(column.by_seed)]
-        ax.plot(
-            [place] * len(finite),
-            finite,
-            marker,
-            color=color,
-            markersize=4,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            zorder=4,
-        )
+        dots(ax, [place] * len(finite), finite, marker, color, 4)
         if diverged := int(np.isinf(column.by_seed).sum()):
-            ax.plot(place, 0.965, color=color, transform=ax.get_xaxis_transform(), zorder=5, **CROSS)
-            ax.text(
-                place,
-                0.92,
-                f"{diverged}/{len(column.by_seed)}",
-                transform=ax.get_xaxis_transform(),
-                ha="center",
-                va="top",
-                fontsize=6,
-                color=color,
-            )
+            strip = {"color": color, "transform": ax.get_xaxis_transform()}
+            ax.plot(place, 0.965, zorder=5, **strip, **CROSS)
+            ax.text(place, 0.92, f"{diverged}/{len(column.by_seed)}", ha="center", va="top", fontsize=6, **strip)
         if column.value == group.base_value:
-            ax.plot(
-                place,
-                median,
-                "o",
-                markersize=9,
-                markerfacecolor="none",
-                markeredgecolor=INK,
-                markeredgewidth=0.9,
-                zorder=5,
-            )
+            ring = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.9}
+            mark(ax, place, median, "o", None, 9, zorder=5, **ring)
     if log:
         ax.set_xscale("log")
     ax.xaxis.set_minor_locator(NullLocator())

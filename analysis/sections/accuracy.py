@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import chunks, ended_badly, source, width_text
@@ -134,16 +134,7 @@ def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
         own = runs[runs["series"] == name]
         line = own.groupby("lr")[share.column].median().sort_index()
         ax.plot(line.index, line, color=style.color, linestyle=style.dashes, zorder=3)
-        ax.plot(
-            own["lr"],
-            own[share.column],
-            style.marker,
-            color=style.color,
-            markersize=4.2,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            zorder=4,
-        )
+        dots(ax, own["lr"], own[share.column], style.marker, style.color)
     lr_axis(ax, study.runs["lr"])
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("learning rate")

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.marks import entry, mark, mark_entry, say_instead
+from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded, shown_series
 from analysis.study.load import Frame, Study
@@ -20,6 +20,7 @@ from analysis.words import wrapped
 
 PANELS_PER_ROW = 4
 MOST_VECTOR_POINTS = 2000  # of a panel; more are a picture in it, as a vector file of megabytes is slow to turn to
+COUNT = {"textcoords": "offset points", "fontsize": 5.5, "color": INK}  # beside a mark
 DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point on a log axis
 # What is no point on a log axis: (label, marker, height in axes fractions, which values).
 EDGES = (
@@ -32,10 +33,8 @@ EDGES = (
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """Draw one figure for every four series, states as rows; none where no step was recorded in this phase, as where
     every run diverged before it."""
-    rows, counts = (
-        recorded(study, phase),
-        {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
-    )
+    rows = recorded(study, phase)
+    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
     shown = {name for count in counts.values() for name in shown_series(study, count)}
     present = [name for name in study.series if name in shown]
     if not present or rows.empty:
@@ -97,20 +96,11 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
         if (count["outcome"] == DIVERGED).any():
             return
         why = NOT_DEFINED if len(count) and (count["outcome"] == NOT_DEFINED).all() else "not recorded"
-        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        say_instead(ax, why)
         return
     finite = part[np.isfinite(part["alpha_max"]) & (part["alpha_max"] > 0)]
-    ax.plot(
-        finite["run_lr"],
-        finite["alpha_max"],
-        ".",
-        color=style.color,
-        markersize=3.2,
-        alpha=0.4,
-        markeredgewidth=0,
-        zorder=3,
-        rasterized=len(finite) > MOST_VECTOR_POINTS,
-    )
+    faint = {"alpha": 0.4, "markeredgewidth": 0, "zorder": 3, "rasterized": len(finite) > MOST_VECTOR_POINTS}
+    mark(ax, finite["run_lr"], finite["alpha_max"], ".", style.color, 3.2, **faint)
     medians = pd.Series({lr: finite_median(rows["alpha_max"]) for lr, rows in part.groupby("run_lr")})
     medians = medians.where(medians > 0)
     dots = {"marker": style.marker, "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -124,26 +114,9 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
     for lr, runs in count.groupby("run_lr"):
         diverged = int((runs["outcome"] == DIVERGED).sum())
         if diverged:
-            ax.plot(
-                lr,
-                DIVERGED_HEIGHT,
-                marker="X",
-                color=style.color,
-                markersize=4.6,
-                linestyle="none",
-                markeredgewidth=0,
-                transform=strip,
-                zorder=5,
-            )
-            note = {
-                "xytext": (0, 3.5),
-                "textcoords": "offset points",
-                "ha": "center",
-                "va": "bottom",
-                "fontsize": 5.5,
-                "color": INK,
-            }
-            ax.annotate(f"{diverged}/{len(runs)}", (lr, DIVERGED_HEIGHT), xycoords=strip, **note)
+            mark(ax, lr, DIVERGED_HEIGHT, "X", style.color, 4.6, markeredgewidth=0, transform=strip, zorder=5)
+            place = {"xycoords": strip, "xytext": (0, 3.5), "ha": "center", "va": "bottom"}
+            ax.annotate(f"{diverged}/{len(runs)}", (lr, DIVERGED_HEIGHT), **place, **COUNT)
 
 
 def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
@@ -153,52 +126,19 @@ def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
         for lr, rows in part.groupby("run_lr"):
             count = int(which(rows["alpha_max"].to_numpy(dtype=float)).sum())
             if count:
-                ax.plot(
-                    lr,
-                    height,
-                    marker=marker,
-                    color=style.color,
-                    markersize=3.6,
-                    linestyle="none",
-                    transform=strip,
-                    zorder=5,
-                )
-                ax.annotate(
-                    str(count),
-                    (lr, height),
-                    xycoords=strip,
-                    xytext=(3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=5.5,
-                    color=INK,
-                )
+                mark(ax, lr, height, marker, style.color, 3.6, transform=strip, zorder=5)
+                ax.annotate(str(count), (lr, height), xycoords=strip, xytext=(3, 0), va="center", **COUNT)
 
 
 def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
     """Draw the legend of those marks that the figure holds."""
     values = rows["alpha_max"].to_numpy(dtype=float)
     handles = [
-        Line2D([], [], color=INK, linewidth=0.8, linestyle=(0, (4, 2)), label="$\\alpha_\\mathrm{max} = \\alpha$"),
-        Line2D([], [], color=MUTED, marker=".", markersize=4, alpha=0.5, linestyle="none", label="recorded step"),
-        Line2D([], [], color=MUTED, marker="o", markersize=4, label="median of finite steps"),
-        *(
-            Line2D([], [], color=MUTED, marker=m, markersize=4, linestyle="none", label=label)
-            for label, m, _, which in EDGES
-            if which(values).any()
-        ),
+        entry("$\\alpha_\\mathrm{max} = \\alpha$", INK, linewidth=0.8, linestyle=(0, (4, 2))),
+        mark_entry("recorded step", ".", alpha=0.5),
+        entry("median of finite steps", marker="o", markersize=4),
+        *(mark_entry(label, marker) for label, marker, _, which in EDGES if which(values).any()),
     ]
     if diverged:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                marker="X",
-                markersize=5,
-                linestyle="none",
-                markeredgewidth=0,
-                label="diverged, of all runs (0 % stable)",
-            )
-        )
+        handles.append(mark_entry("diverged, of all runs (0 % stable)", "X", 5, markeredgewidth=0))
     fitting_legend(figure, handles, 3, handlelength=2, columnspacing=1.4)

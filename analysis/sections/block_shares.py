@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from analysis.drawing.marks import say_instead
 from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
@@ -64,10 +65,8 @@ def blocks_table(study: Study) -> Table | None:
     kinds = tuple(kind for kind in KINDS if kind in present)
     body = []
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
-        part, detail = (
-            with_kinds(rows),
-            "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost))),
-        )
+        part = with_kinds(rows)
+        detail = "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost)))
         shares, own = (medians(part, ["kind"])["percent"], _off_diagonal(part)) if len(part) else ({}, "--")
         cells = [Cell(_whole(float(shares.get(kind, math.nan)))) for kind in kinds]
         body.append((Cell(series, detail), Cell(lr_text(lr)), *cells, Cell(own)))
@@ -132,14 +131,7 @@ def _panel(ax: Any, part: Frame, layers: Sequence[str], kinds: Sequence[str]) ->
     ax.set_xticks(range(len(layers)), layers)
     ax.axhline(0, color=MUTED, linewidth=0.6)
     if not np.isfinite(part["percent"]).any():
-        ax.annotate(
-            "not measured" if part.empty else "lost to a non-finite loss",
-            (0.5, 0.5),
-            xycoords="axes fraction",
-            ha="center",
-            color=MUTED,
-            fontsize=8,
-        )
+        say_instead(ax, "not measured" if part.empty else "lost to a non-finite loss", va="baseline")
         return
     shares = medians(part, ["layer", "kind"])["percent"]
     for index, layer in enumerate(layers):

@@ -8,9 +8,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from analysis.drawing.marks import entry
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.sections.layers import slope
 from analysis.study.load import Frame
@@ -31,29 +31,16 @@ def connectivity_figure(frame: Frame) -> Figure:
     _connectivity_panel(right, frame, across="window", fixed="positions", names=("window $w$", "N", "w"))
     left.set_ylabel("$\\lambda_1$")
     handles = [
-        Line2D([], [], color=INK, marker="o", markersize=3.5, label="window path"),
-        Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
-        Line2D(
-            [], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"
-        ),
+        entry("window path", INK, marker="o", markersize=3.5),
+        entry("bounds", linewidth=5, alpha=0.35),
+        entry("cycle and closed form", linestyle="--", marker="x", markersize=4, linewidth=0.8),
     ]
     whole = frame[frame["graph"] == "complete"].sort_values("positions")
     if len(whole):
         left.plot(whole["positions"], whole["bound_low"], color=MUTED, linestyle=":", linewidth=0.8)
         left.plot(whole["positions"], whole["connectivity"], "s", color=MUTED, markersize=3.5, markerfacecolor="none")
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                linestyle=":",
-                marker="s",
-                markersize=3.5,
-                markerfacecolor="none",
-                linewidth=0.8,
-                label="complete, and N",
-            )
-        )
+        square = {"marker": "s", "markersize": 3.5, "markerfacecolor": "none"}
+        handles.append(entry("complete, and N", linestyle=":", linewidth=0.8, **square))
     fitting_legend(figure, handles, 4)
     return figure
 

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.drawing.legends import legend_columns, mechanism_legend
+from analysis.drawing.marks import entry, legend_columns, mark_entry, mechanism_legend, rate_entries
 from analysis.drawing.pieces import Pieces, heading, paragraph
-from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_colors
+from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.numbers.curves import Key, median_curves
 from analysis.sections.nll_figures import CROSS
@@ -198,28 +198,14 @@ def _marks(rows: Frame) -> list[Line2D]:
     """Return the legend's entries for validation and divergence, each where the rows have it."""
     marks = []
     if rows["val_nll"].notna().any():
-        marks.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                marker="o",
-                markerfacecolor="white",
-                markersize=4,
-                linestyle="none",
-                label="validation",
-            )
-        )
+        marks.append(mark_entry("validation", "o", markerfacecolor="white"))
     if rows["diverged"].any():
-        marks.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
+        marks.append(entry("diverged", **CROSS))
     return marks
 
 
 def _rate_legend(figure: Figure, colors: dict, rows: Frame) -> None:
-    handles = [
-        *(Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()),
-        *_marks(rows),
-    ]
+    handles = [*rate_entries(colors), *_marks(rows)]
     place = {"loc": "outside upper center", "ncols": legend_columns(handles), "handlelength": 1.4, "columnspacing": 1.3}
     figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **place)
 

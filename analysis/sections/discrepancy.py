@@ -3,26 +3,26 @@ figures, and whether it falls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.marks import rate_legend
 from analysis.drawing.pieces import Pieces, paragraph, shown
-from analysis.drawing.style import MUTED, fitting_legend, lr_colors, panels_width
+from analysis.drawing.style import MUTED, lr_colors, panels_width
 from analysis.drawing.tables import chunks, source
-from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
-from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.sections.layers import spread_cell
+from analysis.drawing.typeset import Table
+from analysis.measures import LAYER, RATE, SERIES, Measure, Text, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, REAL, Spread
+from analysis.numbers.step_shares import phases_of
 from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
 from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text, wrapped
+from analysis.words import listed, wrapped
 
 OWN, UNSCALED = "own", "unscaled"
 PANELS_PER_ROW = 4
@@ -76,6 +76,24 @@ def direction(per_seed: Sequence[float]) -> str:
     return "falls" if spread.high < 0 else "rises" if spread.low > 0 else "undecided"
 
 
+def _slopes(which: str) -> Callable[[Frame], Column]:
+    return lambda rows: slopes(relative(rows, which))
+
+
+BY_LAYER = (
+    Measure("own γ", lambda rows: relative(rows, OWN), three_digits),
+    Measure("γ = 1", lambda rows: relative(rows, UNSCALED), three_digits),
+)
+SLOPES = tuple(
+    column
+    for of in (_slopes(OWN), _slopes(UNSCALED))
+    for column in (
+        Measure("slope", of, "{:+.4f}".format, REAL, ends="{:+.3f}".format),
+        Text("depth", lambda rows, of=of: direction(of(rows))),
+    )
+)
+
+
 def study_tables(study: Study) -> list[Table]:
     """Return the discrepancy by layer and its slope for each phase, then PDMM's; what the study does not have is left
     out."""
@@ -87,66 +105,31 @@ def study_tables(study: Study) -> list[Table]:
 
 def run_tables(frame: Frame, mechanism: str) -> list[Table]:
     """Return the same tables as `study_tables` of one run's own rows."""
-    return _depth_tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), "One run.")
+    return _depth_tables(rows_of_run(frame, mechanism), "One run.")
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
-    return [
-        make(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin)
-        for phase in phases_of(rows)
-        for make in (_layer_table, _slope_table)
-    ]
+    """Return for each phase the relative discrepancy by layer, and its slope, with the layers' own γ and γ = 1."""
+    caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}"
+    by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
+    def of_phase(part: Frame, phase: str) -> list[Table]:
+        title = f"Consensus discrepancy of softmax attention, {phase}"
+        layers = grid_table(title, caption, part, (SERIES, RATE, LAYER), by_layer)
+        return [layers, _slope_table(part, phase, origin)]
 
-def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Return a table of the relative discrepancy, a row a series, learning rate and layer, with the layer's own γ and
-    with γ = 1."""
-    by_layer = {which: relative(rows, which) for which in (OWN, UNSCALED)}
-    levels = ["order", "series", "run_lr", "layer"]
-    gammas, body = rows.groupby(levels)["gamma"].first(), []
-    for place, part in by_layer[OWN].groupby(level=levels):
-        cells = [
-            spread_cell(values, "{:.3f}".format, POSITIVE) for values in (part, by_layer[UNSCALED].loc[part.index])
-        ]
-        _, series, lr, layer = place
-        body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), Cell(f"{gammas[place]:g}"), *cells))
-    header = ("mechanism", "LR", "layer", "γ", "own γ", "γ = 1")
-    return Table(
-        f"Consensus discrepancy of softmax attention, {phase}",
-        f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}",
-        header,
-        tuple(body),
-    )
+    return phase_tables(rows, of_phase)
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Return a table of the discrepancy's slope per layer and whether it falls or rises, with the layers' own γ and
-    with γ = 1."""
-    of = {which: slopes(relative(rows, which)) for which in (OWN, UNSCALED)}
-    body = []
-    for (_, series, lr), own in of[OWN].groupby(level=["order", "series", "run_lr"]):
-        both = (own, of[UNSCALED].loc[own.index])
-        cells = [cell for values in both for cell in (_slope_cell(values), Cell(direction(values)))]
-        body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
+    """Return a table of the discrepancy's slope per layer and whether it falls or rises."""
     caption = (
         "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over "
         "seeds. The paper expects it to fall with depth. Falls or rises: the 95 % interval of the mean over three "
         f"seeds or more lies below or above 0. {INTERVAL_RULE}. {origin}"
     )
     groups = (("", 2), ("own γ", 2), ("γ = 1", 2))
-    return Table(
-        f"Does the discrepancy fall with depth, {phase}",
-        caption,
-        ("mechanism", "LR", "slope", "depth", "slope", "depth"),
-        tuple(body),
-        groups,
-    )
-
-
-def _slope_cell(per_seed: Column) -> Cell:
-    spread = Spread.of(per_seed)
-    interval = f"{spread.low:+.3f} to {spread.high:+.3f}, " if spread.n > 1 else ""
-    return Cell("--") if spread.n == 0 else Cell(f"{spread.median:+.4f}", f"{interval}n={spread.n}")
+    return grid_table(f"Does the discrepancy fall with depth, {phase}", caption, rows, (SERIES, RATE), SLOPES, groups)
 
 
 def depth_figures(study: Study, phase: str) -> list[Figure]:
@@ -165,8 +148,7 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
         ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("discrepancy / values")
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    rate_legend(figure, colors)
     return figure
 
 
@@ -177,15 +159,8 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
     for lr, at_lr in part.groupby("run_lr"):
         for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
             line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
-            ax.plot(
-                line.index,
-                line["median"],
-                color=colors[lr],
-                linestyle=dashes(which == OWN),
-                linewidth=1.1,
-                marker="o",
-                markersize=2.5,
-            )
+            look = {"color": colors[lr], "linestyle": dashes(which == OWN), "linewidth": 1.1}
+            ax.plot(line.index, line["median"], marker="o", markersize=2.5, **look)
             ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
     ax.set_xlabel("layer")
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))

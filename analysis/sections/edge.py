@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.pieces import Pieces, heading, shown
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import POSITIVE, Spread
@@ -136,7 +136,15 @@ def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
     ax.set_ylim(len(curves) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("learning rate")
-    fitting_legend(figure, _legend(), 6)
+    handles = [
+        mark_entry("stable", "o"),
+        mark_entry("spiked, plateaued", "o", markerfacecolor="white"),
+        mark_entry("diverged", "x"),
+        mark_entry("best", "*", 9),
+        entry("edge by verdict", INK, linewidth=1.2),
+        entry("by NLL", INK, linewidth=1.2, linestyle=(0, (2, 1.4))),
+    ]
+    fitting_legend(figure, handles, 6)
     return figure
 
 
@@ -148,51 +156,20 @@ def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look
         if "diverged" in ended:
             ax.plot(lr, place, "x", color=look.color, markersize=4, markeredgewidth=1)
         else:
-            ax.plot(
-                lr,
-                place,
-                "o",
-                color=look.color,
-                markersize=4,
-                markerfacecolor=look.color if ended == {"stable"} else "white",
-                markeredgewidth=0.8,
-            )
+            fill = look.color if ended == {"stable"} else "white"
+            mark(ax, lr, place, "o", look.color, 4, markerfacecolor=fill, markeredgewidth=0.8)
     if math.isfinite(row.best_lr):
-        ax.plot(
-            row.best_lr, place, "*", color=look.color, markersize=10, markeredgecolor=INK, markeredgewidth=0.6, zorder=5
-        )
+        dots(ax, row.best_lr, place, "*", look.color, 10, markeredgecolor=INK, markeredgewidth=0.6, zorder=5)
     for lr, next_lr, dashes in (
         (row.verdict_lr, row.verdict_next_lr, "-"),
         (row.nll_lr, row.nll_next_lr, (0, (2, 1.4))),
     ):
         if math.isfinite(lr) and math.isfinite(next_lr):
-            middle = math.sqrt(lr * next_lr)
-            ax.plot(
-                [middle, middle], [place - 0.38, place + 0.38], color=INK, linewidth=1.2, linestyle=dashes, zorder=4
-            )
+            middle, upright = [math.sqrt(lr * next_lr)] * 2, [place - 0.38, place + 0.38]
+            ax.plot(middle, upright, color=INK, linewidth=1.2, linestyle=dashes, zorder=4)
         elif math.isfinite(lr):
-            ax.annotate(
-                "",
-                (lr * 1.25, place),
-                (lr, place),
-                arrowprops={"arrowstyle": "->", "color": INK, "linestyle": dashes},
-                annotation_clip=False,
-            )
-
-
-def _legend() -> list[Line2D]:
-    return [
-        _mark("stable"),
-        _mark("spiked, plateaued", markerfacecolor="white"),
-        _mark("diverged", marker="x"),
-        _mark("best", marker="*", markersize=9),
-        Line2D([], [], label="edge by verdict", color=INK, linewidth=1.2),
-        Line2D([], [], label="by NLL", color=INK, linewidth=1.2, linestyle=(0, (2, 1.4))),
-    ]
-
-
-def _mark(label: str, marker: str = "o", markersize: float = 4, **more: Any) -> Line2D:
-    return Line2D([], [], label=label, marker=marker, markersize=markersize, linestyle="none", color=MUTED, **more)
+            arrow = {"arrowstyle": "->", "color": INK, "linestyle": dashes}
+            ax.annotate("", (lr * 1.25, place), (lr, place), arrowprops=arrow, annotation_clip=False)
 
 
 def applies(study: Study) -> bool:

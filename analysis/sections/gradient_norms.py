@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.claims.pairs import PLAIN
-from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.pieces import Pieces
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
 from analysis.sections.section import Drawn, Figures, Section, pictures, sourced

@@ -77,16 +77,8 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
     low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)
     image: Any = None
     for ax, run, (blocks, steps, values) in zip(axes, runs, found, strict=False):
-        image = ax.pcolormesh(
-            steps,
-            np.arange(len(blocks)),
-            values,
-            cmap="plasma",
-            vmin=low,
-            vmax=high,
-            shading="nearest",
-            rasterized=True,
-        )
+        scale = {"cmap": "plasma", "vmin": low, "vmax": high, "shading": "nearest"}
+        image = ax.pcolormesh(steps, np.arange(len(blocks)), values, rasterized=True, **scale)
         ax.grid(visible=False)
         ax.invert_yaxis()
         stride = math.ceil(len(blocks) / LABELS)

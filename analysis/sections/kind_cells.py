@@ -10,9 +10,7 @@ from analysis.claims.kinds import step_ratio
 from analysis.drawing.typeset import Cell
 from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
-from analysis.numbers.spread import Spread
 from analysis.study.load import Study
-from analysis.words import power
 
 
 def nll_cell(each: Numbers, lowest: float) -> Cell:
@@ -24,10 +22,6 @@ def nll_cell(each: Numbers, lowest: float) -> Cell:
     return Cell(f"{each.nll.median:.3f}", detail, each.nll.median == lowest) if each.nll.n else Cell("none finite")
 
 
-def sensitivity_cell(each: Numbers) -> Cell:
-    return Cell(f"{each.sensitivity.median:.3f}", each.sensitivity.detail()) if each.sensitivity.n else Cell("--")
-
-
 def bounds_text(bounds: Bounds) -> str:
     """Write decades that are known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
     least, most = (end + 0.0 for end in bounds)
@@ -36,10 +30,6 @@ def bounds_text(bounds: Bounds) -> str:
     if math.isinf(most):
         return f"≥ {least:.2f}"
     return f"{least:.2f}" if most <= least + 0.005 else f"{least:.2f}–{most:.2f}"
-
-
-def spread_cell(spread: Spread) -> Cell:
-    return Cell(power(spread.median), spread.detail(power)) if spread.n else Cell("--")
 
 
 def mean_time_cell(study: Study, each: Numbers, plain: Numbers) -> Cell:

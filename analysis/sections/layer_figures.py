@@ -11,15 +11,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
+from analysis.drawing.marks import entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.sections.layers import layer_and_filter, qk_heads
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text, wrapped
+from analysis.words import wrapped
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
 FILTER_CAPTION = (
@@ -90,15 +90,8 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
         grid[line, 0].set_ylabel(f"{wrapped(name, 18)}\nfactor")
     for ax in grid[-1]:
         ax.set_xlabel("share of directions")
-    _lr_legend(figure, colors)
+    rate_legend(figure, colors)
     return figure
-
-
-def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    fitting_legend(
-        figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3
-    )
 
 
 def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
@@ -114,15 +107,8 @@ def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> No
     """Mark at the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the
     layer itself multiplied differences."""
     for lr, at_lr in spectra.groupby("run_lr"):
-        ax.plot(
-            [1.04] * len(kept(at_lr, "variance")),
-            np.sqrt(kept(at_lr, "variance")),
-            "<",
-            color=colors[lr],
-            markersize=3.5,
-            zorder=4,
-            clip_on=False,
-        )
+        left = np.sqrt(kept(at_lr, "variance"))
+        mark(ax, [1.04] * len(left), left, "<", colors[lr], 3.5, zorder=4, clip_on=False)
 
 
 def _factor_ticks(ax: Axes) -> None:
@@ -196,11 +182,7 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     _log_ticks(axes[0].yaxis)
     axes[0].set_ylabel("after / before")
-    _lr_legend(
-        figure,
-        colors,
-        [Line2D([], [], color=INK, label="variance"), Line2D([], [], color=INK, linestyle=":", label="energy")],
-    )
+    rate_legend(figure, colors, [entry("variance", INK), entry("energy", INK, linestyle=":")])
     return figure
 
 
@@ -233,11 +215,8 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
         _log_ticks(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
-    handles = [
-        Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=wrapped(name, 30))
-        for name in present
-    ]
-    fitting_legend(figure, handles, 4)
+    looks_of = {wrapped(name, 30): styles[name] for name in present}
+    fitting_legend(figure, [entry(n, s.color, marker=s.marker, markersize=4) for n, s in looks_of.items()], 4)
     return figure
 
 

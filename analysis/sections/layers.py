@@ -9,37 +9,53 @@ import numpy as np
 
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, SHARE, Scale, Spread
-from analysis.numbers.step_shares import PHASES
+from analysis.measures import (
+    LAYER,
+    RATE,
+    SERIES,
+    Measure,
+    four_digits,
+    grid_table,
+    over_rows,
+    percent,
+    phase_tables,
+    rows_of_run,
+)
+from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, SHARE
 from analysis.study import wording
-from analysis.study.load import Column, Frame, Study, phase_rank
-from analysis.words import lr_text, power
+from analysis.study.load import Column, Frame, Study
+from analysis.words import power
 from stability.runs.words import Words
 
 CONSENSUS, ATTENTION = "consensus", "attention"
-Measure = tuple[str, Callable[[Frame], Column], Callable[[float], str], Scale]
 RULE = INTERVAL_RULES[POSITIVE]
 
 
-def percent(value: float) -> str:
-    return "--" if np.isnan(value) else f"{100 * value:.4g} %"
+def _of(column: str) -> Callable[[Frame], Column]:
+    return over_rows(lambda rows: rows[column])
 
 
-CONSENSUS_MEASURES: tuple[Measure, ...] = (
-    ("λ_max", lambda rows: rows["largest"], power, POSITIVE),
-    ("1/(2λ_max)", lambda rows: rows["step_limit"], power, POSITIVE),
-    ("1−2ηλ ≥ 0", lambda rows: rows["non_oscillating"], percent, SHARE),
-    ("Fiedler", lambda rows: rows["fiedler"], power, POSITIVE),
-    ("lower", lambda rows: rows["fiedler_low"], power, POSITIVE),
-    ("upper", lambda rows: rows["fiedler_high"], power, POSITIVE),
-    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}", POSITIVE),
-    ("energy", lambda rows: rows["energy_after"] / rows["energy_before"], percent, POSITIVE),
-    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent, POSITIVE),
+def _left(quantity: str) -> Callable[[Frame], Column]:
+    return over_rows(lambda rows: rows[f"{quantity}_after"] / rows[f"{quantity}_before"])
+
+
+GAIN, VARIANCE = Measure("gain", _of("gain"), four_digits), Measure("variance", _left("variance"), percent)
+CONSENSUS_MEASURES = (
+    Measure("λ_max", _of("largest")),
+    Measure("1/(2λ_max)", _of("step_limit")),
+    Measure("1−2ηλ ≥ 0", _of("non_oscillating"), percent, SHARE),
+    Measure("Fiedler", _of("fiedler")),
+    Measure("lower", _of("fiedler_low")),
+    Measure("upper", _of("fiedler_high")),
+    GAIN,
+    Measure("energy", _left("energy"), percent),
+    VARIANCE,
 )
-ATTENTION_MEASURES: tuple[Measure, ...] = (
-    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}", POSITIVE),
-    ("second |λ|", lambda rows: rows["second_eigenvalue"], lambda value: f"{value:.4f}", POSITIVE),
-    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent, POSITIVE),
+ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _of("second_eigenvalue"), four_digits), VARIANCE)
+QK_MEASURES = tuple(
+    Measure(label, over_rows(lambda rows, column=column: rows[column], how))
+    for column in ("norm", "condition")
+    for label, how in (("median", "median"), ("largest", "max"))
 )
 
 
@@ -54,28 +70,20 @@ def run_tables(
     frame: Frame, mechanism: str, what: str, ropes: Collection[str] = (), held_out: str = Words.held_out
 ) -> list[Table]:
     """Return the same tables as `study_tables` of one run's own rows. ``held_out``: what its data are called."""
-    rows = frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0)
-    return _tables(rows, what, held_out, "One run.", ropes)
+    return _tables(rows_of_run(frame, mechanism), what, held_out, "One run.", ropes)
 
 
 def _tables(rows: Frame, what: str, held_out: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
-    phases: list[str] = sorted(set(rows["phase"]), key=phase_rank)
-    made = [
-        table
-        for phase in phases
-        for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, held_out, origin, ropes)
-    ]
-    return [table for table in made if table.rows]
+    def of_phase(part: Frame, phase: str) -> list[Table]:
+        if what == "qk":
+            return [_qk_table(part, phase, origin)]
+        kinds = family_of_layers(part)
+        return [
+            _consensus_table(part[kinds == CONSENSUS], phase, held_out, origin, ropes),
+            _attention_table(part[kinds == ATTENTION], phase, held_out, origin),
+        ]
 
-
-def _of_phase(rows: Frame, phase: str, what: str, held_out: str, origin: str, ropes: Collection[str]) -> list[Table]:
-    if what == "qk":
-        return [_qk_table(rows, phase, origin)]
-    kinds = family_of_layers(rows)
-    return [
-        _consensus_table(rows[kinds == CONSENSUS], phase, held_out, origin, ropes),
-        _attention_table(rows[kinds == ATTENTION], phase, held_out, origin),
-    ]
+    return phase_tables(rows, of_phase)
 
 
 def family_of_layers(spectra: Frame) -> Any:
@@ -115,7 +123,8 @@ def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes:
         "Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
         f"{RULE}; of the share on the log-odds. {origin}"
     )
-    return _layer_table(f"Learned graphs of consensus layers, {phase}", caption, rows, CONSENSUS_MEASURES)
+    title = f"Learned graphs of consensus layers, {phase}"
+    return grid_table(title, caption, rows, (SERIES, RATE, LAYER), CONSENSUS_MEASURES)
 
 
 def _range(values: Column) -> str:
@@ -137,23 +146,7 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
         "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
         f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
     )
-    return _layer_table(f"{name} as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
-
-
-def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measure]) -> Table:
-    body = []
-    for (_, series, lr, layer), part in rows.groupby(["order", "series", "run_lr", "layer"]):
-        cells = [
-            spread_cell(values(part).groupby(part["seed"]).median(), form, scale) for _, values, form, scale in measures
-        ]
-        body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), *cells))
-    return Table(title, caption, ("mechanism", "LR", "layer", *(name for name, *_ in measures)), tuple(body))
-
-
-def spread_cell(per_seed: Column, form: Callable[[float], str], scale: Scale) -> Cell:
-    """Return a cell of the median over seeds, its interval on the quantity's scale and n; ``--`` without any."""
-    spread = Spread.of(per_seed, scale)
-    return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))
+    return grid_table(f"{name} as a filter, {phase}", caption, rows, (SERIES, RATE, LAYER), ATTENTION_MEASURES)
 
 
 def qk_heads(rows: Frame) -> Frame:
@@ -168,28 +161,13 @@ def qk_heads(rows: Frame) -> Frame:
 def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
     """Return the table of σ(W_qᵀW_k) in one phase: median and largest norm and condition over heads, a row a series and
     learning rate."""
-    body = []
-    for (_, series, lr), part in qk_heads(rows).groupby(["order", "series", "run_lr"]):
-        seeds = part.groupby("seed")
-        cells = [
-            spread_cell(getattr(seeds[column], how)(), power, POSITIVE)
-            for column in ("norm", "condition")
-            for how in ("median", "max")
-        ]
-        body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
         f"smallest of the singular values that the head width allows. Consensus has no queries and keys. {RULE}. "
         f"{origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
-    return Table(
-        f"σ(W_qᵀW_k), {phase}",
-        caption,
-        ("mechanism", "LR", "median", "largest", "median", "largest"),
-        tuple(body),
-        groups,
-    )
+    return grid_table(f"σ(W_qᵀW_k), {phase}", caption, qk_heads(rows), (SERIES, RATE), QK_MEASURES, groups)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

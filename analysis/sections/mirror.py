@@ -5,18 +5,17 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import INTERVAL_RULE, REAL, Spread
-from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.sections.layers import spread_cell
+from analysis.drawing.typeset import Table
+from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
+from analysis.numbers.spread import INTERVAL_RULE, REAL
+from analysis.numbers.step_shares import phases_of
 from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures
 from analysis.study import wording
-from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text
+from analysis.study.load import Frame, Study
 from stability.runs.words import Words
 
 NAME = "mirror"
@@ -27,6 +26,17 @@ BLIND = (
 CAPTION = (
     "NLL of the held-out examples read backwards less that of the same examples, against learning rate, {phase}. "
     f"Points: seeds; line: their median. {BLIND}"
+)
+
+
+def _signed(nats: float) -> str:
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000, also of a difference that rounds to -0
+
+
+MEASURES = (
+    Measure("NLL", lambda rows: rows["nll"], three_digits, REAL),
+    Measure("read backwards", lambda rows: rows["mirrored_nll"], three_digits, REAL),
+    Measure("difference", lambda rows: rows["difference"], _signed, REAL, ends=_signed),
 )
 
 
@@ -49,37 +59,22 @@ def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
         mechanism: its name, as the tables show it.
         words: its objective's.
     """
-    return _tables(rows.assign(series=mechanism, run_lr=rows["lr"], seed=0, order=0), words, "One run.")
+    return _tables(rows_of_run(rows, mechanism), words, "One run.")
 
 
 def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
-    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), words, origin) for phase in phases_of(rows)]
+    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     """Return the table of one phase, a row a series and learning rate; medians over seeds."""
-    body = []
-    for (_, series, lr), part in rows.groupby(["order", "series", "run_lr"]):
-        nlls = [spread_cell(part[column], "{:.3f}".format, REAL) for column in ("nll", "mirrored_nll")]
-        body.append((Cell(str(series)), Cell(lr_text(lr)), *nlls, _difference_cell(part["difference"])))
     num = sorted({int(each) for each in rows["sequences"]})
     caption = (
         f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
         f"the same examples read backwards under mirrored masks and noise. {BLIND} Difference: paired by seed. "
         f"{INTERVAL_RULE}. {origin}"
     )
-    header = ("mechanism", "LR", "NLL", "read backwards", "difference")
-    return Table(f"NLL of mirrored examples, {phase}", caption, header, tuple(body))
-
-
-def _difference_cell(per_seed: Column) -> Cell:
-    spread = Spread.of(per_seed)
-    interval = f"{_signed(spread.low)} to {_signed(spread.high)}, " if spread.n > 1 else ""
-    return Cell("--") if spread.n == 0 else Cell(_signed(spread.median), f"{interval}n={spread.n}")
-
-
-def _signed(nats: float) -> str:
-    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000, also of a difference that rounds to -0
+    return grid_table(f"NLL of mirrored examples, {phase}", caption, rows, (SERIES, RATE), MEASURES)
 
 
 def figures(study: Study) -> Figures:
@@ -111,10 +106,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 def _line(ax: Axes, rows: Frame, look: Look) -> None:
     median = rows.groupby("run_lr")["difference"].median()
     ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
-    ax.plot(
-        rows["run_lr"], rows["difference"], look.marker, color=look.color, markersize=4.2, markeredgecolor="white",
-        markeredgewidth=0.5, zorder=4,
-    )  # fmt: skip
+    dots(ax, rows["run_lr"], rows["difference"], look.marker, look.color)
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

@@ -12,11 +12,12 @@ from analysis.claims.mixers import reading
 from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.tables import guarded_note, source, width_text
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import spread_cell, three_digits
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
-from analysis.sections.kind_cells import nll_cell, sensitivity_cell, spread_cell, time_cell
+from analysis.sections.kind_cells import nll_cell, time_cell
 from analysis.sections.panels import APART_CAPTION, panels
 from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study import wording
@@ -49,7 +50,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             Cell(lr_text(each.best) if math.isfinite(each.best) else "--"),
             nll_cell(each, lowest),
             Cell("none" if each.window is None else width_text(each.window)),
-            sensitivity_cell(each),
+            spread_cell(each.sensitivity, three_digits),
             spread_cell(each.ratio),
         )
         for each in numbers

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2DBase, AffineDeltaTransform, ScaledTranslation, blended_transform_factory
 
-from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.marks import dots, entry, mark, mark_entry, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.typeset import Table
@@ -94,16 +94,7 @@ def nll_line(ax: Axes, table: Frame, style: Look) -> None:
     top = ax.get_ylim()[1]
     for lr, row in table.iterrows():
         shown = [value for value in row if math.isfinite(value) and value <= top]
-        ax.plot(
-            [lr] * len(shown),
-            shown,
-            style.marker,
-            color=style.color,
-            markersize=4.2,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            zorder=4,
-        )
+        dots(ax, [lr] * len(shown), shown, style.marker, style.color)
 
 
 def top_marks(
@@ -130,17 +121,7 @@ def top_marks(
             if diverged:
                 ax.plot(lr, 0.965, color=color, transform=place, zorder=5, **CROSS)
             else:
-                ax.plot(
-                    lr,
-                    0.965,
-                    marker="^",
-                    color=color,
-                    markersize=5,
-                    markerfacecolor="none",
-                    linestyle="none",
-                    transform=place,
-                    clip_on=False,
-                )
+                mark(ax, lr, 0.965, "^", color, 5, markerfacecolor="none", transform=place, clip_on=False)
             if diverged and step >= MARK_POINTS:
                 below = place + ScaledTranslation(0, -BELOW_POINTS / 72, ax.figure.dpi_scale_trans)
                 ax.text(lr, 0.965, f"{diverged}/{len(row)}", transform=below, ha="center", va="top", fontsize=6,
@@ -193,9 +174,7 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
                 ax.plot([edge.lr, edge.furthest_lr], [row, row], color=color, linewidth=1, linestyle=(0, (1, 1.5)))
         for is_open, edge, marker in ((each.median.open_low, low, "<"), (each.median.open_high, high, ">")):
             if is_open:
-                ax.plot(
-                    edge.lr, row, marker=marker, color=color, markersize=6.5, clip_on=False, linestyle="none", zorder=4
-                )
+                mark(ax, edge.lr, row, marker, color, 6.5, clip_on=False, zorder=4)
         for offset, seed in enumerate(filter(None, each.by_seed.values())):
             at = row + (0.30 if offset % 2 else -0.30)
             ax.plot([seed.low.lr, seed.high.lr], [at, at], color=color, linewidth=0.8, alpha=0.8)
@@ -211,20 +190,9 @@ def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
     values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     extras = []
     if np.isinf(values).any():
-        extras.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
+        extras.append(entry("diverged", **CROSS))
     if (values[np.isfinite(values)] > ax.get_ylim()[1]).any():
-        extras.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                marker="^",
-                markerfacecolor="none",
-                markersize=5,
-                linestyle="none",
-                label="above the axis",
-            )
-        )
+        extras.append(mark_entry("above the axis", "^", 5, markerfacecolor="none"))
     return extras
 
 

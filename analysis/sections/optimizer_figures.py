@@ -7,9 +7,8 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from analysis.drawing.legends import legend_columns
+from analysis.drawing.marks import dots, entry, legend_columns
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import numbers_of, plain_of, reference_of
@@ -74,11 +73,8 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
     below.set_yticks(range(len(group)), [numbers[name].name for name in group], fontsize=7)
     below.set_ylim(len(group) - 0.4, -0.6)
     below.grid(axis="y", visible=False)
-    handles = [
-        Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, marker=styles[name].marker,
-               markersize=4, label=numbers[name].name)
-        for name in group
-    ]  # fmt: skip
+    named = {numbers[name].name: styles[name] for name in group}
+    handles = [entry(n, s.color, linestyle=s.dashes, marker=s.marker, markersize=4) for n, s in named.items()]
     columns = min(legend_columns(handles), 7)
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.4, columnspacing=1.2)
     return figure
@@ -132,5 +128,4 @@ def _track(ax: Axes, study: Study, each: Numbers, unit: float, place: int, look:
             fill = look.color if ended == {"stable"} else "white"
             ax.plot(at, place, "o", color=look.color, markersize=3.6, markerfacecolor=fill, markeredgewidth=0.8)
     if math.isfinite(each.best_lr):
-        ax.plot(each.best_lr / unit, place, "*", color=look.color, markersize=8.5, markeredgecolor=INK,
-                markeredgewidth=0.5, zorder=5)  # fmt: skip
+        dots(ax, each.best_lr / unit, place, "*", look.color, 8.5, markeredgecolor=INK, zorder=5)

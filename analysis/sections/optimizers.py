@@ -10,10 +10,11 @@ from analysis.claims.optimizers import reading
 from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.tables import guarded_note, source
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import spread_cell, three_digits
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.optimizers import compares_optimizers, groups, numbers_of, others_of, plain_of
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
-from analysis.sections.kind_cells import bounds_text, mean_time_cell, nll_cell, sensitivity_cell, spread_cell, time_cell
+from analysis.sections.kind_cells import bounds_text, mean_time_cell, nll_cell, time_cell
 from analysis.sections.optimizer_figures import (
     APART,
     NAME,
@@ -72,7 +73,7 @@ def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
         Cell(bounds_text(each.to_stable)),
         Cell(bounds_text(each.to_near)),
         spread_cell(each.ratio),
-        sensitivity_cell(each),
+        spread_cell(each.sensitivity, three_digits),
     )
 
 

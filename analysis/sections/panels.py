@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.drawing.marks import dots, mark
 from analysis.drawing.style import INK, WIDTH_INCHES, looks, lr_axis
 from analysis.numbers.kinds import Numbers
 from analysis.numbers.spread import Spread
@@ -67,14 +68,13 @@ def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> No
     ax.fill_between(table.index, lows, highs, color=color, alpha=0.2, linewidth=0, zorder=2)
     ax.plot(line.index, line.where(np.isfinite(line)), color=color, marker="o", markersize=2.6, linewidth=1.1, zorder=3)
     if math.isfinite(each.best_lr):
-        ax.plot(each.best_lr / unit, each.nll.median, "*", color=color, markersize=8, markeredgecolor=INK,
-                markeredgewidth=0.5, zorder=5)  # fmt: skip
+        dots(ax, each.best_lr / unit, each.nll.median, "*", color, 8, markeredgecolor=INK, zorder=5)
     for rate, row in table.iterrows():
         if diverged := int(np.isinf(row.to_numpy(dtype=float)).sum()):
             place = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-            ax.plot(rate, 0.93, "x", color=color, markersize=4, markeredgewidth=1.1, **place)
-            ax.text(rate, 0.85, f"{diverged}/{row.notna().sum()}", color=color, fontsize=5.5, ha="center", va="top",
-                    **place)  # fmt: skip
+            mark(ax, rate, 0.93, "x", color, 4, markeredgewidth=1.1, **place)
+            text = {"color": color, "fontsize": 5.5, "ha": "center", "va": "top"}
+            ax.text(rate, 0.85, f"{diverged}/{row.notna().sum()}", **text, **place)
 
 
 def over(table: Frame, unit: float) -> Frame:

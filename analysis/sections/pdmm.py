@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
+from analysis.drawing.marks import entry
 from analysis.drawing.style import FIXED, INK, OTHERS, WIDTH_INCHES, fitting_legend
 from analysis.drawing.typeset import Cell, Table
 from analysis.study.load import Frame
@@ -28,17 +28,9 @@ def pdmm_table(frame: Frame) -> Table:
         reached = ordered[ordered["error"] <= REACHED]["iteration"]
         first, last = ordered.iloc[0], ordered.iloc[-1]
         numbers = [power(value) for value in (last["error"], first["discrepancy"], last["discrepancy"])]
-        steps = Cell(f"{reached.iloc[0]:.0f}" if len(reached) else "not reached")
-        body.append(
-            (
-                Cell(graph),
-                Cell(schedule),
-                Cell(f"{first['edges']:.0f}"),
-                steps,
-                Cell(f"{shrinkage(ordered):.3f}"),
-                *map(Cell, numbers),
-            )
-        )
+        steps = f"{reached.iloc[0]:.0f}" if len(reached) else "not reached"
+        texts = (graph, schedule, f"{first['edges']:.0f}", steps, f"{shrinkage(ordered):.3f}", *numbers)
+        body.append(tuple(map(Cell, texts)))
     header = ("graph", "schedule", "edges", f"to {power(REACHED, 1)}", "factor", "last error", "first", "last")
     last = int(frame["iteration"].max())
     caption = (
@@ -77,24 +69,17 @@ def pdmm_figure(frame: Frame) -> Figure:
     ):
         for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
             above = part[part[column] > ROUNDING].sort_values("iteration")
-            ax.plot(
-                above["iteration"],
-                above[column],
-                color=colors[graph],
-                linestyle=dashes(schedule == "synchronous"),
-                linewidth=1.1,
-            )
+            look = {"color": colors[graph], "linestyle": dashes(schedule == "synchronous"), "linewidth": 1.1}
+            ax.plot(above["iteration"], above[column], **look)
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(numticks=7))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("iteration")
         ax.set_ylabel(label)
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=graph) for graph, color in colors.items()]
-    schedules = [
-        Line2D([], [], color=INK, linestyle=dashes(name == "synchronous"), label=name)
-        for name in dict.fromkeys(frame["schedule"])
-    ]
-    fitting_legend(figure, [*handles, *schedules], 6)
+    handles = [entry(graph, color, linewidth=1.8) for graph, color in colors.items()]
+    names = dict.fromkeys(frame["schedule"])
+    handles += [entry(name, INK, linestyle=dashes(name == "synchronous")) for name in names]
+    fitting_legend(figure, handles, 6)
     return figure
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.claims.prediction import EVENTS, TARGETS
-from analysis.drawing.legends import legend_columns
+from analysis.drawing.marks import dots, entry, legend_columns, mark, mark_entry
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, mechanism_looks
 from analysis.numbers.prediction import POOLED, SAME_RATE, Predictor, Scored, best_baseline, judged, ranked, telling
 from analysis.numbers.ranking import Estimate, roc, shares_below
@@ -56,15 +55,10 @@ def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | 
         _curves(left, frame, each, event)
         _areas(right, each, styles)
         left.set_title(f"runs that {EVENTS[event]}: {int(frame[event].sum())} of {len(frame)}", loc="left")
-    handles = [
-        Line2D([], [], color=color, marker=marker, linestyle="none", markersize=4, alpha=0.75, label=name)
-        for name, (color, marker) in styles.items()
-    ]
+    handles = [mark_entry(name, marker, color=color, alpha=0.75) for name, (color, marker) in styles.items()]
     handles += [
-        Line2D([], [], color=INK, marker="o", markersize=5, linewidth=1.2, label="all runs"),
-        Line2D(
-            [], [], color=INK, marker="D", markersize=4.5, markerfacecolor="white", linestyle="none", label="same rate"
-        ),
+        entry("all runs", INK, marker="o", markersize=5, linewidth=1.2),
+        mark_entry("same rate", "D", 4.5, color=INK, markerfacecolor="white"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles), columnspacing=1.4)
     return figure
@@ -104,13 +98,13 @@ def _areas(ax: Axes, scored: Sequence[Scored], styles: Mapping[str, tuple[str, s
     for row, each in enumerate(scored):
         for name, (color, marker) in styles.items():
             if name in each.scopes and not np.isnan(each.scopes[name].value):
-                ax.plot(each.scopes[name].value, row, marker, color=color, markersize=3.4, alpha=0.75, zorder=3,
-                        markeredgewidth=0, clip_on=False)  # fmt: skip
+                faint = {"alpha": 0.75, "zorder": 3, "markeredgewidth": 0}
+                mark(ax, each.scopes[name].value, row, marker, color, 3.4, clip_on=False, **faint)
         _interval(ax, each.scopes[POOLED], row, each.predictor)
         same = each.scopes[SAME_RATE].value
         if not np.isnan(same):
-            ax.plot(same, row, "D", markerfacecolor="white", markeredgecolor=INK, markersize=4.2, markeredgewidth=0.8,
-                    zorder=4, clip_on=False)  # fmt: skip
+            hollow = {"markerfacecolor": "white", "markeredgecolor": INK, "markeredgewidth": 0.8}
+            mark(ax, same, row, "D", None, 4.2, zorder=4, clip_on=False, **hollow)
     first = next((row for row, each in enumerate(scored) if each.predictor.is_baseline), None)
     if first:
         ax.axhline(first - 0.5, color=MUTED, linewidth=0.5)
@@ -127,8 +121,7 @@ def _interval(ax: Axes, found: Estimate, row: int, predictor: Predictor) -> None
     if found.has_interval:
         ax.plot([found.low, found.high], [row, row], color=color, linestyle=dashes, linewidth=1.6, zorder=2)
     if not np.isnan(found.value):
-        ax.plot(found.value, row, "o", color=color, markersize=5.5, markeredgecolor="white", markeredgewidth=0.5,
-                zorder=5, clip_on=False)  # fmt: skip
+        dots(ax, found.value, row, "o", color, 5.5, zorder=5, clip_on=False)
 
 
 def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | None:
@@ -146,10 +139,7 @@ def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure
             _ranked(ax, curves, each, target, styles)
         for ax in axes[len(pair) :]:
             ax.remove()
-    handles = [
-        Line2D([], [], color=color, marker=marker, linestyle="none", markersize=4.5, label=name)
-        for name, (color, marker) in styles.items()
-    ]
+    handles = [mark_entry(name, marker, 4.5, color=color) for name, (color, marker) in styles.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles))
     return figure
 
@@ -175,8 +165,8 @@ def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[
     aside_x, aside_y = (0.012 * np.sqrt(number) * turn(GOLDEN_ANGLE * number) for turn in (np.cos, np.sin))
     for name, (color, marker) in styles.items():
         own = (known["mechanism"] == name).to_numpy()
-        ax.plot(x[own] + aside_x[own], y[own] + aside_y[own], marker, color=color, markersize=5,
-                alpha=0.85, markeredgecolor="white", markeredgewidth=0.4, zorder=3)  # fmt: skip
+        place, look = (x[own] + aside_x[own], y[own] + aside_y[own]), {"alpha": 0.85, "markeredgewidth": 0.4}
+        dots(ax, *place, marker, color, 5, zorder=3, **look)
     found = each.scopes[POOLED]
     within = f" ({found.low:.2f} to {found.high:.2f})" if found.has_interval else ""
     ax.set_title(f"ρ = {found.value:.2f}{within}, n = {len(known)}".replace("-", "−"), loc="left", fontsize=8.5)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from analysis.drawing.marks import dots
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, mechanism_looks
 from analysis.drawing.tables import source
@@ -97,23 +98,9 @@ def _figure(found: Frame) -> Figure:
         color, marker = styles[part["mechanism"].iloc[0]]
         values = part["score"].to_numpy(dtype=float)
         lowest = np.fmin.accumulate(np.where(np.isnan(values), math.inf, values))
-        ax.plot(
-            part["number"],
-            values,
-            marker,
-            color=color,
-            markersize=4,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            alpha=0.8,
-        )
-        handles += ax.plot(
-            part["number"],
-            np.where(np.isinf(lowest), np.nan, lowest),
-            color=color,
-            drawstyle="steps-post",
-            label=str(series),
-        )
+        dots(ax, part["number"], values, marker, color, 4, alpha=0.8, zorder=2)
+        known = np.where(np.isinf(lowest), np.nan, lowest)
+        handles += ax.plot(part["number"], known, color=color, drawstyle="steps-post", label=str(series))
     ax.set_xlabel("point")
     ax.set_ylabel("objective (nats)")
     fitting_legend(figure, handles, 6)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from analysis.drawing.marks import entry, rate_legend, say_instead
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted
@@ -87,11 +87,11 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
     for ax in grid[-1]:
         ax.set_xlabel("step length along $u$")
     handles = [
-        Line2D([], [], color=INK, label="loss"),
-        Line2D([], [], label="quadratic model", **MODEL),
-        Line2D([], [], label="$\\alpha_\\mathrm{max}$", **ALPHA_LINE),
-        Line2D([], [], label="critical LR", **CRITICAL_LINE),
-        Line2D([], [], label="training LR $\\alpha$", **TRAINING),
+        entry("loss", INK),
+        entry("quadratic model", **MODEL),
+        entry("$\\alpha_\\mathrm{max}$", **ALPHA_LINE),
+        entry("critical LR", **CRITICAL_LINE),
+        entry("training LR $\\alpha$", **TRAINING),
     ]
     fitting_legend(figure, handles, 5 if len(series) > 2 else 3, handlelength=2, columnspacing=1.4)
     return figure
@@ -105,15 +105,7 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     ax.xaxis.get_offset_text().set_fontsize(7)
     if part.empty:
-        ax.annotate(
-            "diverged" if diverged else "not measured",
-            (0.5, 0.5),
-            xycoords="axes fraction",
-            ha="center",
-            va="center",
-            color=MUTED,
-            fontsize=8,
-        )
+        say_instead(ax, "diverged" if diverged else "not measured")
         return
     part, first = part.sort_values("alpha"), part.iloc[0]
     finite = part[np.isfinite(part["loss"])]
@@ -167,8 +159,7 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
         ax.remove()
     for ax in axes[: len(series) : columns]:
         ax.set_ylabel("density")
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    rate_legend(figure, colors)
     return figure
 
 
@@ -177,8 +168,7 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
     they did."""
     known = rows[np.isfinite(rows["node"])]
     if known.empty:
-        why = "diverged" if diverged and rows.empty else "lost to a non-finite loss"
-        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        say_instead(ax, "diverged" if diverged and rows.empty else "lost to a non-finite loss")
         return
     low, high = float(known["node"].min()), float(known["node"].max())
     width = (high - low or abs(high) or 1.0) / 200

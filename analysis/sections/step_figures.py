@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.style import INK, MUTED, Look, fitting_legend, looks, panels_width
+from analysis.drawing.marks import entry, mark_entry
+from analysis.drawing.style import INK, Look, fitting_legend, looks, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
 from analysis.study.load import Column, Frame, Study
@@ -34,10 +34,8 @@ STEPS_CAPTION = (
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for
     every four LRs, none without rows."""
-    rows, counts = (
-        recorded(study, phase),
-        {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
-    )
+    rows = recorded(study, phase)
+    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
     with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
     if not lrs or rows.empty:  # every run diverged before its checkpoint: the tables say so
@@ -77,12 +75,8 @@ def _step_figure(
     for ax in grid[-1]:
         ax.set_xlabel("recorded step")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    handles = [
-        Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=wrapped(name, 30))
-        for name in present
-    ]
-    handles += [Line2D([], [], label="training LR $\\alpha$", **TRAINING)]
-    handles += [Line2D([], [], color=MUTED, marker="^", markersize=3.5, linestyle="none", label="∞"), _marker("v", "0")]
+    handles = [entry(wrapped(name, 30), styles[name].color, linestyle=styles[name].dashes) for name in present]
+    handles += [entry("training LR $\\alpha$", **TRAINING), mark_entry("∞", "^", 3.5), mark_entry("0", "v", 3.5)]
     fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
     return figure
 
@@ -96,10 +90,6 @@ def say_diverged(ax: Axes, count: Frame, by: str) -> None:
         told += [f"{name} {diverged}/{len(runs)}"] if diverged else []
     if told:
         ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
-
-
-def _marker(marker: str, label: str) -> Line2D:
-    return Line2D([], [], color=MUTED, marker=marker, markersize=3.5, linestyle="none", label=label)
 
 
 def _step_panel(

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from analysis.drawing.marks import entry, rate_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, iterations_of, thresholds
@@ -28,7 +28,7 @@ from analysis.sections.streams import (
 )
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text, power, wrapped
+from analysis.words import power, wrapped
 from stability.runs.words import Words
 
 SERIES_PER_FIGURE = 4
@@ -106,11 +106,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("connection")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    spread = [Line2D([], [], color=INK, linestyle=":", label="smallest, largest")]
-    fitting_legend(
-        figure, [*handles, *spread], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3
-    )
+    rate_legend(figure, colors, [entry("smallest, largest", INK, linestyle=":")])
     return figure
 
 
@@ -134,15 +130,8 @@ def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, A
     values = rows["value"] if beside is None else [*rows["value"], *beside["value"]]
     if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: the axis would show the rounding
         ax.set_ylim(0.9, 1.1)
-        ax.text(
-            0.5,
-            0.62,
-            f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}",
-            transform=ax.transAxes,
-            ha="center",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        within = f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}"
+        ax.text(0.5, 0.62, within, transform=ax.transAxes, ha="center", fontsize=7.5, color=MUTED)
     if np.min(values) > 0 and np.max(values) / np.min(values) > STEEP and rows["quantity"].iloc[0] != "log_range":
         ax.set_yscale("log")
     elif np.max(np.abs(values)) > STEEP and rows["quantity"].iloc[0] != "log_range":

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.spread import EXTREME, INTERVAL_RULES, Spread
-from analysis.numbers.step_shares import PHASES, phases_of
+from analysis.drawing.typeset import Table
+from analysis.measures import RATE, SERIES, Form, Measure, grid_table, phase_tables, rows_of_run
+from analysis.numbers.spread import EXTREME, INTERVAL_RULES
 from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, thresholds
 from analysis.study import wording
-from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text, plural, power
+from analysis.study.load import Frame, Study
+from analysis.words import listed, plural, power
 from stability.runs.words import Words
 
-# heading, matrix, quantity, whether of the last product through all depth, what stands for a run
-COLUMNS: tuple[tuple[str, str, str, str], ...] = (
-    ("ln 1/ν", "single", "log_range", "largest"),
-    ("outliers", "single", "beyond", "share"),
-    ("columns", "single", "column_sum", "error"),
-    ("rows", "single", "row_sum", "error"),
-    ("columns", "product", "column_sum", "error"),
-    ("rows", "product", "row_sum", "error"),
-    ("spectral", "product", "spectral_norm", "largest"),
-    ("forward", "product", "forward_gain", "largest"),
-    ("backward", "rest", "backward_gain", "largest"),
+FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{100 * value:.3g} %", "error": power}
+
+
+def _measure(label: str, matrix: str, quantity: str, which: str) -> Measure:
+    """Return a measure of a quantity of single matrices or their product; ``which`` number of it stands for a run."""
+    return Measure(label, lambda rows: by_run(rows, matrix, quantity, which), FORMS[which], EXTREME)
+
+
+MEASURES = (
+    _measure("ln 1/ν", "single", "log_range", "largest"),
+    _measure("outliers", "single", "beyond", "share"),
+    _measure("columns", "single", "column_sum", "error"),
+    _measure("rows", "single", "row_sum", "error"),
+    _measure("columns", "product", "column_sum", "error"),
+    _measure("rows", "product", "row_sum", "error"),
+    _measure("spectral", "product", "spectral_norm", "largest"),
+    _measure("forward", "product", "forward_gain", "largest"),
+    _measure("backward", "rest", "backward_gain", "largest"),
 )
 GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
 CAPTION = (
@@ -49,27 +56,16 @@ def study_tables(study: Study) -> list[Table]:
 
 def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
     """Return the same table as `study_tables` of one run's own rows. ``words``: its objective's."""
-    return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), words, "One run.")
+    return _tables(rows_of_run(frame, residual), words, "One run.")
 
 
 def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
-    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), words, origin) for phase in phases_of(rows)]
+    return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     """Return the table of one phase: how far the mixing matrices and their products are from doubly stochastic, a row a
     series and learning rate."""
-    columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
-    body = []
-    for key in (
-        rows[["order", "series", "run_lr"]].drop_duplicates().sort_values(["order", "run_lr"]).itertuples(index=False)
-    ):
-        cells = [
-            _cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which)
-            for values, which in _named(columns)
-        ]
-        body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
-    header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
     caption = CAPTION.format(
         position=words.position[0],
         positions=words.position[1],
@@ -78,13 +74,8 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         threshold=threshold_text(rows),
         precision=PRECISION,
     )
-    return Table(
-        f"Mixing of residual streams, {phase}",
-        f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}",
-        header,
-        tuple(body),
-        GROUPS,
-    )
+    told = f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}"
+    return grid_table(f"Mixing of residual streams, {phase}", told, rows, (SERIES, RATE), MEASURES, GROUPS)
 
 
 def position_count(rows: Frame, words: Words) -> str:
@@ -130,15 +121,3 @@ def example_text(iterations: list[float]) -> str:
         if said
         else ""
     )
-
-
-def _named(columns: list[Column]) -> list[tuple[Column, str]]:
-    return [(values, which) for values, (_, _, _, which) in zip(columns, COLUMNS, strict=True)]
-
-
-def _cell(per_seed: Column, which: str) -> Cell:
-    form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[
-        which
-    ]
-    spread = Spread.of(per_seed, EXTREME)
-    return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))

@@ -144,13 +144,8 @@ def _backbones(figure: Figure, grid: Any, example: Any) -> None:
     for column, (title, traces_shown) in enumerate(zip(titles, ((0,), (0, 1)), strict=True)):
         ax: Any = figure.add_subplot(grid[0, column], projection="3d")
         for index in traces_shown:
-            faint = column == 1 and index == 0
-            ax.plot(
-                *traces[index].T,
-                color=(ORIGINAL, RECONSTRUCTED)[index],
-                linewidth=1.0 if faint else 1.6,
-                alpha=0.35 if faint else 1.0,
-            )
+            look = {"linewidth": 1.0, "alpha": 0.35} if column == 1 and index == 0 else {"linewidth": 1.6, "alpha": 1.0}
+            ax.plot(*traces[index].T, color=(ORIGINAL, RECONSTRUCTED)[index], **look)
         ax.set_title(title)
         ax.set(xlim=_around(middle_X[0], radius), ylim=_around(middle_X[1], radius), zlim=_around(middle_X[2], radius))
         ax.set_box_aspect((1, 1, 1), zoom=1.55)
@@ -170,14 +165,8 @@ def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
         ("ideal_rmsd", BASELINE, ":", "mean geometry"),
     ):
         ordered = np.sort(chains[name])
-        ax.step(
-            ordered,
-            np.arange(1, len(ordered) + 1) / len(ordered),
-            where="post",
-            color=color,
-            linestyle=dashes,
-            label=label,
-        )
+        shares = np.arange(1, len(ordered) + 1) / len(ordered)
+        ax.step(ordered, shares, where="post", color=color, linestyle=dashes, label=label)
     ax.set_xscale("log")
     ax.set(xlabel="backbone RMSD (Å)", ylabel="share of held-out chains", ylim=(0, 1.02))
     ax.legend(
@@ -191,12 +180,8 @@ def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None
     used = counts[counts > 0]
     ax.plot(np.arange(1, len(used) + 1), used / used.sum(), color=INK)
     ax.axhline(1 / summary["num_codes"], color=MUTED, linestyle=":", linewidth=0.9)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"code, by frequency ({len(used)} of {summary['num_codes']} used)",
-        ylabel="share of residues",
-    )
+    ax.set(xscale="log", yscale="log", ylabel="share of residues")
+    ax.set_xlabel(f"code, by frequency ({len(used)} of {summary['num_codes']} used)")
     ax.set_title(f"perplexity {summary['perplexity']:.0f}; dotted: uniform", fontsize=8.5)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from analysis.drawing.tables import source
-from analysis.drawing.typeset import Cell, Table
+from analysis.drawing.typeset import Table
+from analysis.measures import RATE, SERIES, Form, Measure, Place, grid_table, percent, phase_tables, rows_of_run
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, REAL, SHARE, Scale
-from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.sections.layers import percent, spread_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text, power
+from analysis.words import power
 from stability.runs.words import Words
 
 NAME, LAYERS = "training_free", "training_free_layers"
@@ -51,56 +48,43 @@ def study_tables(study: Study) -> list[Table]:
 
 def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
     """Return the same tables as `study_tables` of one run's own rows. ``words``: its objective's."""
-    both = [rows.assign(series=mechanism, run_lr=rows["lr"], seed=0, order=0) for rows in (models, layers)]
-    return _tables(both[0], both[1], words, "One run.")
+    return _tables(rows_of_run(models, mechanism), rows_of_run(layers, mechanism), words, "One run.")
 
 
 def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Table]:
     """Return the three tables of each phase that the rows have."""
-    made = []
-    for phase in phases_of(models):
-        of_phase, of_layers = (rows[rows["phase"] == phase] for rows in (models, layers))
-        named = PHASES.get(phase, phase)
-        made += [
-            _table(
-                f"NLL beyond that of sa, {named}",
-                f"Nats per predicted position on held-out {words.held_out} beyond the trained model's, where another "
-                f"mechanism stands in for sa in all layers, without training. {BUDGETS} {INTERVAL_RULES[REAL]}. "
-                f"{origin}",
-                gaps(of_phase),
-                "{:+.4f}".format,
-                REAL,
-            ),
-            _table(
-                f"Products skipped, {named}",
-                "Share of the products q·k and weight · value of sa that are left out, over heads, layers and "
-                f"sequences, layers being given what they are in the trained model. {BUDGETS} {NOT_TIMED} "
-                f"{INTERVAL_RULES[SHARE]}. {origin}",
-                shares(of_phase),
-                percent,
-                SHARE,
-            ),
-            _table(
-                f"Relative error of the worst layer, {named}",
-                "‖y − y_sa‖ / ‖y_sa‖ of a layer's output, where it is given what it is in the trained model; the mean "
-                f"over sequences, of the layer where that is largest. {BUDGETS} {INTERVAL_RULES[POSITIVE]}. {origin}",
-                errors(of_layers),
-                power,
-                POSITIVE,
-            ),
+    left_out = (
+        "Share of the products q·k and weight · value of sa that are left out, over heads, layers and sequences, "
+        f"layers being given what they are in the trained model. {BUDGETS} {NOT_TIMED}"
+    )
+    off = (
+        "‖y − y_sa‖ / ‖y_sa‖ of a layer's output, where it is given what it is in the trained model; the mean over "
+        f"sequences, of the layer where that is largest. {BUDGETS}"
+    )
+    beyond = (
+        f"Nats per predicted position on held-out {words.held_out} beyond the trained model's, where another mechanism "
+        f"stands in for sa in all layers, without training. {BUDGETS}"
+    )
+
+    def of_phase(of_models: Frame, phase: str) -> list[Table]:
+        of_layers = layers[layers["phase"] == of_models["phase"].iloc[0]]
+        return [
+            _table(f"NLL beyond that of sa, {phase}", beyond, origin, gaps(of_models), "{:+.4f}".format, REAL),
+            _table(f"Products skipped, {phase}", left_out, origin, shares(of_models), percent, SHARE),
+            _table(f"Relative error of the worst layer, {phase}", off, origin, errors(of_layers), power, POSITIVE),
         ]
-    return made
+
+    return phase_tables(models, of_phase)
 
 
-def _table(title: str, caption: str, values: Column, form: Callable[[float], str], scale: Scale) -> Table:
+def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
     """Return a table of medians over seeds, a row a series, learning rate and stand-in, a column a budget."""
-    budgets = sorted(set(values.index.get_level_values("budget")))
-    body = []
-    for (_, series, lr, mixer, label), part in values.groupby(level=SETTING[:-1]):
-        per_budget = dict(list(part.groupby(level="budget")))
-        cells = [
-            spread_cell(per_budget[budget], form, scale) if budget in per_budget else Cell("--") for budget in budgets
-        ]
-        body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(str(mixer)), Cell(str(label)), *cells))
-    header = ("mechanism", "LR", "stand-in", "settings", *(f"{budget:g}" for budget in budgets))
-    return Table(title, caption, header, tuple(body), (("", 4), ("budget", len(budgets))))
+    rows = values.rename("value").reset_index()
+    budgets = sorted(set(rows["budget"]))
+    measures = [
+        Measure(f"{budget:g}", lambda part, budget=budget: part.loc[part["budget"] == budget, "value"], form, scale)
+        for budget in budgets
+    ]
+    places = (SERIES, RATE, Place("stand-in", "mixer"), Place("settings", "label"))
+    told = f"{caption} {INTERVAL_RULES[scale]}. {origin}"
+    return grid_table(title, told, rows, places, measures, (("", 4), ("budget", len(budgets))))

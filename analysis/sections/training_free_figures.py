@@ -9,17 +9,17 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from analysis.drawing.marks import entry, rate_entries
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.numbers.step_shares import phases_of
 from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures
 from analysis.sections.training_free import BUDGETS, LAYERS, NAME, NOT_TIMED, RUN, errors, gaps, shares, study_tables
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text
 
+BESIDE: Any = {"marker": "o", "markersize": 2.5, "linewidth": 1.1}  # a line's colour and dashes
 SHOWN_BUDGET = 0.5  # of the layers' panel, or the measured budget next to it
 CAPTION = (
     "What another mechanism costs that stands in for sa in all layers of a trained model, without training, {phase}. "
@@ -73,8 +73,7 @@ def _figure(models: Frame, layers: Frame, title: str) -> Figure:
     axes[-1][2].set_xlabel("layer")
     if title:
         axes[0][0].set_title(textwrap.fill(title, 30), loc="left", fontweight="bold")
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for name, style in dashes.items()]
+    handles = rate_entries(colors) + [entry(name, INK, linestyle=style) for name, style in dashes.items()]
     fitting_legend(figure, handles, 6, title="learning rate, settings", title_fontsize=8.5, handlelength=1.8)
     return figure
 
@@ -91,10 +90,7 @@ def _against_share(
     both = over_seeds(values).to_frame("value").assign(skipped=over_seeds(skipped)).reset_index()
     for (lr, label), line in both.groupby(["run_lr", "label"]):
         part = line.sort_values("budget")
-        ax.plot(
-            part["skipped"], part["value"], color=colors[lr], linestyle=dashes[label], marker="o", markersize=2.5,
-            linewidth=1.1,
-        )  # fmt: skip
+        ax.plot(part["skipped"], part["value"], color=colors[lr], linestyle=dashes[label], **BESIDE)
     ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
@@ -105,10 +101,7 @@ def _by_layer(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapp
     rows = layers[layers["budget"] == budget]
     values = over_seeds(rows.groupby([*RUN, "layer"])["error"].mean()).rename("error").reset_index()
     for (lr, label), line in values.groupby(["run_lr", "label"]):
-        ax.plot(
-            line["layer"], line["error"], color=colors[lr], linestyle=dashes[label], marker="o", markersize=2.5,
-            linewidth=1.1,
-        )  # fmt: skip
+        ax.plot(line["layer"], line["error"], color=colors[lr], linestyle=dashes[label], **BESIDE)
     ax.set_ylim(bottom=0)
     ax.set_title(f"error at budget {budget:g}", loc="left", fontsize=8.5)
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))

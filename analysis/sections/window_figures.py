@@ -28,13 +28,8 @@ def window_figure(study: Study) -> Figure | None:
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 0.3 * len(found)), layout="constrained")
     ax = figure.subplots()
-    bounds = [
-        bound
-        for each in found.values()
-        if each.median
-        for bound in (each.median.width, each.median.width_max)
-        if math.isfinite(bound)
-    ]
+    both = [bound for each in found.values() if each.median for bound in (each.median.width, each.median.width_max)]
+    bounds = [bound for bound in both if math.isfinite(bound)]
     span = max(1.08 * max([*bounds, *(width for each in found.values() for width in each.seed_widths)]), 0.3)
     for row, (name, each) in enumerate(found.items()):
         _width_bar(ax, row, each, styles[name])
@@ -63,12 +58,5 @@ def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
     if math.isinf(found.width_max):
         arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
         ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
-    ax.annotate(
-        width_text(found),
-        (1.01, row),
-        xycoords=("axes fraction", "data"),
-        va="center",
-        fontsize=8.5,
-        color=INK,
-        annotation_clip=False,
-    )
+    beside = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    ax.annotate(width_text(found), (1.01, row), va="center", fontsize=8.5, color=INK, **beside)

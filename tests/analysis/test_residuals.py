@@ -158,7 +158,7 @@ def test_the_table_holds_the_worst_of_a_run(probed):
     assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
     cells = dict(
         zip(
-            [heading for heading, _, _, _ in stream_tables.COLUMNS],
+            [measure.label for measure in stream_tables.MEASURES],
             (cell.text for cell in table.rows[0][2:]),
             strict=False,
         )
