@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.drawing.files import replaced
-from analysis.drawing.layout import lay_out
+from analysis.drawing.files import lay_out, replaced
 from analysis.drawing.pieces import Picture, Pieces
 from analysis.drawing.style import RC
 from analysis.sections import contents, prediction

@@ -1,7 +1,7 @@
 """Judge whether the papers' claims hold in one study, and say so in sentences and a table.
 
-The consensus paper's claims stand in `low_pass` (its section 2.2), `windows` (5.1) and `steps` (5.2.1), as it makes
-them; those of the other papers in `rivals` and `residuals`. Rules that keep them honest:
+The consensus paper's claims stand here (its section 2.2, low-pass filters), in `windows` (5.1) and `steps` (5.2.1), as
+it makes them; those of the other papers in `rivals` and `residuals`. Rules that keep them honest:
 
 - A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that
   learned little is named.
@@ -14,11 +14,12 @@ them; those of the other papers in `rivals` and `residuals`. Rules that keep the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from analysis.claims import mixers, recall, rivals
-from analysis.claims.claim import Claim
-from analysis.claims.low_pass import low_pass_claims
+from analysis.claims.claim import Claim, Verdict
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, unjudged_window, window_claims
@@ -26,11 +27,13 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, why_untrained
 from analysis.numbers.mixers import compares_mixers
+from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.step_shares import TERMINAL
 from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
 from analysis.study import wording
-from analysis.study.load import FINISHED, Study
+from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import count_range, listed, plural
+from analysis.words import count_range, listed, lr_text, plural
 from stability.runs.words import Words
 
 VERDICTS = {
@@ -81,19 +84,13 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     speak about."""
     learned = [Learned.of(study, each) for each in found]
     most = most_learned(learned)
-    sides = [
-        Side(
-            str(study.of(a.series)["mechanism"].iloc[0]),
-            str(study.of(a.series)["label"].iloc[0]),
-            a.series,
-            a,
-            b,
-            b.shortfall(most),
-            bool((study.of(a.series)["status"] == "diverged").all()),
-        )
-        for a, b in zip(found, learned, strict=True)
-    ]
-    return {side.mechanism: side for side in sides}
+    sides = {}
+    for each, nats in zip(found, learned, strict=True):
+        runs = study.of(each.series)
+        mechanism, name = (str(runs[column].iloc[0]) for column in ("mechanism", "label"))
+        lost = bool((runs["status"] == "diverged").all())
+        sides[mechanism] = Side(mechanism, name, each.series, each, nats, nats.shortfall(most), lost)
+    return sides
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
@@ -112,13 +109,9 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
     claims += [] if sides["sa"].trained else [unjudged_window("")]
     claims += window_claims(study, sides)
     if others := [name for name in ("mix", "sw") if name not in sides]:
-        claims.append(
-            Claim(
-                "absent",
-                "not judged",
-                f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged.",
-            )
-        )
+        them = "it" if len(others) == 1 else "them"
+        text = f"The study has no {listed(others)} runs: what the paper says of {them} cannot be judged."
+        claims.append(Claim("absent", "not judged", text))
     claims += _limits({side.name: side for side in sides.values() if side.trained}, wording.words(study))
     return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
 
@@ -129,10 +122,6 @@ def _said_of(side: Side) -> str:
     if side.only_diverged:
         return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
     return f"{side.shortfall}: no claim is made about it"
-
-
-def _them(names: list[str]) -> str:
-    return "it" if len(names) == 1 else "them"
 
 
 @once_per_study
@@ -157,16 +146,9 @@ def claims_table(study: Study) -> Table | None:
         f"that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} "
         f"{source(study)}"
     )
-    widths = ("2.5fr", "auto", "2.2fr", "auto")
-    return Table(
-        "What the papers claim, and what was found here",
-        caption,
-        ("statement", "n", "effect", "verdict"),
-        rows,
-        (),
-        ("left", "right", "left", "left"),
-        widths,
-    )
+    title, header = "What the papers claim, and what was found here", ("statement", "n", "effect", "verdict")
+    align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "auto")
+    return Table(title, caption, header, rows, (), align, widths)
 
 
 def _verdict(claim: Claim) -> str:
@@ -189,11 +171,8 @@ def _elsewhere(study: Study) -> str:
 
 def _limits(trained: dict[str, Side], words: Words) -> list[Claim]:
     """Return remarks on what a reader must know of windows of mechanisms that learned little."""
-    claims = (
-        [Claim("little learned", "no claim", text)]
-        if (text := little({name: side.learned for name, side in trained.items()}))
-        else []
-    )
+    few = little({name: side.learned for name, side in trained.items()})
+    claims = [Claim("little learned", "no claim", few)] if few else []
     lenient = {
         name: side.found.median
         for name, side in trained.items()
@@ -240,3 +219,49 @@ def _scale(study: Study) -> Claim:
         f"{plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
     )
     return Claim("scale", "not judged", text)
+
+
+LOW_PASS = (
+    "{} filters without oscillation: its step η is at most 1/(2λ_max), so that higher frequencies shrink more (2.2)"
+)
+
+
+def low_pass_claims(study: Study) -> Iterator[Claim]:
+    """Yield a claim for each series with consensus layers whose spectra were probed at its best learning rate."""
+    if "spectra" not in study.probes:
+        return
+    finished = study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    rows = study.probed("spectra")
+    rows = rows[(rows["phase"] == TERMINAL) & rows["run_id"].isin(finished) & rows["step_limit"].notna()]
+    found = windows(study)
+    for series in study.series:
+        best = found[series].median
+        own = rows[(rows["series"] == series) & (rows["run_lr"] == (best.best_lr if best else None))]
+        if len(own):
+            yield _low_pass_claim(series, own)
+
+
+def _low_pass_claim(series: str, rows: Frame) -> Claim:
+    """Judge one series from its heads at its best rate: per seed the median of 2ηλ_max over layers, heads and
+    sequences."""
+    per_seed = (rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()
+    spread = Spread.of(per_seed, POSITIVE)
+    gain, left = rows["gain"].median(), (rows["variance_after"] / rows["variance_before"]).median()
+    numbers = (
+        f"2ηλ_max = {spread.median:.2g}, median over layers, heads and {plural(spread.n, 'seed')} at "
+        f"{lr_text(float(rows['run_lr'].iloc[0]))}; largest factor of a frequency {gain:.2g}; the layer leaves "
+        f"{100 * left:.0f} % of the variance between positions"
+    )
+    effect = f"2ηλ_max = {spread.median:.2g}"
+    judged = partial(Claim, f"low-pass {series}", statement=LOW_PASS.format(series), n=spread.n, effect=effect)
+    if spread.n < 3:
+        text = f"On low-pass filtering by {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
+        return judged("no claim", text)
+    verdict: Verdict = "holds" if spread.high <= 1 else "contradicted" if spread.low > 1 else "undecided"
+    said = {
+        "holds": "is a low-pass filter",
+        "contradicted": "is no low-pass filter: its step overshoots at high frequencies",
+        "undecided": "may or may not be a low-pass filter",
+    }[verdict]
+    interval = f"95 % interval over seeds {spread.low:.2g} to {spread.high:.2g}"
+    return judged(verdict, f"The trained graph step of {series} {said} ({numbers}; {interval}).", interval=interval)

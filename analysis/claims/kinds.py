@@ -1,5 +1,5 @@
 """Say in words how kinds of run compare that are each taken at a learning rate of their own (optimizers, mechanisms),
-computed from `analysis.numbers.kinds`.
+computed from `analysis.numbers.kinds`; and what is said of a study's optimizers.
 
 Every run counts, and those that diverged come first. Each is compared with the plain one seed by seed, each at a best
 rate of its own, by the rules of the claims: one seed, nothing is said; two, both must agree; three or more, Student's
@@ -17,6 +17,9 @@ import numpy as np
 
 from analysis.numbers.comparison import TIE_DECADES, decide
 from analysis.numbers.kinds import Bounds, Numbers
+from analysis.numbers.optimizers import groups, numbers_of, others_of, plain_of
+from analysis.numbers.side_by_side import mean_time
+from analysis.study.load import Study
 from analysis.words import listed, plural
 
 MOST_RATES = 4  # named one by one
@@ -178,3 +181,43 @@ def step_ratio(each: Numbers, plain: Numbers) -> float:
     ratios = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     return float(np.median(known)) if known else math.nan
+
+
+QUANTITIES = (NLL, ROOM, RATIO, SENSITIVITY)
+
+
+def optimizers_reading(study: Study) -> list[str]:
+    """Return the sentences on each group of optimizers; [] where the study does not compare any."""
+    found = groups(study)
+    return [
+        (f"{others_of(study, group)}: " if len(found) > 1 else "") + text
+        for group in found
+        for text in _of_optimizers(study, numbers_of(study, group))
+    ]
+
+
+def _of_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
+    plain, ordered = plain_of(numbers), list(numbers.values())
+    texts = [divergences(ordered, "multiples of the reference"), best(ordered, "optimizer")]
+    texts += [text for quantity in QUANTITIES if (text := compared(quantity, ordered, plain))]
+    return [*texts, rule(ordered, plain), *_costs(study, ordered, plain)]
+
+
+def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
+    """Say which optimizers keep the least and the most, and take the shortest and the longest steps."""
+    parts = []
+    known = [each for each in numbers if math.isfinite(each.optimizer_bytes)]
+    sized = sorted(known, key=lambda each: each.optimizer_bytes)
+    if sized:
+        ends = listed(dict.fromkeys(f"{each.name} {each.optimizer_bytes:.2f}" for each in (sized[0], sized[-1])))
+        parts.append(f"Bytes of state a parameter, least and most: {ends}.")
+    ratios = [
+        mean_time(study, each.series, plain.series) if study.throughput else step_ratio(each, plain) for each in numbers
+    ]
+    timed = [(each, ratio) for each, ratio in zip(numbers, ratios, strict=True) if math.isfinite(ratio)]
+    if len(timed) > 1:
+        timed.sort(key=lambda pair: pair[1])
+        ends = listed(f"{each.name} {ratio:.2f}" for each, ratio in (timed[0], timed[-1]))
+        clock = "mean of turns side by side" if study.throughput else "by the runs' own clocks"
+        parts.append(f"Time of a step over {plain.name}'s, shortest and longest: {ends}, {clock}.")
+    return parts

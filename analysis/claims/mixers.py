@@ -14,17 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from analysis.claims.claim import Claim, Verdict
+from analysis.claims.claim import Claim, weight
 from analysis.claims.kinds import NLL, RATIO, SENSITIVITY, WINDOW, best, compared, divergences, rule
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import compared as measures_of
 from analysis.claims.rivals import best_claim
-from analysis.claims.words import weight
 from analysis.numbers.comparison import TIE_DECADES, decide
-from analysis.numbers.kinds import Numbers
 from analysis.numbers.learning import why_untrained
 from analysis.numbers.mixers import (
     PLAIN,
@@ -139,9 +138,10 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
     subject, n = f"edge {other} beside {plain}", len(seeds)
     numbers = f"{edge.said}: {_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
+    judged = partial(Claim, subject, statement=statement, n=n)
     if n < 2:
         text = f"On how far the learning rate of {other} can be pushed, no claim is made with {plural(n, 'seed')}"
-        return Claim(subject, "no claim", f"{text} ({numbers}).", statement, n)
+        return judged("no claim", f"{text} ({numbers}).")
     direction, interval, lost = _decided(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
     known = " to ".join(_times(end + needed) for end in interval)
     kind = f"range of {n} seeds" if n == 2 or lost else "95 % interval of the mean over paired seeds"
@@ -150,13 +150,14 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     least, most = (float(np.median([end + needed for end in ends])) for ends in (lows, highs))
     effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
     asked = f"{factor:g} times {plain}'s" if factor != 1.0 else f"{plain}'s"
+    judged = partial(judged, effect=effect, interval=f"{known}, {kind}")
     if direction == 0:
         text = f"Whether the largest stable learning rate of {other} lies above {asked} stays undecided ({numbers})."
-        return Claim(subject, "undecided", text, statement, n, effect, f"{known}, {kind}")
-    verdict: Verdict = "holds" if direction > 0 else "contradicted"
-    said = "above" if direction > 0 else "below"
-    text = f"{weight(n)} that the largest stable learning rate of {other} lies {said} {asked} ({numbers})."
-    return Claim(subject, verdict, text, statement, n, effect, f"{known}, {kind}")
+        return judged("undecided", text)
+    verdict, said = ("holds", "above") if direction > 0 else ("contradicted", "below")
+    return judged(
+        verdict, f"{weight(n)} that the largest stable learning rate of {other} lies {said} {asked} ({numbers})."
+    )
 
 
 def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
@@ -188,16 +189,11 @@ def reading(study: Study) -> list[str]:
         plain, ordered = plain_of(numbers), list(numbers.values())
         few = [each for each in ordered if lacking[each.series]]
         own = [divergences(ordered), best(ordered, "mechanism"), compared(NLL, ordered, plain)]
-        own += [_left_out(few)] if few else []
+        names = listed([each.name for each in few])
+        own += [f"{names} learned too little: no window, step or sensitivity is compared with theirs."] if few else []
         trained = [each for each in ordered if each not in few]
         own += [compared(quantity, trained, plain) for quantity in OF_LEARNING] if plain in trained else []
         own = [text for text in own if text]
         prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
         texts += [prefix + text for text in (*own, rule(ordered, plain))]
     return texts
-
-
-def _left_out(few: list[Numbers]) -> str:
-    """Say which kinds learned too little for their windows, steps and sensitivities to be compared."""
-    names = listed([each.name for each in few])
-    return f"{names} learned too little: no window, step or sensitivity is compared with theirs."

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.study.masks import sees_itself
 from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
+from analysis.study.wording import sees_itself
 
 UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 PLAIN = "identity"

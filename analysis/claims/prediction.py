@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.claims.claim import Claim, Verdict
-from analysis.claims.words import signed
+from analysis.claims.claim import Claim, Verdict, signed
 from analysis.numbers import early
 from analysis.numbers.early import fate_counts, named
 from analysis.numbers.prediction import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis import published
-from analysis.claims.claim import Claim
+from analysis.claims.claim import Claim, Verdict, sentence, signed
 from analysis.claims.windows import MARGIN
 from analysis.numbers.windows import Window, window
 from analysis.study.load import Frame
@@ -81,14 +81,8 @@ def _wider(where: str, wide: str, narrow: str, ours: Window, theirs: Window) -> 
     spans = " and ".join(_span(name, each) for name, each in ((wide, ours), (narrow, theirs)))
     is_bound = verdict != "undecided" and _open_ends(theirs if gap > 0 else ours)
     beyond = " That is within the printed rates: beyond them the order may be another." if is_bound else ""
-    return Claim(
-        f"window of {wide} and {narrow}, {where}",
-        verdict,
-        f"{where[0].upper() + where[1:]}: {spans}.{beyond}",
-        f"{wide} has a wider window than {narrow} ({where})",
-        1,
-        f"{gap:+.2f} decades".replace("-", "−"),
-    )
+    text, statement = f"{sentence(where)}: {spans}.{beyond}", f"{wide} has a wider window than {narrow} ({where})"
+    return Claim(f"window of {wide} and {narrow}, {where}", verdict, text, statement, 1, f"{signed(gap)} decades")
 
 
 def _mirrors(nll: Frame) -> Iterator[Claim]:
@@ -97,14 +91,11 @@ def _mirrors(nll: Frame) -> Iterator[Claim]:
         for grid, rows in _grids(nll):
             best = rows.groupby("mechanism")[column].min()
             mix, sa = float(best["mix"]), float(best["sa"])
-            yield Claim(
-                f"best of mix and sa, {grid}, {words}",
-                "holds" if mix / sa - 1 <= MARGIN else "contradicted",
-                f"{grid[0].upper() + grid[1:]}: the best {words} is {mix:.3f} for mix and {sa:.3f} for sa.",
-                f"mix mirrors sa at the best learning rate ({grid}, {words})",
-                1,
-                f"{100 * (mix / sa - 1):+.1f} %".replace("-", "−"),
-            )
+            text = f"{sentence(grid)}: the best {words} is {mix:.3f} for mix and {sa:.3f} for sa."
+            verdict: Verdict = "holds" if mix / sa - 1 <= MARGIN else "contradicted"
+            statement = f"mix mirrors sa at the best learning rate ({grid}, {words})"
+            subject, effect = f"best of mix and sa, {grid}, {words}", f"{signed(100 * (mix / sa - 1), 1)} %"
+            yield Claim(subject, verdict, text, statement, 1, effect)
 
 
 def _largest(alpha: Frame, column: str, statement: str) -> Claim:

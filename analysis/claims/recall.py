@@ -16,7 +16,7 @@ import numpy as np
 from analysis.claims.claim import Claim
 from analysis.claims.pairs import Measure, Pair
 from analysis.claims.rivals import best_claim
-from analysis.numbers.shares import compares_recall, shortfalls
+from analysis.numbers.windows import compares_recall, shortfalls
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import SETTING_AXES

@@ -9,10 +9,11 @@ excludes equality.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from analysis.claims.claim import Claim, Verdict
-from analysis.claims.words import weight
+from analysis.claims.claim import Claim, Verdict, weight
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.numbers.windows import by_rate_and_seed
@@ -39,21 +40,14 @@ def throughput_claim(study: Study, other: str, plain: str, *, statement: str, le
         f"{study.throughput['device']}"
     )
     effect, known = f"{found.median:.3f} times the throughput", _between(found)
+    judged = partial(Claim, subject, statement=statement, n=found.turns, effect=effect)
     if found.turns < FEWEST_TURNS:
-        return Claim(
-            subject,
-            "no claim",
-            f"On the throughput of {other} no claim is made with {plural(found.turns, 'turn')} ({numbers}).",
-            statement,
-            found.turns,
-            effect,
-        )
+        text = f"On the throughput of {other} no claim is made with {plural(found.turns, 'turn')} ({numbers})."
+        return judged("no claim", text)
     verdict: Verdict = "holds" if found.low > least else "contradicted" if found.high < least else "undecided"
     said = {"holds": "is", "contradicted": "is not", "undecided": "cannot be told to be"}[verdict]
     what = "higher" if least == 1.0 else f"at least {100 * least:.0f} % of it"
-    return Claim(
-        subject, verdict, f"The throughput of {other} {said} {what} ({numbers}).", statement, found.turns, effect, known
-    )
+    return judged(verdict, f"The throughput of {other} {said} {what} ({numbers}).", interval=known)
 
 
 def _between(found: Ratio) -> str:
@@ -93,14 +87,10 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
         f"median over seeds {effect}{f'; {known}' if known else ''}, n={spread.n}, at the {rates} "
         f"{', '.join(map(lr_text, logs.index))}"
     )
+    judged = partial(Claim, subject, statement=statement, n=spread.n, effect=effect, interval=known)
     if spread.n < 2:
-        return Claim(
-            subject,
-            "no claim",
-            f"On gradient norms of {other} and {plain} no claim is made with one seed ({numbers}).",
-            statement,
-            1,
-            effect,
+        return judged(
+            "no claim", f"On gradient norms of {other} and {plain} no claim is made with one seed ({numbers})."
         )
     verdict: Verdict = "holds" if high < 1 - SAME_NORM else "contradicted" if low > 1 + SAME_NORM else "undecided"
     if verdict == "undecided":
@@ -110,7 +100,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
             f"{weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} "
             f"{plain}'s ({numbers})."
         )
-    return Claim(subject, verdict, text, statement, spread.n, effect, known)
+    return judged(verdict, text)
 
 
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:

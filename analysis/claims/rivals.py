@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from analysis.claims import residuals as residual_claims
-from analysis.claims.claim import Claim, Verdict
+from analysis.claims.claim import Claim, Verdict, weight
 from analysis.claims.pairs import (
     FURTHER,
     RIVALS,
@@ -23,13 +24,11 @@ from analysis.claims.pairs import (
     pairs_of,
 )
 from analysis.claims.streams import mixing_claims
-from analysis.claims.words import weight
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.optimizers import compares_optimizers
-from analysis.numbers.shares import compares_recall
-from analysis.numbers.windows import SeriesWindows, by_rate_and_seed
+from analysis.numbers.windows import SeriesWindows, by_rate_and_seed, compares_recall
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
 
@@ -40,18 +39,12 @@ RECALL_OF_THE_PAPERS = (
     "associative recall was posed to models of width 64 to 512, of 8,192 tokens in 100,000 sequences of 64 to 512 "
     "(Arora et al. 2023)"
 )
+LOWER_NORM = "mHC-lite's gradient norm is slightly lower than mHC's (4.1, Figure 2)"
+SAME_MASK = "attention's of the same mask"
 STATEMENTS = {
     ("mhc_lite", "mhc", "NLL"): "mHC-lite's loss is on par with mHC's or lower (4.1, Table 1)",
-    (
-        "attentionx",
-        "sa",
-        "NLL",
-    ): "AttentionX's validation loss is lower than attention's of the same mask (4.2, Figure 1)",
-    (
-        "attentionx",
-        "sa",
-        "accuracy",
-    ): "AttentionX's validation accuracy is higher than attention's of the same mask (4.1, Table 1)",
+    ("attentionx", "sa", "NLL"): f"AttentionX's validation loss is lower than {SAME_MASK} (4.2, Figure 1)",
+    ("attentionx", "sa", "accuracy"): f"AttentionX's validation accuracy is higher than {SAME_MASK} (4.1, Table 1)",
 }
 
 
@@ -108,12 +101,8 @@ def _about(
         statement = STATEMENTS.get((*pair.names, measure.word), "") if pair.states else ""
         yield best_claim(study, f"best {measure.word} {named}", measure, pair, statement)
     verdict, text = _window(study, found[pair.other], found[pair.plain])
-    yield Claim(
-        f"window {named}",
-        verdict,
-        pair.remark + text,
-        n=len(found[pair.other].by_seed.keys() & found[pair.plain].by_seed.keys()),
-    )
+    seeds = found[pair.other].by_seed.keys() & found[pair.plain].by_seed.keys()
+    yield Claim(f"window {named}", verdict, pair.remark + text, n=len(seeds))
 
 
 def _unmatched(study: Study) -> Iterator[Claim]:
@@ -144,13 +133,9 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
         if lite := schemes.get("mhc_lite"):
             for plain in (name for name in FURTHER["mhc_lite"] if name in schemes):
                 title = {"mhc": "mHC", "hc": "HC"}[plain]
-                statement = (
-                    f"mHC-lite's throughput is higher than {title}'s without any kernel of its own (4.2, Figure 5)"
-                )
-                yield residual_claims.throughput_claim(study, lite, schemes[plain], statement=statement)
-                lower = (
-                    "mHC-lite's gradient norm is slightly lower than mHC's (4.1, Figure 2)" if plain == "mhc" else ""
-                )
+                faster = f"mHC-lite's throughput is higher than {title}'s without any kernel of its own (4.2, Figure 5)"
+                yield residual_claims.throughput_claim(study, lite, schemes[plain], statement=faster)
+                lower = LOWER_NORM if plain == "mhc" else ""
                 yield residual_claims.gradient_norm_claim(study, lite, schemes[plain], statement=lower)
         if {"mhc", "mhc_lite", "hc"} & schemes.keys():
             yield from mixing_claims(study, schemes, dict(found))
@@ -178,12 +163,10 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
         else "no seed has both"
     )
     effect = f"{np.median(differences):+{digits}}".replace("-", "−") if pairs else ""
+    judged = partial(Claim, about, statement=statement, n=len(pairs), effect=effect)
     if len(pairs) < 2:
-        text = (
-            f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} "
-            f"({numbers})."
-        )
-        return Claim(about, "no claim", pair.remark + text, statement, len(pairs), effect)
+        text = f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')}"
+        return judged("no claim", f"{pair.remark}{text} ({numbers}).")
     direction, (low, high) = decide(differences, differences)
     # a difference of shares: what lies beyond cannot be, and leaving it out takes nothing from the interval's coverage
     low, high = max(low, -limit), min(high, limit)
@@ -195,47 +178,29 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
     wanted = "lower" if better < 0 else "higher"
     interval = f"{known}, {'range' if len(pairs) < 3 else '95 % interval of the mean paired difference'}"
     if "on par" in statement:
-        verdict, text = _on_par(low, high, other, plain, len(pairs), numbers)
-        return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
-    if direction == 0:
-        text = f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays undecided ({numbers})."
-        return Claim(about, "undecided", pair.remark + text, statement, len(pairs), effect, interval)
-    relation, verdict = (
-        ("lower" if direction < 0 else "higher"),
-        ("holds" if direction * better > 0 else "contradicted"),
-    )
-    text = (
-        f"{weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate "
-        f"({numbers})."
-    )
-    return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
+        verdict, text = _on_par(low, high, other, plain, weight(len(pairs)))
+    elif direction == 0:
+        verdict, text = "undecided", f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays"
+        text += " undecided"
+    else:
+        relation = "lower" if direction < 0 else "higher"
+        verdict = "holds" if direction * better > 0 else "contradicted"
+        text = f"{weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate"
+    return judged(verdict, f"{pair.remark}{text} ({numbers}).", interval=interval)
 
 
-def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: str) -> tuple[Verdict, str]:
+def _on_par(low: float, high: float, other: str, plain: str, firmly: str) -> tuple[Verdict, str]:
     """Return the verdict and text on "on par or lower", from the interval of the difference in nats: whole below the
     margin, whole above it, or neither. A difference that is certain, but lies within the margin, is on par."""
+    par = f"{other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it,"
     if high < 0:
-        return (
-            "holds",
-            f"{weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers}).",
-        )
+        return "holds", f"{firmly} that {other} reaches a lower NLL than {plain}, each at its best rate"
     if high < PAR_NATS:
-        return (
-            "holds",
-            f"{weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at "
-            f"its best rate ({numbers}).",
-        )
+        return "holds", f"{firmly} that {par} each at its best rate"
     if low > PAR_NATS:
-        return (
-            "contradicted",
-            f"{weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best "
-            f"rate ({numbers}).",
-        )
-    return (
-        "undecided",
-        f"Whether {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, or lower stays "
-        f"undecided ({numbers}).",
-    )
+        above = f"{other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s"
+        return "contradicted", f"{firmly} that {above}, each at its best rate"
+    return "undecided", f"Whether {par} or lower stays undecided"
 
 
 def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
@@ -267,11 +232,8 @@ def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[V
     numbers = "; ".join(widths)
     both = f"{other.series}'s stable window is {{}} than {plain.series}'s"
     if result.n < 2:
-        return (
-            "no claim",
-            f"On the stable windows of {other.series} and {plain.series}, no claim is made with "
-            f"{plural(result.n, 'seed')} ({numbers}).",
-        )
+        text = f"On the stable windows of {other.series} and {plain.series}, no claim is made with"
+        return "no claim", f"{text} {plural(result.n, 'seed')} ({numbers})."
     if result.direction == 0:
         return "undecided", f"Whether {both.format('wider')} stays undecided: {result.why_undecided} ({numbers})."
     within = " within the swept range" if result.scope == "range" else ""

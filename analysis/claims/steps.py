@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-from analysis.claims.claim import Claim, Verdict
+from analysis.claims.claim import Claim, Verdict, interval_text, sentence, too_few, weight, would_tell
 from analysis.claims.windows import Side
-from analysis.claims.words import interval_text, sentence, too_few, weight, would_tell
 from analysis.numbers.spread import share_interval
 from analysis.numbers.step_comparison import Medians, StepShares, compare_medians, compare_stable_steps, highest_lrs
 from analysis.numbers.step_shares import DIVERGED, EARLIEST, MEASURED, PHASES, TERMINAL, counted, phases_and_states
@@ -32,13 +31,8 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
     others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
-        return [
-            Claim(
-                "stable steps",
-                "not judged",
-                "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.",
-            )
-        ]
+        why = "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged."
+        return [Claim("stable steps", "not judged", why)]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))
     return [claim for phase, state in pairs for claim in _of_state(study, phase, state, sides[LEADER], others)]
 
@@ -101,41 +95,30 @@ def _largest(
         name: _interval(each) + (f" of {plural(each.result.n, 'seed')}" if each.result.n != n else "")
         for name, each in found
     }
-    known: dict[str, Any] = {
-        "statement": statement,
-        "n": n,
-        "effect": numbers,
-        "interval": f"against {closest} {told[closest]}" if n > 1 else "",
-    }
+    room = f"against {closest} {told[closest]}"
+    judged = partial(Claim, subject, statement=statement, n=n, effect=numbers, interval=room if n > 1 else "")
     said = f"{numbers}{_notes(found)}"
     if n < 2:
-        return Claim(
-            subject,
-            "no claim",
-            f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}.",
-            **known,
-        )
+        text = f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}."
+        return judged("no claim", text)
     ahead = [name for name, each in found if each.result.direction < 0]
     open_ = [(name, each) for name, each in found if each.result.direction == 0]
     if ahead:
-        text = (
-            f"{weight(n)} that {listed(ahead)} {_has(ahead)} a larger {what} than {LEADER} {rates}, {where} "
-            f"({said}), unlike what the paper claims."
-        )
-        return Claim(subject, "contradicted", text, **known)
+        larger = f"{'has' if len(ahead) == 1 else 'have'} a larger {what} than {LEADER}"
+        text = f"{weight(n)} that {listed(ahead)} {larger} {rates}, {where} ({said}), unlike what the paper claims."
+        return judged("contradicted", text)
     if open_:
         names = listed([name for name, _ in open_])
-        room = f"against {closest} {told[closest]}"
         text = (
             f"Whether {LEADER} has the largest {what} {rates}, {where}, cannot be told: not apart from {names} "
             f"({said}; {room})."
         )
-        return Claim(subject, "undecided", text + would_tell(_hardest(open_)), **known)
+        return judged("undecided", text + would_tell(_hardest(open_)))
     details = "; ".join(f"against {name} {told[name]}" for name, _ in found)
     text = (
         f"{weight(n)} that {LEADER} has the largest {what} {rates}, {where} ({said}; {details}), as the paper claims."
     )
-    return Claim(subject, "holds", text, **known)
+    return judged("holds", text)
 
 
 def _effect(each: StepShares | Medians) -> float:
@@ -145,10 +128,6 @@ def _effect(each: StepShares | Medians) -> float:
         return each.first - each.second
     first, second = (math.log10(value) if value > 0 else -math.inf for value in (each.first, each.second))
     return 0.0 if first == second else first - second
-
-
-def _has(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"
 
 
 def _hardest(found: Sequence[Found]) -> tuple[float, ...]:
@@ -233,13 +212,9 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         "contradicted": "unlike what the paper finds typical",
         "undecided": "which leaves open what is typical",
     }[verdict]
-    known = {
-        "statement": statement,
-        "n": n,
-        "effect": f"{below} of {n} runs below",
-        "interval": f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %",
-    }
-    return Claim(subject, verdict, f"{sentence(how)}, {count}, {stance} ({numbers}).", **known)
+    effect, interval = f"{below} of {n} runs below", f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %"
+    text = f"{sentence(how)}, {count}, {stance} ({numbers})."
+    return Claim(subject, verdict, text, statement, n, effect, interval)
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:

@@ -3,40 +3,90 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
 from analysis.claims.claim import Claim, Verdict
 from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
-from analysis.numbers.stream_mixing import NAME as STREAMS
-from analysis.numbers.stream_mixing import by_run, thresholds
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.words import lr_text, plural, power
 
+NAME = "streams"
+RUN = ["order", "series", "run_lr", "seed"]
+
+
+def iterations_of(rows: Frame) -> list[float]:
+    """Return every number K of Sinkhorn's iterations among the runs; [] where none has any."""
+    return sorted(set(rows.loc[rows["quantity"] == "iterations", "value"]))
+
+
+def thresholds(rows: Frame) -> dict[str, float]:
+    """Return, by run with iterations, the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it,
+    else K, which a probe took before there was a setting."""
+    own = rows[rows["quantity"] == "threshold"].groupby("run_id")["value"].first()
+    older = rows[rows["quantity"] == "iterations"].groupby("run_id")["value"].first()
+    return {str(run_id): float(own.get(run_id, number)) for run_id, number in older.items()}
+
+
+def example(iterations: int) -> tuple[float, tuple[float, ...]]:
+    """Return ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns
+    before rows.
+
+    The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
+    """
+    d = 1e-13
+    logits = np.log(np.array([[1, d, d], [1, d, d], [d, 1, 1]]))
+    m = logits.copy()
+    for _ in range(iterations):
+        m -= np.logaddexp.reduce(m, axis=0, keepdims=True)
+        m -= np.logaddexp.reduce(m, axis=1, keepdims=True)
+    return float(logits.max() - logits.min()), tuple(float(total) for total in np.exp(m).sum(0))
+
+
+def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
+    """Return a number a run by `RUN`: of ``single`` matrices over all connections, of products those through all
+    depth."""
+    part = rows[(rows["matrix"] == matrix) & (rows["quantity"] == quantity)]
+    if matrix == "single":
+        part = part[part["connection"].isna()]
+    elif len(part):
+        ends = part.groupby("run_id")["connection"].transform("max" if matrix == "product" else "min")
+        part = part[part["connection"] == ends]
+    take: dict[str, Callable[[Column], float]] = {
+        "largest": np.max,
+        "share": np.max,
+        "error": lambda sums: float(np.abs(sums - 1).max()),
+    }
+    return (
+        part.groupby(RUN)["value"].agg(take[which])
+        if len(part)
+        else pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[]] * len(RUN), names=RUN))
+    )
+
+
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
 NEGLIGIBLE_SHARE = 1e-3  # of positions; the paper's word is "non-negligible", its number is not in the text at hand
 OUTLIER_LOG_RANGE = 30.0  # the authors'
+EXACTLY = "mHC-lite's mixing matrices and their products are exactly doubly stochastic"
 
 
 def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
     """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers,
     and what deeper models do. ``schemes``: series by residual scheme, of one setting."""
-    if STREAMS not in study.probes:
+    if NAME not in study.probes:
         text = (
             "Not judged: how doubly stochastic the mixing of residual streams is. "
             f"python -m stability.probe what=streams ckpt=runs/studies/{study.name} sequences=64 measures it."
         )
-        yield Claim(
-            "stochasticity",
-            "not judged",
-            text,
-            "mHC-lite's mixing matrices and their products are exactly doubly stochastic, HC's and mHC's are not (4.3)",
-        )
+        statement = f"{EXACTLY}, HC's and mHC's are not (4.3)"
+        yield Claim("stochasticity", "not judged", text, statement)
         return
-    rows, finished = study.probed(STREAMS), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
     # of a run that stopped early it is not the trained model
     rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
     if "mhc_lite" in schemes:
@@ -71,14 +121,7 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
         f"The mixing matrices of {series} and their product through all depth {are} doubly stochastic to rounding "
         f"({numbers})."
     )
-    yield Claim(
-        f"stochasticity {series}",
-        verdict,
-        text,
-        "mHC-lite's mixing matrices and their products are exactly doubly stochastic (4.3)",
-        runs,
-        f"≤ {power(worst)}",
-    )
+    yield Claim(f"stochasticity {series}", verdict, text, f"{EXACTLY} (4.3)", runs, f"≤ {power(worst)}")
 
 
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
@@ -117,17 +160,17 @@ def _drift_by_seed(single: Column, product: Column, series: str, statement: str)
         f"product (medians over seeds); {spread.median:.3g} times as far{f', {known}' if known else ''}, n={spread.n}"
     )
     effect = f"{spread.median:.3g} times as far from 1"
+    judged = partial(Claim, f"drift {series}", statement=statement, n=spread.n, effect=effect, interval=known)
     if spread.n < 2:
         text = f"On column sums of {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
-        return Claim(f"drift {series}", "no claim", text, statement, spread.n, effect)
+        return judged("no claim", text)
     verdict: Verdict = "holds" if spread.low > 1 else "contradicted" if spread.high < 1 else "undecided"
     said = {
         "holds": "lie further off 1 than",
         "contradicted": "lie nearer to 1 than",
         "undecided": "cannot be told from",
     }[verdict]
-    text = f"The column sums of {series}'s product {said} those of its single matrices ({numbers})."
-    return Claim(f"drift {series}", verdict, text, statement, spread.n, effect, known)
+    return judged(verdict, f"The column sums of {series}'s product {said} those of its single matrices ({numbers}).")
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positions: str) -> Iterator[Claim]:
@@ -154,29 +197,16 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
     effect = f"{100 * float(np.median(shares)):.3g} % of {positions}"
     known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
     numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"
+    judged = partial(Claim, subject, statement=statement, n=len(shares), effect=effect)
     if len(shares) < 2:
-        yield Claim(
-            subject,
-            "no claim",
-            f"On outliers of {series} no claim is made with one seed ({numbers}).",
-            statement,
-            1,
-            effect,
-        )
+        yield judged("no claim", f"On outliers of {series} no claim is made with one seed ({numbers}).", n=1)
         return
     verdict: Verdict = "holds" if low > NEGLIGIBLE_SHARE else "contradicted" if high < NEGLIGIBLE_SHARE else "undecided"
     said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[
         verdict
     ]
-    yield Claim(
-        subject,
-        verdict,
-        f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers}).",
-        statement,
-        len(shares),
-        effect,
-        known,
-    )
+    text = f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers})."
+    yield judged(verdict, text, interval=known)
 
 
 def _depth(rows: Frame, series: str) -> Claim:
@@ -190,9 +220,5 @@ def _depth(rows: Frame, series: str) -> Claim:
         f"Not judged: whether {series}'s range and column sums are worse in deeper models; {had}. The same study "
         "with model.layers=6 and with model.layers=24, each probed with what=streams, would judge it."
     )
-    return Claim(
-        f"depth {series}",
-        "not judged",
-        text,
-        "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)",
-    )
+    statement = "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)"
+    return Claim(f"depth {series}", "not judged", text, statement)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
-from analysis.claims.claim import Claim
-from analysis.claims.words import bounds, interval_text, sentence, too_few, weight, would_tell
+from analysis.claims.claim import Claim, bounds, interval_text, sentence, too_few, weight, would_tell
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Bests, Comparison, Lost, compare_bests, compare_windows, diverged_everywhere
 from analysis.numbers.learning import Learned
@@ -50,9 +50,8 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
     them."""
     claims = []
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
-        found = (
-            {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
-        )
+        of_series = windows(study, column=column)
+        found = {name: of_series[side.series] for name, side in sides.items()}
         names = {name: side.name for name, side in sides.items()}
         trained = {name for name, side in sides.items() if side.trained}
         claims += [
@@ -68,11 +67,6 @@ def scored_by_one(study: Study) -> bool:
     """Return whether there are generative NLLs, all by one oracle: those of several make no common line."""
     scored = study.runs[study.runs["gen_nll"].notna()]
     return scored["gen_oracle"].nunique() == 1
-
-
-def _generative(study: Study, sides: dict[str, Side]) -> dict[str, SeriesWindows]:
-    found = windows(study, column=GENERATIVE)
-    return {name: found[side.series] for name, side in sides.items()}
 
 
 def wider(wide: str, narrow: str) -> str:
@@ -92,16 +86,12 @@ def _window_claim(
     lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
     result, numbers = compare_windows(first, second, lost), _widths((wide, first), (narrow, second))
     numbers += _only_one_diverged((wide, first, lost[0]), (narrow, second, lost[1]))
-    known = {"statement": statement, "n": result.n, "effect": _effect((wide, first), (narrow, second))}
+    known = {"effect": _effect((wide, first), (narrow, second))}
     known |= {"interval": interval_text(result.interval, result.n, "decades")}
     subject += "" if column == VALIDATION else " generative"
+    judged = partial(Claim, subject, statement=statement, n=result.n, **known)
     if result.n < 2 or first.median is None or second.median is None:
-        return Claim(
-            subject,
-            "no claim",
-            f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.",
-            **known,
-        )
+        return judged("no claim", f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.")
     if result.n >= 3:
         numbers += f"; 95 % interval of the paired difference {bounds(result.interval)} decades"
     if result.direction == 0:
@@ -109,7 +99,7 @@ def _window_claim(
             f"Whether {wide}'s stable window{WORDS[column]} is wider than {narrow}'s stays undecided: "
             f"{result.why_undecided} ({numbers})."
         )
-        return Claim(subject, "undecided", text + would_tell(result.differences), **known)
+        return judged("undecided", text + would_tell(result.differences))
     relation, verdict, stance = (
         ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
     )
@@ -117,7 +107,7 @@ def _window_claim(
         f"{weight(result.n)} that {wide}'s stable window{WORDS[column]} is {relation} than "
         f"{narrow}'s{within(result)}, {stance} the paper claims ({numbers})."
     )
-    return Claim(subject, verdict, text + _open_note(result, (wide, first), (narrow, second)), **known)
+    return judged(verdict, text + _open_note(result, (wide, first), (narrow, second)))
 
 
 def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
@@ -130,25 +120,16 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     if bests is None or bests.result.n < 2:
         n = 0 if bests is None else bests.result.n
         numbers = "" if bests is None else f"; measured: {_best_words(bests, names)}{_lost(bests, names)}"
-        return Claim(
-            subject,
-            "no claim",
-            f"{too_few(n)} on whether {mix.name} reaches {sa.name}'s best {KIND[column]} is made{numbers}.",
-            statement,
-            n,
-        )
+        text = f"{too_few(n)} on whether {mix.name} reaches {sa.name}'s best {KIND[column]} is made{numbers}."
+        return Claim(subject, "no claim", text, statement, n)
     low, high = (100 * bound for bound in bests.result.interval)
     limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests, names)
-    known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
-    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests, names)}"
+    interval = interval_text((low, high), n, "%")
+    judged = partial(Claim, subject, statement=statement, n=n, effect=effect, interval=interval)
+    numbers = f"medians: {effect}; paired difference {interval}, margin {limit:g} %{_lost(bests, names)}"
     if low > limit:
-        return Claim(
-            subject,
-            "contradicted",
-            f"{weight(n)} that {mix.name} stays behind {sa.name}'s best {KIND[column]}, unlike what the paper claims "
-            f"({numbers}).",
-            **known,
-        )
+        text = f"{weight(n)} that {mix.name} stays behind {sa.name}'s best {KIND[column]}, unlike what the paper claims"
+        return judged("contradicted", f"{text} ({numbers}).")
     if high < limit:
         how = (
             f"reaches {sa.name}'s"
@@ -157,17 +138,13 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
             if high > -limit
             else f"lies below {sa.name}'s by more than the margin, so reaches it:"
         )
-        return Claim(
-            subject,
-            "holds",
-            f"{weight(n)} that {mix.name}'s best {KIND[column]} {how}, as the paper claims ({numbers}).",
-            **known,
-        )
+        text = f"{weight(n)} that {mix.name}'s best {KIND[column]} {how}, as the paper claims ({numbers})."
+        return judged("holds", text)
     text = (
         f"Whether {mix.name} reaches {sa.name}'s best {KIND[column]} cannot be told: the paired differences do not lie "
         f"within the margin as a whole ({numbers})."
     )
-    return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
+    return judged("undecided", text + would_tell([100 * each for each in bests.differences], limit))
 
 
 def _best_words(bests: Bests, names: tuple[str, str]) -> str:

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from analysis.drawing.layout import lay_out
+from analysis.drawing.files import lay_out
 from analysis.drawing.traces import Spec, Unknown, look, traces
 from analysis.drawing.web_text import plain
 
@@ -98,9 +98,7 @@ def _place(axes: Axes, suffix: str, layout: Spec) -> None:
     box = axes.get_position()
     shown = axes.axison
     for side, axis, other, span in (("x", axes.xaxis, "y", (box.x0, box.x1)), ("y", axes.yaxis, "x", (box.y0, box.y1))):
-        low, high = axis.get_view_interval() if side == "x" else axes.get_ylim()
-        if side == "x":
-            low, high = axes.get_xlim()
+        low, high = axes.get_xlim() if side == "x" else axes.get_ylim()
         scale = "log" if axis.get_scale() == "log" else "linear"
         ends = [math.log10(low), math.log10(high)] if scale == "log" else [low, high]
         ticks = [
@@ -109,9 +107,7 @@ def _place(axes: Axes, suffix: str, layout: Spec) -> None:
             if min(low, high) <= at <= max(low, high) and label.get_text()
         ]
         layout[f"{side}axis{suffix}"] = {
-            "domain": [
-                round(max(0.0, end), 5) if index == 0 else round(min(1.0, end), 5) for index, end in enumerate(span)
-            ],
+            "domain": [round(max(0.0, span[0]), 5), round(min(1.0, span[1]), 5)],
             "anchor": f"{other}{suffix}",
             "type": scale,
             "range": [float(end) for end in ends],
@@ -134,9 +130,8 @@ def _words(axes: Axes, suffix: str) -> Iterator[Spec]:
     for text in (axes.title, axes._left_title, axes._right_title):  # type: ignore[attr-defined]
         if text.get_text():
             left = text is axes._left_title  # type: ignore[attr-defined]
-            yield _note(
-                text, (box.x0 if left else (box.x0 + box.x1) / 2, box.y1), "left" if left else "center", "bottom"
-            )
+            x = box.x0 if left else (box.x0 + box.x1) / 2
+            yield _note(text, (x, box.y1), "left" if left else "center", "bottom")
     for text in axes.texts:
         if not text.get_text() or not text.get_visible():
             continue
@@ -145,10 +140,8 @@ def _words(axes: Axes, suffix: str) -> Iterator[Spec]:
             x, y = text.xy if isinstance(text, Annotation) else text.get_position()
             logs = [axis.get_scale() == "log" for axis in (axes.xaxis, axes.yaxis)]
             at = [math.log10(end) if log else float(end) for end, log in zip((x, y), logs, strict=True)]
-            yield _note(text, (at[0], at[1]), text.get_horizontalalignment(), text.get_verticalalignment()) | {
-                "xref": f"x{suffix}",
-                "yref": f"y{suffix}",
-            }
+            note = _note(text, (at[0], at[1]), text.get_horizontalalignment(), text.get_verticalalignment())
+            yield note | {"xref": f"x{suffix}", "yref": f"y{suffix}"}
         else:
             extent = _extent(text)
             yield _note(text, (extent.x0, extent.y0), "left", "bottom")
@@ -172,9 +165,8 @@ def _legends(figure: Figure) -> Iterator[Spec]:
             )
             shade = np.asarray(shade)[0] if np.ndim(shade) > 1 else shade
             sign = f'<span style="color:{colors.to_hex(shade)}">▬</span> '
-            yield _note(text, (extent.x0, (extent.y0 + extent.y1) / 2), "left", "middle") | {
-                "text": sign + plain(text.get_text())
-            }
+            note = _note(text, (extent.x0, (extent.y0 + extent.y1) / 2), "left", "middle")
+            yield note | {"text": sign + plain(text.get_text())}
 
 
 def _note(text: Text, at: tuple[float, float], across: str, along: str) -> Spec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.drawing.style import LEGEND_ROW, MUTED, Look, fitting_legend
+from analysis.drawing.style import INK, LEGEND_ROW, MUTED, Look, fitting_legend
+from analysis.numbers.step_shares import DIVERGED
+from analysis.study.load import Frame
 from analysis.words import lr_text
 
 LEGEND_CHARACTERS = 112
 ROWS_FORESEEN = 2  # for which the figures' own heights have room
+PANELS_PER_ROW = 4
+LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
+TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 
 
 def mark(ax: Axes, x: Any, y: Any, marker: str, color: Any, size: float, **look: Any) -> None:
@@ -37,6 +43,17 @@ def dots(ax: Axes, x: Any, y: Any, marker: str, color: Any, size: float = 4.2, *
 def say_instead(ax: Axes, text: str, va: str = "center") -> None:
     """Write in a panel why it has nothing to show."""
     ax.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va=va, color=MUTED, fontsize=8)
+
+
+def say_diverged(ax: Axes, count: Frame, by: str) -> None:
+    """Write above a panel how many runs have no line because they diverged (in every state alike), ``by`` series or
+    run_lr: sa 2/3, sw 3/3."""
+    told = []
+    for key, runs in count.groupby(by, sort=False):
+        diverged, name = int((runs["outcome"] == DIVERGED).sum()), key if isinstance(key, str) else lr_text(float(key))
+        told += [f"{name} {diverged}/{len(runs)}"] if diverged else []
+    if told:
+        ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
 
 
 def entry(label: str, color: Any = MUTED, **look: Any) -> Line2D:

@@ -24,10 +24,8 @@ MARKERS = {
     "x": "x-thin-open", "+": "cross-thin-open", "*": "star", ".": "circle", "|": "line-ns-open", "_": "line-ew-open",
 }  # fmt: skip
 
-FILLED = (
-    "PolyCollection",
-    "FillBetweenPolyCollection",
-)  # and not their kin, such as arrows, whose shapes are in pixels
+# and not their kin, such as arrows, whose shapes are in pixels
+FILLED = ("PolyCollection", "FillBetweenPolyCollection")
 
 
 class Unknown(ValueError):
@@ -57,10 +55,8 @@ def traces(axes: Axes, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
 
 def _numbers(values: Any) -> list[float | None]:
     """Return numbers as JSON has them: None for what is not finite, where plotly breaks a line."""
-    return [
-        float(value) if math.isfinite(value) else None
-        for value in np.ma.filled(np.asarray(values, dtype=float), np.nan)
-    ]
+    filled = np.ma.filled(np.asarray(values, dtype=float), np.nan)
+    return [float(value) if math.isfinite(value) else None for value in filled]
 
 
 def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
@@ -118,16 +114,12 @@ def _areas(areas: PolyCollection) -> Iterator[Spec]:
     """Yield filled areas, each with its colour and how much shows through."""
     for path, colour in zip(areas.get_paths(), _each(areas.get_facecolor(), len(areas.get_paths())), strict=True):
         x, y = np.asarray(path.vertices, dtype=float).T
-        yield {
-            "type": "scatter",
-            "mode": "lines",
-            "x": _numbers(x),
-            "y": _numbers(y),
-            "fill": "toself",
-            "fillcolor": _rgba(colour),
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-        }
+        yield _area(x, y, colour, "skip")
+
+
+def _area(x: Any, y: Any, colour: Any, hover: str) -> Spec:
+    place = {"type": "scatter", "mode": "lines", "x": _numbers(x), "y": _numbers(y)}
+    return place | {"fill": "toself", "fillcolor": _rgba(colour), "line": {"width": 0}, "hoverinfo": hover}
 
 
 def _each(values: Any, count: int) -> list[Any]:
@@ -165,24 +157,15 @@ def _scatter(points: PathCollection) -> Spec:
 def _bar(bar: Rectangle) -> Spec:
     """Return a bar as the area that it covers."""
     x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": _numbers([x, x + width, x + width, x, x]),
-        "y": _numbers([y, y, y + height, y + height, y]),
-        "fill": "toself",
-        "fillcolor": _rgba(bar.get_facecolor()),
-        "line": {"width": 0},
-        "hoverinfo": "x+y",
-    }
+    across, along = [x, x + width, x + width, x, x], [y, y, y + height, y + height, y]
+    return _area(across, along, bar.get_facecolor(), "x+y")
 
 
 def _mesh(mesh: QuadMesh) -> Spec:
     """Return a coloured grid; of colours on a logarithmic scale the logarithms."""
     corners = np.asarray(mesh.get_coordinates(), dtype=float)
-    values = np.ma.filled(np.ma.asarray(mesh.get_array(), dtype=float), np.nan).reshape(
-        corners.shape[0] - 1, corners.shape[1] - 1
-    )
+    lines, columns = corners.shape[0] - 1, corners.shape[1] - 1
+    values = np.ma.filled(np.ma.asarray(mesh.get_array(), dtype=float), np.nan).reshape(lines, columns)
     low, high = mesh.get_clim()
     shades = [[share, str(colors.to_hex(mesh.get_cmap()(share)))] for share in np.linspace(0, 1, 11)]
     if isinstance(mesh.norm, colors.LogNorm):

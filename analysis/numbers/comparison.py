@@ -86,14 +86,8 @@ class _Width:
         one = found.by_seed[seed]
         if one is None:
             return None
-        return _Width(
-            one.width,
-            one.width_max,
-            one.width_max_in_grid,
-            one.grid,
-            "diverged" in (one.low.kind, one.high.kind),
-            one.fills_grid,
-        )
+        is_below_most = "diverged" in (one.low.kind, one.high.kind)
+        return _Width(one.width, one.width_max, one.width_max_in_grid, one.grid, is_below_most, one.fills_grid)
 
 
 def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Lost, Lost] = ({}, {})) -> Comparison:
@@ -118,33 +112,20 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     if whole:
         return Comparison(whole, len(pairs), "whole", interval)
     if any(a.grid != b.grid for a, b in known):
-        return Comparison(
-            0,
-            len(pairs),
-            "none",
-            interval,
-            "the two were swept over different ranges and a window is open or next to a divergence",
-        )
+        why = "the two were swept over different ranges and a window is open or next to a divergence"
+        return Comparison(0, len(pairs), "none", interval, why)
     part, interval = _decide([(a.least, a.most_in_grid, b.least, b.most_in_grid) for a, b in known], known, swept)
     if part:
         return Comparison(part, len(pairs), "range", interval)
     if all(a.fills_grid and b.fills_grid for a, b in known):
-        return Comparison(
-            0,
-            len(pairs),
-            "none",
-            interval,
-            "both windows fill the whole sweep, a wider range of learning rates would tell",
-        )
+        why = "both windows fill the whole sweep, a wider range of learning rates would tell"
+        return Comparison(0, len(pairs), "none", interval, why)
     exact = all(math.isclose(each.least, each.most) for pair in known for each in pair)
-    return Comparison(
-        0,
-        len(pairs),
-        "none",
-        interval,
-        _undecided(len(pairs)),
-        tuple(a.least - b.least for a, b in known) if exact else (),
-    )
+    differences = tuple(a.least - b.least for a, b in known) if exact else ()
+    why = "the interval of the paired differences contains 0"
+    if len(pairs) < 3:
+        why = "the seeds disagree, or edges next to diverged or missing runs leave too much room"
+    return Comparison(0, len(pairs), "none", interval, why, differences)
 
 
 def _decide(
@@ -160,12 +141,6 @@ def _decide(
     if not direction and len(known) > 1 and all(a.is_below_most for a, _ in known) and max(highs) <= rounding:
         return -1, (interval[0], 0.0)
     return direction, interval
-
-
-def _undecided(n: int) -> str:
-    if n >= 3:
-        return "the interval of the paired differences contains 0"
-    return "the seeds disagree, or edges next to diverged or missing runs leave too much room"
 
 
 @dataclass(frozen=True)
@@ -188,22 +163,16 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
     lrs, seeds = (
         sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
     )
-    pairs = [
-        pair for seed in seeds if (pair := _bests_of_seed(*(table.loc[lrs, seed] for table in tables))) is not None
-    ]
+    found = (_bests_of_seed(*(table.loc[lrs, seed] for table in tables)) for seed in seeds)
+    pairs = [pair for pair in found if pair is not None]
     if not pairs:
         return None
     differences = [math.inf if math.isinf(a) else -math.inf if math.isinf(b) else (a - b) / abs(b) for a, b in pairs]
     direction, interval = decide(differences, differences)
     medians = np.median(pairs, axis=0)
     lost = (sum(math.isinf(a) for a, _ in pairs), sum(math.isinf(b) for _, b in pairs))
-    return Bests(
-        float(medians[0]),
-        float(medians[1]),
-        Comparison(direction, len(pairs), "whole", interval),
-        tuple(differences),
-        lost,
-    )
+    result = Comparison(direction, len(pairs), "whole", interval)
+    return Bests(float(medians[0]), float(medians[1]), result, tuple(differences), lost)
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
@@ -215,7 +184,6 @@ def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
     """
     both = first.notna() & second.notna()
     bests = (float(first[both].min()), float(second[both].min())) if both.any() else (math.inf, math.inf)
-    known = [
-        math.isfinite(best) or bool(np.isposinf(each).all()) for best, each in zip(bests, (first, second), strict=True)
-    ]
-    return bests if all(known) and any(map(math.isfinite, bests)) else None
+    lost = [bool(np.isposinf(each).all()) for each in (first, second)]
+    is_known = all(math.isfinite(best) or every for best, every in zip(bests, lost, strict=True))
+    return bests if is_known and any(map(math.isfinite, bests)) else None

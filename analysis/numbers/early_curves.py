@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.numbers.early import BEFORE, DURING, NO_RESULT, early_runs, largest_first
+from analysis.numbers.kinds import edges_of
 from analysis.numbers.windows import windows
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
@@ -78,15 +79,11 @@ def _common_rates(runs: Frame) -> set[float]:
 
 def _edges_found(study: Study) -> dict[str, tuple[float, str]]:
     """Return by series the edge that `lr=edge` found: the geometric middle of the bracket that it lies in."""
-    if "edges" not in study.searches:
-        return {}
-    series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
     found = {}
-    for row in study.searches["edges"].itertuples():
+    for series, row in edges_of(study).items():
         brackets = ((row.verdict_lr, row.verdict_next_lr, "by verdict"), (row.nll_lr, row.nll_next_lr, "by NLL"))
         known = [(math.sqrt(low * high), kind) for low, high, kind in brackets if low > 0 and high > 0]
-        if row.run_id in series:
-            found[series[row.run_id]] = known[0] if known else (math.nan, "open")
+        found[series] = known[0] if known else (math.nan, "open")
     return found
 
 

@@ -14,11 +14,51 @@ from typing import Any
 
 import numpy as np
 
-from analysis.numbers.sensitivity import sensitivity
-from analysis.numbers.spread import POSITIVE, Spread
+from analysis.numbers.spread import EXTREME, POSITIVE, Spread
 from analysis.numbers.step_shares import TERMINAL, finite_median, recorded
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.study.load import FINISHED, Frame, Study
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The sensitivity of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a
+    mean over (the fewest of the seeds)."""
+
+    series: str
+    by_seed: dict[int, float]
+    spread: Spread
+    num_rates: int
+
+
+def sensitivity(study: Study, series: str) -> Sensitivity:
+    """Return the mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats,
+    seed by seed (Wortsman et al. 2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
+
+    Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study
+    only. A diverged run counts as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every
+    rate is as good as the best. A seed of which no run finished has no best, and no sensitivity.
+    """
+    by_seed, rates = {}, []
+    for seed, runs in study.of(series).groupby("seed"):
+        losses, finished = _capped(runs), runs[runs["status"].isin(FINISHED)]
+        if np.isfinite(finished["val_nll"]).any():
+            by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
+            rates.append(len(losses))
+    # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds
+    # diverged at a rate and others did not there are two clusters, for which an interval on logarithms ends far beyond
+    # what is possible.
+    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
+
+
+def _capped(runs: Frame) -> list[float]:
+    """Return min(NLL, initial NLL) of every run that says something."""
+    known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
+    pairs = zip(
+        known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True
+    )
+    return [value for nll, init in pairs if math.isfinite(value := min(nll, init if math.isfinite(init) else math.inf))]
+
 
 OWN_STATE = "checkpoint"  # of the optimizer: the only one that all of them have
 Bounds = tuple[float, float]
@@ -67,7 +107,7 @@ def numbers_of(study: Study, names: Mapping[str, str], references: Mapping[str, 
     """Return the numbers of some series. ``names``: by series; ``references``: by name the rate that its rates are told
     in multiples of, 1 where it has none."""
     found = windows(study)
-    edges = _edges(study)
+    edges = edges_of(study)
     return {
         series: _numbers(study, found[series], edges.get(series), name, references.get(name, 1.0))
         for series, name in names.items()
@@ -81,7 +121,8 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
     best_lr = math.nan if median is None else median.best_lr
     on_axis = 1.0 if study.is_in_multiples else reference
     steps = _steps_at(study, series, best_lr)
-    ratios, sizes = _by_run(steps, steps["alpha_max"] / steps["lr"]), steps.groupby("run_id")["rms_u"].mean()
+    ratios = (steps["alpha_max"] / steps["lr"]).groupby(steps["run_id"]).apply(finite_median)
+    sizes = steps.groupby("run_id")["rms_u"].mean()
     raw = reference if study.is_in_multiples else 1.0  # of a rate as the tables have it: what u was divided by
     moved = (steps["rms_u"] * steps["lr"] * raw).groupby(steps["run_id"]).mean()
     mistuned = sensitivity(study, series)
@@ -89,6 +130,7 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
     finished = runs[runs["status"].isin(FINISHED)]
     # a seed without a finite NLL counts where all of its runs diverged, and not where the others are missing
     known = {seed for seed in table.columns if np.isfinite(table[seed]).any() or np.isposinf(table[seed]).all()}
+    own = {seed: each for seed, each in found.by_seed.items() if seed in known}
     return Numbers(
         series=series,
         name=name,
@@ -112,16 +154,8 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
         },
         by_seed={
             "nll": {int(seed): _exactly(float(np.nanmin(table[seed]))) for seed in table.columns if seed in known},
-            "room": {
-                seed: (0.0, 0.0) if each is None else room(each)
-                for seed, each in found.by_seed.items()
-                if seed in known
-            },
-            "window": {
-                seed: (0.0, 0.0) if each is None else (each.width, each.width_max)
-                for seed, each in found.by_seed.items()
-                if seed in known
-            },
+            "room": {seed: (0.0, 0.0) if each is None else room(each) for seed, each in own.items()},
+            "window": {seed: (each.width, each.width_max) if each else (0.0, 0.0) for seed, each in own.items()},
             "ratio": {
                 int(runs.set_index("run_id")["seed"][run]): _exactly(math.log10(value))
                 for run, value in ratios.items()
@@ -141,7 +175,7 @@ def _exactly(value: float) -> Bounds:
     return value, value
 
 
-def _edges(study: Study) -> dict[str, Any]:
+def edges_of(study: Study) -> dict[str, Any]:
     """Return by series its row of what `lr=edge` found; {} without one."""
     if "edges" not in study.searches:
         return {}
@@ -172,8 +206,3 @@ def _steps_at(study: Study, series: str, lr: float) -> Frame:
     rows = recorded(study, TERMINAL, OWN_STATE)
     rows = rows[(rows["series"] == series) & (rows["run_lr"] == lr)]
     return rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))
-
-
-def _by_run(rows: Frame, values: Any) -> Any:
-    """Return the median over each run's finite values, by run."""
-    return values.groupby(rows["run_id"]).apply(finite_median)

@@ -33,12 +33,9 @@ def groups(study: Study) -> list[tuple[str, ...]]:
         return []
     lines = study.runs.drop_duplicates("series")
     alike = [axis for axis in SETTING_AXES if axis not in ("variant", "cross")]
-    found = [group for _, group in lines.groupby(alike, sort=False) if _is_comparison(set(group["mechanism"]))]
-    return [tuple(name for name in study.series if name in set(group["series"])) for group in found]
-
-
-def _is_comparison(mechanisms: set[str]) -> bool:
-    return PLAIN in mechanisms and not mechanisms <= set(ELSEWHERE)
+    found = [(set(group["mechanism"]), set(group["series"])) for _, group in lines.groupby(alike, sort=False)]
+    compared = [names for mechanisms, names in found if PLAIN in mechanisms and not mechanisms <= set(ELSEWHERE)]
+    return [tuple(name for name in study.series if name in names) for names in compared]
 
 
 def common_of(study: Study, group: tuple[str, ...]) -> str:

@@ -123,7 +123,8 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str) -> Scored:
     known = _known(frame, predictor, event)
     scored = _scored(frame, known, predictor, event, _auc, OF_RUNS)
     same = {SAME_RATE: _auc(known, predictor, event, same_rate=True)}
-    number = {SAME_RATE: _pairs_at_a_rate(known, event)}
+    by_rate = known.groupby(["stratum", "lr"])[event]
+    number = {SAME_RATE: sum(int(own.sum()) * int((~own).sum()) for _, own in by_rate)}  # one with it, one without
     return replace(scored, scopes={**scored.scopes, **same}, numbers={**scored.numbers, **number})
 
 
@@ -188,11 +189,6 @@ def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False)
         return NOTHING
     strata = part["stratum"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["stratum"]
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), list(strata))
-
-
-def _pairs_at_a_rate(part: Frame, event: str) -> int:
-    """Return how many pairs of a run with the event and one without there are at one rate of one stratum."""
-    return sum(int(own.sum()) * int((~own).sum()) for _, own in part.groupby(["stratum", "lr"])[event])
 
 
 def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:

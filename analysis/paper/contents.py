@@ -15,11 +15,7 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.windows import GENERATIVE, VALIDATION
-from analysis.paper import ablation, figures
-from analysis.paper.alpha_figure import CAPTION as ALPHA_CAPTION
-from analysis.paper.alpha_figure import alpha_grids
-from analysis.paper.alpha_tables import alpha_tables, measured
-from analysis.paper.figures import nll_grids
+from analysis.paper.figures import ALPHA_CAPTION, NLL_CAPTION, alpha_grids, nll_grids
 from analysis.paper.grid import (
     Block,
     blocks,
@@ -30,7 +26,8 @@ from analysis.paper.grid import (
     size,
     told_once,
 )
-from analysis.paper.nll_tables import nll_tables
+from analysis.paper.printed import ablation_tables_beside
+from analysis.paper.tables import alpha_tables, measured, nll_tables
 from analysis.sections import ablation_figure, curves
 from analysis.sections.ablation import ablations
 from analysis.study.load import Study
@@ -105,7 +102,7 @@ def _nll(places: Sequence[Block]) -> Pieces:
     found: Pieces = ()
     for column, what in ((VALIDATION, "Validation NLL"), (GENERATIVE, "Generative NLL")):
         name = "nll-grid" if column == VALIDATION else "generative-nll-grid"
-        found += drawn(name, lambda: nll_grids(places, column), figures.CAPTION.format(what=what))  # noqa: B023
+        found += drawn(name, lambda: nll_grids(places, column), NLL_CAPTION.format(what=what))  # noqa: B023
     if not found:
         found = paragraph(
             "No study has a finite validation NLL at more than one learning rate: there is no curve to draw."
@@ -139,7 +136,7 @@ def drawn(name: str, draw, caption: str) -> Pieces:
 def _ablation(study: Study) -> Pieces:
     """Return a study's ablation as its own report has it, with the paper's numbers in its tables."""
     prefix = f"{study.name}-"
-    return shown(ablation.tables(study)) + named(
+    return shown(ablation_tables_beside(study)) + named(
         assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
     )
 

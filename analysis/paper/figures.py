@@ -1,21 +1,25 @@
 """Draw the consensus paper's Figures 2 to 5 as one grid: NLL against learning rate, a column for each modality and a
 row for each size, on a log axis and, beneath, on a linear one that begins where the first mechanism leaves its
-window."""
+window; and its Figure 6, α_max against learning rate, as such a grid, the training's own rate in red dashes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.transforms import blended_transform_factory
 
+from analysis.drawing.marks import TRAINING, entry, mark_entry
 from analysis.drawing.style import LEGEND_ROW, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
+from analysis.numbers.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded
 from analysis.numbers.windows import VALIDATION, outcomes, windows
 from analysis.paper.grid import Block, all_runs, by_modality
 from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_marks
@@ -26,7 +30,7 @@ COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # of a page
 HEIGHT = 2.35  # inches of a row
 FEWEST_ZOOMED, MOST_TICKS = 3, 3
 Tables = dict[str, Frame]
-CAPTION = (
+NLL_CAPTION = (
     "{what} against learning rate, a column for each modality, a row for each size, as the consensus paper's Figures 2 "
     "to 5: on a log axis and, beneath, on a linear one from the last rate on at which every mechanism lies within its "
     "stable window, three at the least. Points: seeds; line: their median, broken where half of them or more diverged; "
@@ -41,14 +45,16 @@ def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]
     lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
     if not any(_has_finite(_tables(block.study, column)) for block in lines):
         return []
-    styles, figures = looks(all_runs(shown)), []
-    columns = by_modality(shown)
+    styles = looks(all_runs(shown))
+    return [_figure(columns, column, styles) for columns in _pages(shown)]
+
+
+def _pages(blocks: Sequence[Block]) -> Iterator[list[list[Block]]]:
+    """Yield the columns of each figure, by modality the places one below the other."""
+    columns = by_modality(blocks)
     for names in chunks(list(columns), COLUMNS):
-        depth = max(len(columns[name]) for name in names)
-        for start in range(0, depth, ROWS):
-            part = [columns[name][start : start + ROWS] for name in names]
-            figures.append(_figure([each for each in part if each], column, styles))
-    return figures
+        for start in range(0, max(len(columns[name]) for name in names), ROWS):
+            yield [part for name in names if (part := columns[name][start : start + ROWS])]
 
 
 def _tables(study: Study, column: str) -> Tables:
@@ -90,7 +96,7 @@ def grid_legend(
     """Draw the legend of the mechanisms in a grid's places, then ``extras``; the figure grows by the rows it takes."""
     present = {name for places in columns for block in places for name in block.study.series}
     handles = [
-        Line2D([], [], color=look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5, label=name)
+        entry(name, look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5)
         for name, look in styles.items()
         if name in present
     ]
@@ -162,3 +168,82 @@ def _linear_axis(ax: Axes, lrs: Sequence[float]) -> None:
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks(shown, [lr_text(lr) for lr in shown])
+
+
+ALPHA_HEIGHT = 1.75
+FOOT = 0.04, 0.34  # of a panel, in shares of its height: where crosses stand for mechanisms that diverged
+ALPHA_CAPTION = (
+    "α_max against learning rate, {phase}, state “{state}”, a column for each modality, a row for each size, after the "
+    "consensus paper's Figure 6: median of the finite α_max of all recorded steps; shade: from the lowest to the "
+    "highest of the single runs' medians; red dashes: the training LR α; where the median lies below it, at least half "
+    "of the steps with a finite α_max are too long. ×: mechanisms of which runs diverged there and have no such "
+    "checkpoint. Step by step: in the studies' own reports."
+)
+
+
+def alpha_grids(blocks: Sequence[Block], phase: str, state: str) -> list[Figure]:
+    """Draw the grid of one kind of checkpoint and optimizer state, over several figures where it has more than three
+    modalities or sizes; none where nothing was measured."""
+    shown = [block for block in blocks if (phase, state) in phases_and_states(block.study)]
+    shown = [block for block in shown if (_medians(block, phase, state) > 0).any()]
+    if not shown:
+        return []
+    styles = looks(all_runs(shown))
+    return [_alpha_figure(columns, phase, state, styles) for columns in _pages(shown)]
+
+
+def _medians(block: Block, phase: str, state: str) -> Frame:
+    """Return the median of the finite α_max by series and learning rate."""
+    rows = recorded(block.study, phase, state)
+    found = {key: finite_median(part["alpha_max"]) for key, part in rows.groupby(["series", "run_lr"])}
+    return pd.Series(found, dtype=float)
+
+
+def _alpha_figure(columns: Sequence[Sequence[Block]], phase: str, state: str, styles: dict[str, Look]) -> Figure:
+    """Draw one figure; ``columns``: by modality the places one below the other."""
+    depth = max(map(len, columns))
+    share = 1.0 if len(columns) > 1 else 0.62
+    figure = Figure(figsize=(WIDTH_INCHES * share, 0.5 + ALPHA_HEIGHT * depth), layout="constrained")
+    grid: Any = figure.subplots(depth, len(columns), squeeze=False)
+    for line, place in np.ndindex(depth, len(columns)):
+        if line < len(columns[place]):
+            _alpha_panel(grid[line, place], columns[place][line], phase, state, styles)
+        else:
+            grid[line, place].remove()
+    for ax in grid[:, 0]:
+        ax.set_ylabel("$\\alpha_\\mathrm{max}$")
+    for ax in grid[-1]:
+        ax.set_xlabel("learning rate α")
+    extras = [entry("training LR α", **TRAINING)]
+    counts = (counted(block.study, phase, state) for places in columns for block in places)
+    if any((count["outcome"] == DIVERGED).any() for count in counts):
+        extras.append(mark_entry("runs diverged", "x"))
+    grid_legend(figure, columns, styles, extras)
+    return figure
+
+
+def _alpha_panel(ax: Axes, block: Block, phase: str, state: str, styles: dict[str, Look]) -> None:
+    """Draw one place: a line for each mechanism with a result, and crosses at the foot where runs of it diverged."""
+    count, medians = counted(block.study, phase, state), _medians(block, phase, state)
+    lrs = sorted(set(block.study.runs["lr"]))
+    lr_axis(ax, lrs, most=4)
+    ax.set_yscale("log")
+    ax.set_title(block.title, loc="left", fontweight="bold")
+    ax.tick_params(labelsize=7)
+    ends = np.array(ax.get_xlim())
+    ax.plot(ends, ends, zorder=2, **TRAINING)
+    lost = [name for name in block.study.series if (count.loc[count["series"] == name, "outcome"] == DIVERGED).any()]
+    for name in block.study.series:
+        own = count[count["series"] == name]
+        if name in medians.index.get_level_values(0):
+            line = medians[name].where(medians[name] > 0)
+            ax.plot(line.index, line, color=styles[name].color, marker=styles[name].marker, markersize=3.2,
+                    linestyle=styles[name].dashes, linewidth=1.1, zorder=4)  # fmt: skip
+            runs = own[own["median"] > 0].groupby("run_lr")["median"].agg(["min", "max"])
+            ax.fill_between(runs.index, runs["min"], runs["max"], color=styles[name].color, alpha=0.15, linewidth=0)
+        if name in lost:
+            strip = blended_transform_factory(ax.transData, ax.transAxes)
+            there = sorted(set(own.loc[own["outcome"] == DIVERGED, "run_lr"]))
+            # one above the other, since several diverge at one rate, all of them within the foot
+            height = FOOT[0] + min(0.055, (FOOT[1] - FOOT[0]) / len(lost)) * lost.index(name)
+            ax.plot(there, [height] * len(there), "x", color=styles[name].color, markersize=3.6, transform=strip)

@@ -152,27 +152,18 @@ def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
     and model size, the best of a group in bold."""
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
-    rows = [
-        (Cell("Validation NLL"), *(narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))
-    ]
+    nlls = [narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns]
+    rows = [(Cell("Validation NLL"), *nlls)]
     if study.runs["lr"].nunique() > 1:
-        rows.append(
-            (Cell("at LR"), *(Cell("--" if math.isnan(column.lr) else lr_text(column.lr)) for column in columns))
-        )
+        rates = ["--" if math.isnan(column.lr) else lr_text(column.lr) for column in columns]
+        rows.append((Cell("at LR"), *map(Cell, rates)))
     if any(np.isfinite(column.runs["gen_nll"]).any() for column in columns):
         rows.append((Cell("Generative NLL"), *(_generative(column) for column in columns)))
     rows.append((Cell("Model size"), *(_size(column) for column in columns)))
     widths = ("auto", *("1fr",) * len(columns))
     heads = (("", 1), *((group.heading, len(group.columns)) for group in groups))
-    return Table(
-        f"Ablation of {base}",
-        _caption(study, base, groups),
-        ("", *(column.text for column in columns)),
-        tuple(rows),
-        heads,
-        (),
-        widths,
-    )
+    header = ("", *(column.text for column in columns))
+    return Table(f"Ablation of {base}", _caption(study, base, groups), header, tuple(rows), heads, (), widths)
 
 
 def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,10 +16,9 @@ from analysis.drawing import pieces
 from analysis.drawing.marks import dots, mark
 from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
-from analysis.drawing.typeset import Table
 from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, printed
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
@@ -38,10 +37,6 @@ def figures(study: Study) -> Figures:
 
 def applies(study: Study) -> bool:
     return is_of_rates(study) and bool(ablations(study))
-
-
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return [*ablation_tables(study), *directions(study)]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -124,4 +119,4 @@ def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> No
     ax.set_xlabel(group.heading)
 
 
-SECTION = Section(body, applies, figures, tables)
+SECTION = Section(body, applies, figures, printed(ablation_tables, directions))

@@ -3,25 +3,21 @@ figure and a table, and the rates that keep it; nothing where no run has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
-from analysis.drawing.tables import chunks, ended_badly, source, width_text
+from analysis.drawing.tables import chunks, source, width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.shares import KEPT, share_windows
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
-from analysis.numbers.windows import SeriesWindows, windows
-from analysis.sections.nll import NLL_COLUMNS, edge_words
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
+from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
+from analysis.sections.nll import NLL_COLUMNS, finished, nll_cell, width_cells
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, printed, sourced
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
-from analysis.words import lr_text, power
+from analysis.study.load import Frame, Study
+from analysis.words import lr_text
 from stability.runs.words import ShareWords
 
 CAPTION = (
@@ -36,11 +32,6 @@ def validated(study: Study) -> ShareWords | None:
     return share if share is not None and len(finished(study.runs, share.column)) else None
 
 
-def finished(runs: Frame, column: str) -> Frame:
-    """Return the runs that ended with a number in ``column``."""
-    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
-
-
 def accuracy_tables(study: Study) -> list[Table]:
     """Return tables, learning rate × mechanism, of the median share in per cent, its interval and n."""
     share = validated(study)
@@ -53,24 +44,16 @@ def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     medians = {name: finished(study.of(name), column).groupby("lr")[column].median() for name in series}
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
+    form = (column, SHARE, _percent)
     rows = [
-        (Cell(lr_text(lr)), *(_cell(study.of(name), column, lr, best.get(name) == lr) for name in series)) for lr in lrs
+        (Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr, *form) for name in series))
+        for lr in lrs
     ]
     caption = (
         f"Per cent {share.of}, at the end of training; median over the seeds that finished. {INTERVAL_RULES[SHARE]}; "
         f"below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
     )
     return Table(f"{share.name.capitalize()} against learning rate", caption, ("LR", *series), tuple(rows))
-
-
-def _cell(runs: Frame, column: str, lr: float, bold: bool) -> Cell:
-    runs = runs[runs["lr"] == lr]
-    if runs.empty:
-        return Cell("--")
-    spread, troubles = Spread.of(finished(runs, column)[column], SHARE), ended_badly(runs)
-    if spread.n == 0:
-        return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(_percent(spread.median), "\n".join([spread.detail(_percent), *troubles]), bold)
 
 
 def _percent(value: float) -> str:
@@ -102,16 +85,8 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), *(Cell("--"),) * 3, by_nll)
     runs = finished(study.of(kept.series), share.column)
     best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column], SHARE)
-    widths = [*kept.seed_widths]
-    return (
-        Cell(kept.series),
-        Cell(lr_text(kept.median.best_lr)),
-        Cell(_percent(best.median), best.detail(_percent)),
-        Cell(f"{power(kept.median.low.lr)} to {power(kept.median.high.lr)}", edge_words(kept.median)),
-        Cell(width_text(kept.median)),
-        Cell(f"{min(widths):.2f} to {max(widths):.2f}" if len(widths) > 1 else "--", f"n={len(kept.by_seed)}"),
-        by_nll,
-    )
+    name, best_cell = Cell(kept.series), Cell(_percent(best.median), best.detail(_percent))
+    return (name, Cell(lr_text(kept.median.best_lr)), best_cell, *width_cells(kept, kept.median), by_nll)
 
 
 def figures(study: Study) -> Figures:
@@ -147,10 +122,6 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and validated(study) is not None
 
 
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return _all_tables(study)
-
-
 def _all_tables(study: Study) -> list[Table]:
     found = window_table(study)
     return [*accuracy_tables(study), *([] if found is None else [found])]
@@ -162,4 +133,4 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     return heading(share.name.capitalize()) + pictures(drawn) + shown(_all_tables(study))
 
 
-SECTION = Section(body, applies, figures, tables)
+SECTION = Section(body, applies, figures, printed(_all_tables))

@@ -2,21 +2,161 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
 
+from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, mark_entry, say_instead
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
+from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
-from analysis.numbers.step_shares import drawn_phases, phases_and_states, recorded
-from analysis.sections.alpha_figures import alpha_figures
+from analysis.numbers.step_shares import (
+    DIVERGED,
+    counted,
+    drawn_phases,
+    finite_median,
+    phases_and_states,
+    recorded,
+    shown_series,
+)
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
-from analysis.study.load import Study
-from analysis.study.protocol import base_rates, states_explained, undefined_states
+from analysis.study.load import Frame, Study
+from analysis.study.protocol import NOT_DEFINED, base_rates, states_explained, undefined_states
 from analysis.study.step_terms import step_terms, terms_in_brief
-from analysis.words import plural
+from analysis.words import plural, wrapped
+
+MOST_VECTOR_POINTS = 2000  # of a panel; more are a picture in it, as a vector file of megabytes is slow to turn to
+COUNT = {"textcoords": "offset points", "fontsize": 5.5, "color": INK}  # beside a mark
+DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point on a log axis
+# What is no point on a log axis: (label, marker, height in axes fractions, which values).
+EDGES = (
+    ("∞ (no positive curvature)", "^", 0.97, lambda values: np.isposinf(values)),
+    ("0 (no descent direction)", "v", 0.085, lambda values: values == 0),
+    ("lost to a non-finite loss", "+", 0.03, lambda values: np.isnan(values)),
+)
+
+
+def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
+    """Draw one figure for every four series, states as rows; none where no step was recorded in this phase, as where
+    every run diverged before it."""
+    rows = recorded(study, phase)
+    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
+    shown = {name for count in counts.values() for name in shown_series(study, count)}
+    present = [name for name in study.series if name in shown]
+    if not present or rows.empty:
+        return []
+    figures = []
+    for part in chunks(present, PANELS_PER_ROW):
+        of_part = {state: count[count["series"].isin(part)] for state, count in counts.items()}
+        figures.append(_alpha_figure(rows[rows["series"].isin(part)], of_part, part, looks(study)))
+    return figures
+
+
+def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
+    """Draw one figure, a row for each state and a column for each series. ``counts``: by state, what `counted` says of
+    the runs."""
+    states = list(counts)
+    figure = Figure(
+        figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)),
+        layout="constrained",
+    )
+    grid = np.atleast_2d(figure.subplots(len(states), len(series), sharex=True, sharey=True, squeeze=False))
+    lrs = sorted({lr for count in counts.values() for lr in count["run_lr"]})
+    limits = _limits(rows, lrs)
+    for line, state in enumerate(states):
+        for column, name in enumerate(series):
+            ax = grid[line, column]
+            part = rows[(rows["state"] == state) & (rows["series"] == name)]
+            count = counts[state]
+            _panel(ax, part, count[count["series"] == name], styles[name], lrs, limits)
+            if line == 0:
+                ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+        grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
+    for ax in grid[-1]:
+        ax.set_xlabel("learning rate α")
+    _legend(figure, rows, any((count["outcome"] == DIVERGED).any() for count in counts.values()))
+    return figure
+
+
+def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
+    """Return the axis's limits: the finite positive values and the line α_max = α, with a strip above and one below for
+    what is no point on a log axis."""
+    positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
+    values = np.concatenate([positive.to_numpy(dtype=float), lrs])
+    low, high = math.log10(values.min()), math.log10(values.max())
+    room = max(high - low, 1.0)
+    return 10 ** (low - 0.34 * room), 10 ** (high + 0.14 * room)
+
+
+def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], limits: tuple[float, float]) -> None:
+    """Draw one series' finite α_max as points, their medians per learning rate as a line, and counts at the edges of
+    what diverged, is infinite or 0."""
+    ax.set_yscale("log")
+    lr_axis(ax, lrs, most=3)
+    ax.set_ylim(*limits)
+    ends = np.array(ax.get_xlim())
+    ax.fill_between(ends, ends, limits[1], color="#f2f5f0", zorder=0, linewidth=0)
+    ax.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=2)
+    _diverged_counts(ax, count, style)
+    if part.empty:
+        if (count["outcome"] == DIVERGED).any():
+            return
+        why = NOT_DEFINED if len(count) and (count["outcome"] == NOT_DEFINED).all() else "not recorded"
+        say_instead(ax, why)
+        return
+    finite = part[np.isfinite(part["alpha_max"]) & (part["alpha_max"] > 0)]
+    faint = {"alpha": 0.4, "markeredgewidth": 0, "zorder": 3, "rasterized": len(finite) > MOST_VECTOR_POINTS}
+    mark(ax, finite["run_lr"], finite["alpha_max"], ".", style.color, 3.2, **faint)
+    medians = pd.Series({lr: finite_median(rows["alpha_max"]) for lr, rows in part.groupby("run_lr")})
+    medians = medians.where(medians > 0)
+    dots = {"marker": style.marker, "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    ax.plot(medians.index, medians, color=style.color, linewidth=1.2, zorder=4, **dots)
+    _edge_counts(ax, part, style)
+
+
+def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
+    """Mark with a filled cross, and k/n beside it, where k of n runs diverged: they have no α_max."""
+    strip = blended_transform_factory(ax.transData, ax.transAxes)
+    for lr, runs in count.groupby("run_lr"):
+        diverged = int((runs["outcome"] == DIVERGED).sum())
+        if diverged:
+            mark(ax, lr, DIVERGED_HEIGHT, "X", style.color, 4.6, markeredgewidth=0, transform=strip, zorder=5)
+            place = {"xycoords": strip, "xytext": (0, 3.5), "ha": "center", "va": "bottom"}
+            ax.annotate(f"{diverged}/{len(runs)}", (lr, DIVERGED_HEIGHT), **place, **COUNT)
+
+
+def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
+    """Draw markers with counts at the edges for the steps that have no place on a log axis."""
+    strip = blended_transform_factory(ax.transData, ax.transAxes)
+    for _, marker, height, which in EDGES:
+        for lr, rows in part.groupby("run_lr"):
+            count = int(which(rows["alpha_max"].to_numpy(dtype=float)).sum())
+            if count:
+                mark(ax, lr, height, marker, style.color, 3.6, transform=strip, zorder=5)
+                ax.annotate(str(count), (lr, height), xycoords=strip, xytext=(3, 0), va="center", **COUNT)
+
+
+def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
+    """Draw the legend of those marks that the figure holds."""
+    values = rows["alpha_max"].to_numpy(dtype=float)
+    handles = [
+        entry("$\\alpha_\\mathrm{max} = \\alpha$", INK, linewidth=0.8, linestyle=(0, (4, 2))),
+        mark_entry("recorded step", ".", alpha=0.5),
+        entry("median of finite steps", marker="o", markersize=4),
+        *(mark_entry(label, marker) for label, marker, _, which in EDGES if which(values).any()),
+    ]
+    if diverged:
+        handles.append(mark_entry("diverged, of all runs (0 % stable)", "X", 5, markeredgewidth=0))
+    fitting_legend(figure, handles, 3, handlelength=2, columnspacing=1.4)
+
 
 CAPTION = (
     "α_max of the recorded steps against learning rate, {phase}. Above the dashed line (shaded) the training's own "

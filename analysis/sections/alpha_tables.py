@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +37,11 @@ from analysis.study.step_terms import terms_in_brief
 from analysis.words import count_range, listed, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
+CELLS = (
+    "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), below "
+    "it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max above the "
+    "training LR in % (bold: highest of the row), below it the range over runs, and n, the steps"
+)
 MOST_DIVERGED = 0.5  # of a cell's runs: from there on the survivors' median is not set in bold
 
 
@@ -44,13 +50,8 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
     the runs that stopped early; none where nothing was recorded."""
     tables = []
     for phase, state in phases_and_states(study):
-        if (
-            phase == LAST
-            or (phases is not None and phase not in phases)
-            or (states is not None and state not in states)
-        ):
-            continue
-        tables += _tables_of(study, phase, state)
+        is_asked = (phases is None or phase in phases) and (states is None or state in states)
+        tables += _tables_of(study, phase, state) if is_asked and phase != LAST else []
     last = last_table(study) if phases is None or LAST in phases else None
     return tables if last is None else [*tables, last]
 
@@ -79,20 +80,12 @@ def _lost(shown: Frame) -> str:
     )
 
 
-def _recorded_text(shown: Frame) -> str:
-    """Say how many steps were recorded of a run, no full stop."""
-    return f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
-
-
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
     """Say how many more steps have no α_max; "" where there are none."""
     rows = undefined_steps(study, phase, state)
     number = int(rows["series"].isin(series).sum())
-    return (
-        f", {plural(number, 'further step')} left out in which the optimizer did not move, so that α_max is not defined"
-        if number
-        else ""
-    )
+    left = f", {plural(number, 'further step')} left out in which the optimizer did not move"
+    return f"{left}, so that α_max is not defined" if number else ""
 
 
 def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
@@ -105,23 +98,16 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
     of_rate, nothing = dict(iter(shown[["series", "alpha_max", "run_lr"]].groupby("run_lr"))), shown.iloc[:0]
     body = tuple(alpha_row(of_rate.get(lr, nothing), count[count["run_lr"] == lr], lr, series) for lr in lrs)
-    lost, how, rule = (
-        _lost(shown) + _undefined(study, phase, state, series),
-        stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study),
-        counting_rule(study, rows, phase),
-    )
+    lost, rule = _lost(shown) + _undefined(study, phase, state, series), counting_rule(study, rows, phase)
+    how = stated_in(study, shown, state) + base_rates(study) + terms_in_brief(study)
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
     absent += f" Not defined here: {listed(undefined)}." if undefined else ""
+    steps = f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
     caption = (
-        "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), "
-        "below it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max "
-        "above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
-        f"{rule} (survivors: the share without them). {_recorded_text(shown)}{lost}; -- where there is none.{absent} "
+        f"{CELLS}. {rule} (survivors: the share without them). {steps}{lost}; -- where there is none.{absent} "
         f"{how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
-    groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
-    widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
     known = count[count["outcome"].isin(COUNTED)].groupby(["series", "run_lr"])
     brief = (
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
@@ -129,7 +115,19 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
         f"{rule}.{where_diverged(count, series)}{absent} {how} {source(study)}"
     )
-    return Table(title, caption, ("LR", *series, *series), body, groups, (), widths, brief)
+    return replace(both_halves(title, caption, series, body), brief=brief)
+
+
+def both_halves(title: str, caption: str, series: Sequence[str], body: tuple[tuple[Cell, ...], ...]) -> Table:
+    """Return a table whose rows are those of `alpha_row`, or as wide.
+
+    Args:
+        title, caption, body: of the table.
+        series: those of its columns.
+    """
+    groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
+    widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
+    return Table(title, caption, ("LR", *series, *series), body, groups, (), widths)
 
 
 def counting_rule(study: Study, rows: Frame, phase: str) -> str:
@@ -222,14 +220,7 @@ def last_table(study: Study) -> Table | None:
         f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)} "
         f"{source(study)}"
     )
-    header = (
-        "mechanism",
-        "LR",
-        "seed",
-        "last checkpoint",
-        "end",
-        *(name for _ in states for name in ("median α_max", "% stable")),
-    )
+    header = ("mechanism", "LR", "seed", "last checkpoint", "end", *("median α_max", "% stable") * len(states))
     groups = (("", 5), *((f"state “{state}”", 2) for state in states))
     return Table("Last checkpoints before runs ended early", caption, header, body, groups)
 
@@ -244,14 +235,8 @@ def _last_row(run, rows: Frame, states: Sequence[str]) -> tuple[Cell, ...]:
         stable = f"{stable_steps(part).mean() * 100:.0f}" if len(part) else "--"
         cells += [Cell(power(median), "", bool(median > run.lr)), Cell(stable, f"n={len(part)}")]
     where = f"step {_whole(rows['checkpoint_step'].iloc[0])} of {_whole(run.planned_steps)}"
-    return (
-        Cell(run.series),
-        Cell(lr_text(run.lr)),
-        Cell(f"{run.seed:g}"),
-        Cell(where),
-        Cell(f"{run.status}, step {_whole(run.num_steps)}"),
-        *cells,
-    )
+    texts = (run.series, lr_text(run.lr), f"{run.seed:g}", where, f"{run.status}, step {_whole(run.num_steps)}")
+    return (*map(Cell, texts), *cells)
 
 
 def _whole(number: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.drawing.marks import say_instead
+from analysis.drawing.marks import PANELS_PER_ROW, say_instead
 from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
@@ -21,7 +21,7 @@ from analysis.study.load import Frame, Study
 from analysis.words import lr_text, wrapped
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
-PANELS_PER_ROW, LRS_SHOWN = 4, 3
+LRS_SHOWN = 3
 BLOCKS_CAPTION = (
     "Shares of uᵀHu by block of parameters at the first recorded step, {phase}: u_b·(Hu)_b in % of |uᵀHu|, by layer, "
     "“ends” being what lies outside the layers; median over seeds. A share holds half of the block's coupling with "
@@ -67,7 +67,9 @@ def blocks_table(study: Study) -> Table | None:
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
         part = with_kinds(rows)
         detail = "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost)))
-        shares, own = (medians(part, ["kind"])["percent"], _off_diagonal(part)) if len(part) else ({}, "--")
+        shares = medians(part, ["kind"])["percent"] if len(part) else {}
+        by_run = part.groupby("run_id")[["percent", "own_percent"]].sum(min_count=1)
+        own = _whole(float((by_run["percent"] - by_run["own_percent"]).median()))
         cells = [Cell(_whole(float(shares.get(kind, math.nan)))) for kind in kinds]
         body.append((Cell(series, detail), Cell(lr_text(lr)), *cells, Cell(own)))
     caption = (
@@ -75,15 +77,8 @@ def blocks_table(study: Study) -> Table | None:
         "measured (a run that diverged left no terminal checkpoint to measure). Coupling: what lies off the diagonal "
         f"blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|. {source(study)}"
     )
-    return Table(
-        "Which parameters bend the loss along u", caption, ("mechanism", "LR", *kinds, "coupling"), tuple(body)
-    )
-
-
-def _off_diagonal(part: Frame) -> str:
-    by_run = part.groupby("run_id")[["percent", "own_percent"]].sum(min_count=1)
-    value = float((by_run["percent"] - by_run["own_percent"]).median())
-    return _whole(value)
+    header = ("mechanism", "LR", *kinds, "coupling")
+    return Table("Which parameters bend the loss along u", caption, header, tuple(body))
 
 
 def _whole(percent: float) -> str:

@@ -3,18 +3,15 @@ where no run has any."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
-from analysis.sections.nll import nll_cell
-from analysis.sections.section import Drawn, Section, is_of_rates
+from analysis.sections.nll import finished, nll_cell
+from analysis.sections.section import Section, is_of_rates, plain_body, printed
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 RATES = 5  # learning rates that stand side by side
@@ -25,10 +22,6 @@ def parts_of(runs: Frame, nll: str) -> dict[str, str]:
     """Return the columns beside ``nll`` that hold a part of it, by the part's name."""
     columns = (str(column) for column in runs.columns)
     return {column.removeprefix(f"{nll}_"): column for column in columns if column.startswith(f"{nll}_")}
-
-
-def _finished(runs: Frame, column: str) -> Frame:
-    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])]
 
 
 def component_tables(study: Study) -> list[Table]:
@@ -53,23 +46,15 @@ def generative_component_tables(study: Study) -> list[Table]:
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
     """Return the tables of one NLL and its parts. ``runs``: those of the study that are shown; ``nll``: the column of
     the total, of which the parts' names are made; ``about``: begins the caption."""
-    parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(_finished(runs, column))}
+    parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(finished(runs, column))}
     if not parts:
         return []
-    lrs, caption = (
-        sorted(set(runs["lr"])),
-        f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}",
-    )
+    lrs, columns = sorted(set(runs["lr"])), {"Total": nll, **parts}
+    caption = f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}"
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
-    return [
-        Table(
-            title,
-            caption,
-            ("Component", "Mechanism", *map(lr_text, some)),
-            _rows(study, runs, {"Total": nll, **parts}, some),
-        )
-        for some in groups
-    ]
+    heads = [("Component", "Mechanism", *map(lr_text, some)) for some in groups]
+    rows = [_rows(study, runs, columns, some) for some in groups]
+    return [Table(title, caption, head, body) for head, body in zip(heads, rows, strict=True)]
 
 
 def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, ...]) -> tuple[tuple[Cell, ...], ...]:
@@ -77,7 +62,7 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
     for name, column in columns.items():
         for series in present:
             own = runs[runs["series"] == series]
-            medians = _finished(own, column).groupby("lr")[column].median()
+            medians = finished(own, column).groupby("lr")[column].median()
             best = medians.idxmin() if len(medians) else None
             rows.append((Cell(name), Cell(series), *(nll_cell(own, lr, best == lr, column, POSITIVE) for lr in lrs)))
     return tuple(rows)
@@ -109,12 +94,4 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and bool(component_tables(study))
 
 
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return component_tables(study)
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading("Components") + shown(component_tables(study))
-
-
-SECTION = Section(body, applies, tables=tables)
+SECTION = Section(plain_body("Components", component_tables), applies, tables=printed(component_tables))

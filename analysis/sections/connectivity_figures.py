@@ -1,4 +1,5 @@
-"""Figures of the graph that attention or consensus spans."""
+"""Show the connectivity of the graphs that attention or consensus spans, under the heading that all probes of layers
+share."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.drawing.marks import entry
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.sections.layers import slope
-from analysis.study.load import Frame
+from analysis.sections.layers import connectivity_table, slope
+from analysis.sections.section import Figures, Section, is_of_rates, plain_body, sourced
+from analysis.study.load import Frame, Study
 
 CONNECTIVITY_CAPTION = (
     "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, "
@@ -83,3 +85,25 @@ def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> P
     with matplotlib.rc_context(RC):
         draw(frame).savefig(path, metadata={"CreationDate": None})
     return path
+
+
+NAME = "connectivity"
+ELSEWHERE = {"mirror", "training_free", "training_free_layers"}  # probes of models, whose sections have own headings
+
+
+def applies(study: Study) -> bool:
+    """Return whether `stability.probe` measured layers or graphs: the heading stands before all of them."""
+    return is_of_rates(study) and not study.probes.keys() <= ELSEWHERE
+
+
+def figures(study: Study) -> Figures:
+    if NAME not in study.probes:
+        return {}
+    return {NAME: sourced(study, connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
+
+
+BODY = plain_body(
+    "What the layers do to their signal",
+    lambda study: [connectivity_table(study.probes[NAME])] if NAME in study.probes else [],
+)
+SECTION = Section(BODY, applies, figures)

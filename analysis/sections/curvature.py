@@ -3,16 +3,113 @@ blocks of parameters. It goes on under the heading of α_max."""
 
 from __future__ import annotations
 
-from analysis.drawing.pieces import Pieces, shown
-from analysis.numbers.step_shares import drawn_phases
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import blended_transform_factory
+
+from analysis.drawing.marks import PANELS_PER_ROW, TRAINING, entry, mark_entry, say_diverged
+from analysis.drawing.style import Look, fitting_legend, looks, panels_width
+from analysis.drawing.tables import chunks
+from analysis.drawing.typeset import Table
+from analysis.numbers.step_shares import counted, drawn_phases, phases_and_states, recorded, shown_series
 from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
 from analysis.sections.differences import differences_table
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
+from analysis.sections.section import Figures, Section, by_phase, plain_body
 from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
-from analysis.sections.step_figures import STEPS_CAPTION, step_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
-from analysis.study.load import Study
+from analysis.study.load import Column, Frame, Study
 from analysis.study.step_terms import terms_in_brief
+from analysis.words import lr_text, wrapped
+
+Lines = dict[tuple[str, float, str], Column]
+STEPS_CAPTION = (
+    "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
+    "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
+    "checkpoint and no line; how many did is said."
+)
+
+
+def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
+    """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for
+    every four LRs, none without rows."""
+    rows = recorded(study, phase)
+    counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
+    with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
+    lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
+    if not lrs or rows.empty:  # every run diverged before its checkpoint: the tables say so
+        return []
+    limits, medians = _positive_limits(rows, lrs), _medians(rows)
+    return [
+        _step_figure(medians, with_result, part, looks(study), limits)
+        for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)
+    ]
+
+
+def _medians(rows: Frame) -> Lines:
+    """Return by state, LR and series the median over seeds of each recorded step."""
+    keys = ["state", "run_lr", "series"]
+    medians = rows.groupby([*keys, "step"])["alpha_max"].median()
+    return {key: line.droplevel(keys) for key, line in medians.groupby(level=keys)}
+
+
+def _step_figure(
+    lines: Lines, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
+) -> Figure:
+    """Draw one figure, a column per LR and a row per state. ``counts``: by state, what `counted` says of the runs."""
+    states = list(counts)
+    figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
+    grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
+    known = {series for _, _, series in lines}
+    present = [name for name in styles if name in known]
+    for line, state in enumerate(states):
+        for column, lr in enumerate(map(float, lrs)):
+            ax = grid[line, column]
+            _step_panel(ax, {name: lines.get((state, lr, name)) for name in present}, styles, limits)
+            ax.axhline(lr, zorder=2, **TRAINING)
+            if line == 0:
+                say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
+                ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
+        grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
+    for ax in grid[-1]:
+        ax.set_xlabel("recorded step")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    handles = [entry(wrapped(name, 30), styles[name].color, linestyle=styles[name].dashes) for name in present]
+    handles += [entry("training LR $\\alpha$", **TRAINING), mark_entry("∞", "^", 3.5), mark_entry("0", "v", 3.5)]
+    fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
+    return figure
+
+
+def _step_panel(
+    ax: Axes, lines: dict[str, Column | None], styles: dict[str, Look], limits: tuple[float, float]
+) -> None:
+    """Draw the medians of each series' steps; ∞ and 0 as marks at the edges, where the line breaks."""
+    ax.set_yscale("log")
+    ax.set_ylim(*limits)
+    ax.yaxis.set_major_locator(LogLocator(numticks=5))
+    ax.yaxis.set_minor_locator(NullLocator())
+    strip = blended_transform_factory(ax.transData, ax.transAxes)
+    for name, line in lines.items():
+        medians = pd.Series(dtype=float) if line is None else line
+        inside = medians.where(np.isfinite(medians) & (medians > 0))
+        ax.plot(inside.index, inside, color=styles[name].color, linestyle=styles[name].dashes, linewidth=1.0, zorder=3)
+        for marker, height, steps in (
+            ("^", 0.96, medians.index[np.isposinf(medians.to_numpy())]),
+            ("v", 0.04, medians.index[medians.to_numpy() == 0]),
+        ):
+            if len(steps):
+                ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)
+
+
+def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
+    positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
+    values = np.log10(np.concatenate([positive.to_numpy(dtype=float), lrs]))
+    room = max(float(values.max() - values.min()), 1.0)
+    return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
 
 
 def figures(study: Study) -> Figures:
@@ -25,9 +122,8 @@ def figures(study: Study) -> Figures:
     }
 
 
-def body(study: Study, drawn: Drawn) -> Pieces:
-    single = (differences_table(study), sharpness_table(study), blocks_table(study))
-    return pictures(drawn) + shown([*fallen_tables(study), *single])
+def _tables(study: Study) -> list[Table | None]:
+    return [*fallen_tables(study), differences_table(study), sharpness_table(study), blocks_table(study)]
 
 
-SECTION = Section(body, figures=figures)
+SECTION = Section(plain_body("", _tables), figures=figures)

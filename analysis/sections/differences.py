@@ -48,19 +48,19 @@ def _which_erred(checked: Frame) -> str:
     beyond = f" Beyond {DOUBTFUL:g}: {plural(len(doubtful), 'step')}"
     if judged.empty:
         return f"{beyond}, none of them computed in float64: which of the two is off is not known there."
-    off, error = (
-        float(relative_difference(judged[name], judged["float64_curvature"]).max())
-        for name in ("difference_curvature", "curvature")
-    )
-    others = (
-        f"; of the other {len(doubtful) - len(judged)} it is not known which is off"
-        if len(judged) < len(doubtful)
-        else ""
-    )
+    off, error = _errors(judged, "difference_curvature")
+    left = len(doubtful) - len(judged)
+    others = f"; of the other {left} it is not known which is off" if left else ""
     return (
         f"{beyond}, {'all' if not others else len(judged)} of them computed once more in float64: there the "
         f"difference was off by up to {power(off)}, the value that is used by up to {power(error)}{others}."
     )
+
+
+def _errors(judged: Frame, other: str) -> list[float]:
+    """Return how far another curvature, and the one that is used, lie at most from that in float64."""
+    exact = judged["float64_curvature"]
+    return [float(relative_difference(judged[name], exact).max()) for name in (other, "curvature")]
 
 
 def _papers_error(rows: Frame) -> str:
@@ -69,10 +69,7 @@ def _papers_error(rows: Frame) -> str:
     judged = rows[np.isfinite(rows["float64_curvature"])]
     if judged.empty:
         return ""
-    off, error = (
-        float(relative_difference(judged[name], judged["float64_curvature"]).max())
-        for name in ("parity_curvature", "curvature")
-    )
+    off, error = _errors(judged, "parity_curvature")
     return (
         f" In {plural(len(judged), 'pair')} uᵀHu was computed once more in float64: there the paper's difference was "
         f"off by up to {power(off)}, the exact value by up to {power(error)}."
@@ -103,14 +100,8 @@ def differences_table(study: Study) -> Table | None:
     for phase, state in phases_and_states(study):
         of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
         for name in (name for name in study.series if name in set(of_state["series"])):
-            body.append(
-                _row(
-                    of_state[of_state["series"] == name],
-                    name,
-                    f"{phase}, {state}",
-                    diverged_note(count[count["series"] == name]),
-                )
-            )
+            lost = diverged_note(count[count["series"] == name])
+            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state}", lost))
     if not body:
         return None
     caption = (

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing.marks import rate_legend
+from analysis.drawing.marks import PANELS_PER_ROW, rate_legend
 from analysis.drawing.pieces import Pieces, paragraph, shown
 from analysis.drawing.style import MUTED, lr_colors, panels_width
 from analysis.drawing.tables import chunks, source
@@ -25,7 +25,6 @@ from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, wrapped
 
 OWN, UNSCALED = "own", "unscaled"
-PANELS_PER_ROW = 4
 FIGURE, PDMM = "discrepancy", "pdmm"
 MEASURED = (
     "Root mean square of V − γAV over that of V, over heads, positions and held-out sequences, A the layer's "

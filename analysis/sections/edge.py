@@ -4,19 +4,18 @@ that took against a grid."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, entry, mark, mark_entry
-from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.kinds import edges_of
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
+from analysis.sections.section import Figures, Section, is_of_rates, plain_body, printed, sourced
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -37,11 +36,7 @@ CAPTION = (
 
 def _curves(study: Study) -> list[tuple[str, Any]]:
     """Return (series, row of the table) of every curve, in the study's order."""
-    if "edges" not in study.searches:
-        return []
-    series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
-    rows = [(series[row.run_id], row) for row in study.searches["edges"].itertuples() if row.run_id in series]
-    return sorted(rows, key=lambda pair: study.series.index(pair[0]))
+    return sorted(edges_of(study).items(), key=lambda pair: study.series.index(pair[0]))
 
 
 def edge_tables(study: Study) -> list[Table]:
@@ -84,15 +79,13 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     """Return one curve's row: best rate and NLL, both edges, and how many runs it took against a grid."""
     at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
     seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
+    best = Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}") if seeds else Cell("--")
+    has_learned = not _only_plateaued(study.of(series))
     return (
         Cell(series, "" if row.state == "found" else row.state),
-        Cell("--")
-        if math.isnan(row.best_lr)
-        else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),
+        best,
         Cell("--") if seeds is None else Cell(f"{row.best_nll:.3f}", seeds.detail()),
-        _edge(
-            row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, learned=not _only_plateaued(study.of(series))
-        ),
+        _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, has_learned),
         _edge(row.nll_lr, row.nll_next_lr, row.nll_exceptions),
         Cell(f"{row.num_runs:.0f}", f"{plural(int(row.num_rates), 'rate')}, {plural(int(row.num_rounds), 'round')}"),
         Cell(f"{row.num_grid_runs:.0f}", f"n={row.num_seeds:.0f}"),
@@ -176,12 +169,5 @@ def applies(study: Study) -> bool:
     return is_of_rates(study) and bool(_curves(study))
 
 
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return edge_tables(study)
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading("Best learning rates and edges of stability") + shown(edge_tables(study)) + pictures(drawn)
-
-
-SECTION = Section(body, applies, figures, tables)
+TITLE = "Best learning rates and edges of stability"
+SECTION = Section(plain_body(TITLE, edge_tables, is_table_first=True), applies, figures, printed(edge_tables))

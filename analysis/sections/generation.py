@@ -1,15 +1,21 @@
-"""Tabulate the generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the
-oracle that scored them."""
+"""Show the generative NLL (what an oracle makes of the models' own samples) of terminal checkpoints: figure, tables and
+windows, as the right halves of the paper's Figures 2 and 3 and Tables 2 and 3; and the samples themselves (D.4)."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.nll import NLL_COLUMNS
+from analysis.numbers.windows import GENERATIVE
+from analysis.sections.nll import NLL_COLUMNS, window_table
+from analysis.sections.nll_figures import nll_figure
+from analysis.sections.section import Figures, Section, is_of_rates, plain_body, printed, sourced
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.words import count_range, lr_text
+from analysis.words import count_range, listed, lr_text
+from stability.printable import visible
 
 
 def generation_tables(study: Study) -> list[Table]:
@@ -32,10 +38,13 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     by_run = shown.groupby(["series", "run_lr", "run_id"])[["nll", "nll_per_byte"]].mean()
     lrs = sorted(set(shown["run_lr"]))
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
+    unit = wording.words(study).score.format(draws=count_range(shown["oracle_draws"]))
+    kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
+    how = f"Sampler: {'; '.join(map(_in_words, kinds))}."
     caption = (
-        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(study, shown)}; mean over "
+        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {unit}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
-        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(study, shown)}. {_how(shown)} Low is not good by itself: repetition "
+        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(study, shown)}. {how} Low is not good by itself: repetition "
         f"scores low. {source(study)}"
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
@@ -52,10 +61,6 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *other_unit]))
 
 
-def _unit(study: Study, shown: Frame) -> str:
-    return wording.words(study).score.format(draws=count_range(shown["oracle_draws"]))
-
-
 def _per_byte(study: Study, shown: Frame) -> str:
     """Say in the caption what nats per byte are; of what is no text, nothing."""
     if not wording.words(study).is_text:
@@ -68,15 +73,104 @@ def _per_byte(study: Study, shown: Frame) -> str:
     return "; below it, where the oracle's tokens are no bytes, nats per byte"
 
 
-def _how(shown: Frame) -> str:
-    """Say how the samples were drawn, e.g. ``"Sampler: top_prob, temperature 1."``; of several each."""
-    kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
-    return f"Sampler: {'; '.join(map(_in_words, kinds))}."
-
-
 def _in_words(kind) -> str:
+    """Say how samples were drawn, e.g. ``"top_prob, temperature 1"``."""
     steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
-    return (
-        f"{kind.sampler}{steps}, temperature "
-        f"{kind.temperature:g}{f', contexts {kind.contexts}' if kind.contexts else ''}"
+    contexts = f", contexts {kind.contexts}" if kind.contexts else ""
+    return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{contexts}"
+
+
+NAME = "generative-nll"
+CAPTION = (
+    "Generative NLL in {unit} against learning rate; points, lines, bars and ×: as for the validation NLL. A low "
+    "value is no proof of good samples: repetition scores low. {oracle}"
+)
+
+
+def oracle(study: Study) -> str:
+    """Name the oracle, ``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several,
+    whose numbers make no common line."""
+    scored = study.runs[np.isfinite(study.runs["gen_nll"])]
+    names = sorted(set(scored["gen_oracle"]))
+    return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""
+
+
+def figures(study: Study) -> Figures:
+    """Draw the figure, where one oracle scored generations at several learning rates."""
+    figure = nll_figure(study, GENERATIVE) if oracle(study) else None
+    caption = CAPTION.format(unit=wording.generative_unit(study), oracle=oracle(study).strip())
+    return {} if figure is None else {NAME: sourced(study, figure, caption)}
+
+
+def generative_windows(study: Study) -> list[Table]:
+    return [window_table(study, GENERATIVE, oracle(study))] if oracle(study) else []
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(_all_tables(study))
+
+
+def _all_tables(study: Study) -> list[Table]:
+    return [*generation_tables(study), *generative_windows(study)]
+
+
+SAMPLE_COLUMNS = 4
+ENDS = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\u2029": "↵"})
+
+
+def sample_tables(study: Study) -> list[Table]:
+    """Return one table for each four series; none where nothing was sampled. A cell holds the sample of its runs'
+    lowest seed."""
+    if "samples" not in study.generation:
+        return []
+    rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
+    present = [name for name in study.series if name in set(rows["series"])]
+    return [_sample_table(study, rows, part) for part in chunks(present, SAMPLE_COLUMNS)] if present else []
+
+
+def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
+    """Return one table of samples, learning rate × series, with the sampler and the oracle in its caption."""
+    shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
+    lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
+    body = tuple(
+        (
+            Cell(lr_text(lr)),
+            *(_sample_cell(shown[(shown["series"] == name) & (shown["run_lr"] == lr)]) for name in series),
+        )
+        for lr in lrs
     )
+    oracles = sorted(set(shown["oracle"]) - {""})
+    scored = (
+        f"nll: {wording.words(study).of_sample.format(oracle=listed(oracles))}, of the whole sample. "
+        if oracles
+        else "No oracle has scored them. "
+    )
+    seeds = sorted({f"{seed:g}" for seed in shown["seed"]})
+    how = sorted({f"{row.sampler}, temperature {row.temperature:g}" for row in shown.itertuples() if row.sampler})
+    caption = (
+        "The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed "
+        f"(seed{'s' * (len(seeds) > 1)} {listed(seeds)}); … where it goes on. Nothing was picked. "
+        f"{scored}Sampler: {listed(how)}. ↵ a line's end, → a tab, escapes as "
+        f"\\x1b control characters; --: the run left no sample. {source(study)}"
+    )
+    align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
+    return Table("Samples against learning rate", caption, ("LR", *series), body, (), align, widths)
+
+
+def _sample_cell(part: Frame) -> Cell:
+    if part.empty:
+        return Cell("--")
+    row = part.iloc[0]
+    if row["num_characters"] != row["num_characters"]:  # NaN: there was nothing to sample from
+        return Cell("--", row["reason"])
+    score = f"nll {row['nll']:.3f}" if row["nll"] == row["nll"] else "not scored"
+    goes_on = "…" if row["num_characters"] > len(row["text"]) else ""
+    return Cell(score, visible(row["text"].translate(ENDS)) + goes_on or "(empty)")
+
+
+def has_samples(study: Study) -> bool:
+    return is_of_rates(study) and bool(sample_tables(study))
+
+
+SECTION = Section(plain_body("Generative NLL", _all_tables), applies, figures, printed(_all_tables))
+SAMPLES = Section(plain_body("What the models write", sample_tables), has_samples)

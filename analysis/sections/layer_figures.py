@@ -1,5 +1,5 @@
-"""Draw what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and after,
-σ(W_qᵀW_k) against LR."""
+"""Draw layers as filters and their energies before and after (`stability.probe what=spectra`), and σ(W_qᵀW_k) against
+LR (`what=qk`); the report's two parts with their tables."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.marks import entry, mark, rate_legend
+from analysis.drawing.marks import PANELS_PER_ROW, entry, mark, rate_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.sections.layers import layer_and_filter, qk_heads
+from analysis.sections.layers import layer_and_filter, qk_heads, study_tables
+from analysis.sections.section import Figures, Section, by_phase, plain_body
 from analysis.study.load import Frame, Study
 from analysis.words import wrapped
 
-PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
+QUANTILES = np.linspace(0, 1, 201)
 FILTER_CAPTION = (
     "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over "
     "the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard "
@@ -65,10 +66,8 @@ def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
 
 def _chosen(items: Sequence[float], most: int) -> list[float]:
     """Return at most ``most`` of the items, evenly spaced, first and last among them."""
-    return [
-        items[place]
-        for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})
-    ]
+    places = {round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))}
+    return [items[place] for place in sorted(places)]
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
@@ -141,9 +140,8 @@ def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
     for _, head in rows.groupby(["run_id", "head", "sequence"]):
         by_probe = [_falling(probe) for _, probe in head.groupby("probe")]
         curves.append(np.mean(by_probe, axis=0))
-        squares.append(
-            np.var(by_probe, axis=0, ddof=1) / len(by_probe) if len(by_probe) > 1 else np.zeros(len(QUANTILES))
-        )
+        several = len(by_probe) > 1
+        squares.append(np.var(by_probe, axis=0, ddof=1) / len(by_probe) if several else np.zeros(len(QUANTILES)))
     return np.mean(curves, axis=0), np.sqrt(np.mean(squares, axis=0) / len(squares))
 
 
@@ -228,12 +226,8 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
     lrs = list(spreads)
     middle = np.array([spread.median for spread in spreads.values()])
-    reach = np.array(
-        [
-            [s.median - s.low, s.high - s.median] if s.n > 1 and math.isfinite(s.low) else [0.0, 0.0]
-            for s in spreads.values()
-        ]
-    ).T
+    known = [s if s.n > 1 and math.isfinite(s.low) else None for s in spreads.values()]
+    reach = np.array([[s.median - s.low, s.high - s.median] if s else [0.0, 0.0] for s in known]).T
     bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
     # The interval is of the mean: of skewed values it may end short of the median.
     ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)
@@ -244,3 +238,20 @@ def probed_phases(study: Study) -> list[str]:
     """Return the checkpoints at which layers were probed, in the order of the tables."""
     names = [name for name in ("spectra", "filter", "qk") if name in study.probes]
     return list(dict.fromkeys(phase for name in names for phase in study.probes[name]["phase"]))
+
+
+def _graph_figures(study: Study) -> Figures:
+    phases = probed_phases(study)
+    return {
+        **by_phase(study, "filter", phases, filter_figures, FILTER_CAPTION),
+        **by_phase(study, "energy", phases, energy_figures, ENERGY_CAPTION),
+    }
+
+
+FILTERS = Section(plain_body("", lambda study: study_tables(study, "spectra")), figures=_graph_figures)
+
+
+QK = Section(
+    plain_body("", lambda study: study_tables(study, "qk")),
+    figures=lambda study: by_phase(study, "qk", probed_phases(study), qk_figures, QK_CAPTION),
+)

@@ -187,42 +187,26 @@ def connectivity_table(frame: Frame) -> Table:
     for window, part in path.groupby("window"):
         found = part.set_index("positions")
         cells = [_connectivity_cell(found.loc[length]) if length in found.index else Cell("--") for length in lengths]
-        body.append(
-            (Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{slope(list(found.index), list(found['connectivity'])):.2f}"))
-        )
+        exponent = slope(list(found.index), list(found["connectivity"]))
+        body.append((Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{exponent:.2f}")))
     whole = frame[frame["graph"] == "complete"].set_index("positions")
     if len(whole):
-        cells = [
-            Cell(power(whole.loc[length, "connectivity"], 3)) if length in whole.index else Cell("--")
-            for length in lengths
-        ]
+        computed = whole["connectivity"].reindex(lengths)
+        cells = [Cell(power(value, 3)) for value in computed]
         body.append((Cell("K_N"), *cells, Cell(f"N^{slope(list(whole.index), list(whole['connectivity'])):.2f}")))
     columns = [path[path["positions"] == length] for length in lengths]
-    body.append(
-        (
-            Cell("slope"),
-            *(Cell(f"w^{slope(list(part['window']), list(part['connectivity'])):.2f}") for part in columns),
-            Cell(""),
-        )
-    )
+    exponents = [slope(list(part["window"]), list(part["connectivity"])) for part in columns]
+    body.append((Cell("slope"), *(Cell(f"w^{exponent:.2f}") for exponent in exponents), Cell("")))
+    known = frame[frame["graph"] != "window"]
+    off = float((known["connectivity"] / known["bound_low"] - 1).abs().max())
     caption = (
         "Algebraic connectivity computed; below it the bounds of Eq. 16. Slopes: least squares in logarithms over "
         "the upper half of a row or column; Θ(w³/N²) as both grow. K_N: the complete graph, computed, λ_1 = N. "
-        f"Cycle (Eq. 15) and complete graphs agree with their closed forms to {_deviation(frame):.0e}."
+        f"Cycle (Eq. 15) and complete graphs agree with their closed forms to {off:.0e}."
     )
-    return Table(
-        "λ_1 of the window-path graph",
-        caption,
-        ("", *(f"N = {length:.0f}" for length in lengths), "slope"),
-        tuple(body),
-    )
+    header = ("", *(f"N = {length:.0f}" for length in lengths), "slope")
+    return Table("λ_1 of the window-path graph", caption, header, tuple(body))
 
 
 def _connectivity_cell(row: Any) -> Cell:
     return Cell(power(row["connectivity"], 3), f"{power(row['bound_low'], 3)}–{power(row['bound_high'], 3)}")
-
-
-def _deviation(frame: Frame) -> float:
-    """Return the largest relative distance of a computed λ_1 from its closed form."""
-    known = frame[frame["graph"] != "window"]
-    return float((known["connectivity"] / known["bound_low"] - 1).abs().max())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, mechanism_legend
-from analysis.drawing.pieces import Pieces, heading, shown
-from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures
+from analysis.sections.section import Figures, Section, by_phase, is_of_rates, plain_body
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
@@ -94,7 +92,10 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     ax = figure.subplots()
     for name, look in styles.items():
-        _line(ax, rows[rows["series"] == name], look)
+        own = rows[rows["series"] == name]
+        median = own.groupby("run_lr")["difference"].median()
+        ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
+        dots(ax, own["run_lr"], own["difference"], look.marker, look.color)
     ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
     lr_axis(ax, rows["run_lr"])
     ax.set_xlabel("learning rate")
@@ -103,14 +104,4 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
     return [figure]
 
 
-def _line(ax: Axes, rows: Frame, look: Look) -> None:
-    median = rows.groupby("run_lr")["difference"].median()
-    ax.plot(median.index, median, color=look.color, linestyle=look.dashes, zorder=3)
-    dots(ax, rows["run_lr"], rows["difference"], look.marker, look.color)
-
-
-def body(study: Study, drawn: Drawn) -> Pieces:
-    return heading("A text and its mirror image") + pictures(drawn) + shown(study_tables(study))
-
-
-SECTION = Section(body, applies, figures)
+SECTION = Section(plain_body("A text and its mirror image", study_tables), applies, figures)

@@ -4,7 +4,6 @@ rate does to each, another of what each costs, and a reading in words."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,9 +16,8 @@ from analysis.numbers.kinds import Numbers
 from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
-from analysis.sections.kind_cells import nll_cell, time_cell
-from analysis.sections.panels import APART_CAPTION, panels
-from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced
+from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
+from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, printed, sourced
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -78,8 +76,8 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
             Cell(each.name),
             Cell(f"{each.num_params:,.0f}", f"{each.num_params / plain.num_params:.2f}"),
             _side_by_side(study, each, plain) if memory else time_cell(each, plain),
-            _memory_cell(memory.get(series, math.nan), memory.get(plain.series, math.nan)),
-            *([_state_cell(each.state_bytes, plain.state_bytes)] if has_state else []),
+            _size_cell(memory.get(series, math.nan), memory.get(plain.series, math.nan), 2**20),
+            *([_size_cell(each.state_bytes, plain.state_bytes, 2**10)] if has_state else []),
         )
         for series, each in numbers.items()
     )
@@ -119,14 +117,10 @@ def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
     return Cell(f"{found.median:.2f}", f"{found.low:.2f}–{found.high:.2f}" if found.turns >= FEWEST_TURNS else "")
 
 
-def _memory_cell(memory: float, plain: float) -> Cell:
-    return Cell(f"{memory / 2**20:.1f}", f"{memory / plain:.2f}") if math.isfinite(memory) else Cell("--")
-
-
-def _state_cell(state: float, plain: float) -> Cell:
-    if not math.isfinite(state):
-        return Cell("--")
-    return Cell(f"{state / 2**10:.1f}", f"{state / plain:.2f}" if math.isfinite(plain) else "")
+def _size_cell(size: float, plain: float, unit: int) -> Cell:
+    """Return bytes in a unit, below it over the plain one's."""
+    over = f"{size / plain:.2f}" if math.isfinite(plain) else ""
+    return Cell(f"{size / unit:.1f}", over) if math.isfinite(size) else Cell("--")
 
 
 def figures(study: Study) -> Figures:
@@ -138,18 +132,13 @@ def figures(study: Study) -> Figures:
         figure = panels(study, numbers, plain, dict.fromkeys(numbers, 1.0), "learning rate")
         if figure is not None:
             opening = "Validation NLL at the end of training against learning rate, a panel a mechanism"
-            drawn[numbered(NAME, index)] = sourced(
-                study, figure, APART_CAPTION.format(opening=opening, plain=plain.name)
-            )
+            caption = APART_CAPTION.format(opening=opening, plain=plain.name)
+            drawn[numbered(NAME, index)] = sourced(study, figure, caption)
     return drawn
-
-
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return [*mixer_tables(study), *reading(study)]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
     return heading(TITLE) + boxed(reading(study)) + pictures(drawn) + shown(mixer_tables(study))
 
 
-SECTION = Section(body, compares_mixers, figures, tables)
+SECTION = Section(body, compares_mixers, figures, printed(mixer_tables, reading))

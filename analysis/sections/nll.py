@@ -1,4 +1,4 @@
-"""Tabulate validation NLL by learning rate, and the stable windows."""
+"""Tabulate validation NLL by learning rate, the stable windows, and what a mistuned learning rate costs on average."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import numpy as np
 
 from analysis.drawing.tables import chunks, ended_badly, guarded_note, source, width_text
 from analysis.drawing.typeset import Cell, Table
+from analysis.measures import Form, three_digits
+from analysis.numbers.kinds import sensitivity
 from analysis.numbers.spread import INTERVAL_RULE, REAL, Scale, Spread
 from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
-from analysis.words import count_range, lr_text, power
+from analysis.words import count_range, listed, lr_text, power
 
 NLL_COLUMNS = 6
 
@@ -42,17 +44,31 @@ def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | No
     return float(line.idxmin()) if np.isfinite(line).any() else None
 
 
-def nll_cell(runs: Frame, lr: float, bold: bool, column: str = VALIDATION, scale: Scale = REAL) -> Cell:
-    """Return an NLL, or a part of one (``column``), at a learning rate: the median over the runs that finished, its
-    interval and n, and below it the runs that ended badly."""
+def finished(runs: Frame, column: str) -> Frame:
+    """Return the runs that ended with a number in ``column``."""
+    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
+
+
+def nll_cell(
+    runs: Frame, lr: float, bold: bool, column: str = VALIDATION, scale: Scale = REAL, form: Form = three_digits
+) -> Cell:
+    """Return an NLL, a part of one or a share at a learning rate: the median over the runs that finished, its interval
+    and n, and below it the runs that ended badly.
+
+    Args:
+        runs: of one series.
+        lr: the rate.
+        bold: whether it is the best of its row or column.
+        column: of the runs.
+        scale, form: of the quantity.
+    """
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])]
-    spread, troubles = Spread.of(usable[column], scale), ended_badly(runs)
+    spread, troubles = Spread.of(finished(runs, column)[column], scale), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
+    return Cell(form(spread.median), "\n".join([spread.detail(form), *troubles]), bold)
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
@@ -61,16 +77,10 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     found, words = windows(study, column=column), wording.words(study)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
-    half = (
-        f" Half lost: the NLL within the window where half of what was learned beyond {words.baseline} is lost."
-        if lenient
-        else ""
-    )
-    reach = (
-        f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
-        if column == VALIDATION
-        else ""
-    )
+    half = f" Half lost: the NLL within the window where half of what was learned beyond {words.baseline} is lost."
+    half = half if lenient else ""
+    reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
+    reach = reach if column == VALIDATION else ""
     caption = (
         "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the "
         "median over seeds (a divergence counting as infinite); edges interpolated in log10 LR. ≥: the window "
@@ -79,9 +89,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
     )
     header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
-    return Table(
-        "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows
-    )
+    title = "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL"
+    return Table(title, caption, header, rows)
 
 
 def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
@@ -97,22 +106,18 @@ def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, 
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
         return (name, Cell("--"), Cell(why), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
-    at_best = outcomes(study, found.series, column).loc[found.median.best_lr]
-    best = Spread.of(at_best)
+    best = Spread.of(outcomes(study, found.series, column).loc[found.median.best_lr])
+    best_cell = Cell(f"{best.median:.3f}", best.detail())
+    return (name, Cell(lr_text(found.median.best_lr)), best_cell, unigram_cell, *width_cells(found, found.median))
+
+
+def width_cells(found: SeriesWindows, median: Window) -> tuple[Cell, ...]:
+    """Return the cells of a series' window: from where to where, in decades, and the range of the single seeds'."""
     widths = found.seed_widths
-    seeds = (
-        Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}")
-        if len(widths) > 1
-        else Cell("--", f"n={len(found.by_seed)}")
-    )
     return (
-        name,
-        Cell(lr_text(found.median.best_lr)),
-        Cell(f"{best.median:.3f}", best.detail()),
-        unigram_cell,
-        Cell(f"{power(found.median.low.lr)} to {power(found.median.high.lr)}", edge_words(found.median)),
-        Cell(width_text(found.median)),
-        seeds,
+        Cell(f"{power(median.low.lr)} to {power(median.high.lr)}", edge_words(median)),
+        Cell(width_text(median)),
+        Cell(f"{min(widths):.2f} to {max(widths):.2f}" if len(widths) > 1 else "--", f"n={len(found.by_seed)}"),
     )
 
 
@@ -127,3 +132,29 @@ def edge_words(found: Window) -> str:
         elif edge.kind == "diverged":
             words.append(f"{power(edge.furthest_lr)} diverged")
     return ", ".join(words)
+
+
+def sensitivity_table(study: Study) -> Table | None:
+    """Return a table with a row a series; None where fewer than two rates were swept, or no run has a result."""
+    found = [sensitivity(study, name) for name in study.series]
+    usable = [each for each in found if each.num_rates > 1]
+    if not usable:
+        return None
+    best = min(each.spread.median for each in usable)
+    absent = [each.series for each in found if not each.by_seed]
+    without = f" Without one, since no run finished: {listed(absent)}." if absent else ""
+    rows = tuple(
+        (
+            Cell(each.series),
+            Cell(f"{each.spread.median:.3f}", each.spread.detail(), each.spread.median == best),
+            Cell(str(each.num_rates)),
+        )
+        for each in usable
+    )
+    caption = (
+        "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. "
+        "2024): 0 where the learning rate does not matter; a diverged run counts as the NLL at initialisation. "
+        "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
+        f"the lowest.{without} {source(study)}"
+    )
+    return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

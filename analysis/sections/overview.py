@@ -1,15 +1,20 @@
-"""Open the report with what was run, on what, and where the numbers come from."""
+"""Open the report with what was run, on what, where the numbers come from and whether the papers' claims hold; close it
+with the runs that diverged, failed, or learned nothing."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from analysis.claims import judging
 from analysis.drawing import pieces
-from analysis.drawing.pieces import Pieces
-from analysis.sections.section import Drawn, Section
+from analysis.drawing.pieces import Pieces, boxed, heading, paragraph, shown
+from analysis.drawing.tables import guarded, guarded_note, source
+from analysis.drawing.typeset import Cell, Table
+from analysis.sections.section import Drawn, Section, printed
 from analysis.study import wording
-from analysis.study.load import Study
-from analysis.words import duration, plural, without_folders
+from analysis.study.load import FINISHED, Study
+from analysis.words import duration, lr_text, plural, without_folders, without_places
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -17,26 +22,18 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))
+    versions = [f"{name} {version}" for name, version in _mapping(known.get("versions")).items()]
+    started, took = _known(known.get("started_at")).replace("T", " "), known.get("wall_s")
+    took = duration(float(took)) if isinstance(took, int | float) else "not recorded"
     pairs = [
         ("Command", without_folders(_known(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
         ("Hardware", _hardware(known.get("hardware"))),
-        (
-            "Versions",
-            ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items())
-            or "not recorded",
-        ),
+        ("Versions", ", ".join(versions) or "not recorded"),
         ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
         *wording.facts(study),
-        (
-            "Started",
-            f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}",
-        ),
-        (
-            "Wall time",
-            f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to "
-            f"{duration(float(study.runs['wall_s'].sum()))})",
-        ),
+        ("Started", f"{started}, launcher: {_known(study.study.get('launcher'))}"),
+        ("Wall time", f"{took} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
         *_earlier(study),
     ]
@@ -58,10 +55,6 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _seconds(value: Any) -> str:
-    return duration(float(value)) if isinstance(value, int | float) else "not recorded"
-
-
 def _hardware(value: Any) -> str:
     known = _mapping(value)
     memory = known.get("memory_gb")
@@ -75,3 +68,76 @@ def _hardware(value: Any) -> str:
 
 
 SECTION = Section(body, applies=lambda study: True)
+
+
+def _claims(study: Study) -> list[Table | str]:
+    judged = judging.claims_table(study)
+    return [*([] if judged is None else [judged]), judging.paragraph(study)]
+
+
+def _claims_body(study: Study, drawn: Drawn) -> Pieces:
+    sentences = boxed([claim.text for claim in judging.judge(study)])
+    return heading("Do the paper's claims hold here?") + shown([judging.claims_table(study)]) + sentences
+
+
+CLAIMS = Section(_claims_body, tables=printed(_claims))
+
+
+TROUBLES_SHOWN = 60
+
+
+def trouble_table(study: Study) -> Table | None:
+    """Return a table of every run that did not end `stable`, or did so by its guards only, with its reason; None where
+    there is none."""
+    runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
+    runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
+    if runs.empty:
+        return None
+    rows = []
+    for run in runs.head(TROUBLES_SHOWN).itertuples():
+        why = ", ".join(filter(None, (without_places(run.reason), guards_did(run)))) or "--"
+        steps = f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"
+        texts = (run.run_id, run.series, lr_text(run.lr), f"{run.seed:g}", run.status, steps, why)
+        rows.append(tuple(map(Cell, texts)))
+    hidden = len(runs) - len(rows)
+    more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
+    caption = f"A divergence is a result; only “failed” is a crash.{guarded_note(study)}{more} {source(study)}"
+    align = ("left", "left", "right", "right", "left", "right", "left")
+    widths = ("auto",) * 6 + ("1fr",)
+    title = f"Runs that did not end stable{'' if (runs['status'] != 'stable').all() else ' by themselves'}"
+    header = ("run", "mechanism", "LR", "seed", "status", "steps", "reason")
+    return Table(title, caption, header, tuple(rows), (), align, widths)
+
+
+def guards_did(run) -> str:
+    """Say what guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
+    skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
+    told = [f"{plural(skipped, 'step')} skipped"] if skipped else []
+    return ", ".join([*told, *([plural(restores, "restore")] if restores else [])])
+
+
+def cut_short(study: Study) -> str:
+    """Say which finished runs have a log that ends before their last step; "" where none has. Their verdict and final
+    NLL were kept apart from the log; whatever is read off the steps it lacks is not there."""
+    runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))]
+    last = runs["run_id"].map(study.curves.groupby("run_id")["step"].max()).fillna(0)
+    short = runs.assign(last=last)[last < runs["num_steps"]]
+    if short.empty:
+        return ""
+    first = short.iloc[0]
+    return (
+        f"The log (metrics.jsonl) of {plural(len(short), 'finished run')} ends early, that of {first['run_id']} at "
+        f"step {first['last']:g} of {first['num_steps']:g}: verdicts and final NLL stand, curves and what is read off "
+        "them end there."
+    )
+
+
+def troubles_body(study: Study, drawn: Drawn) -> Pieces:
+    table, short = trouble_table(study), cut_short(study)
+    head = heading("Runs that diverged, failed, or learned nothing") + (paragraph(short) if short else ())
+    return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
+
+
+TROUBLES = Section(
+    troubles_body, lambda study: True, tables=printed(lambda study: [short] if (short := cut_short(study)) else [])
+)

@@ -69,17 +69,9 @@ class Evidence:
 
     def claims(self) -> list[Claim]:
         """Return the claims on runs, event by event, then those on curves."""
-        on_runs = [
-            claim for event, scored in self.of_runs.items() for claim in said.claims_on_runs(self.runs, scored, event)
-        ]
-        return [
-            *on_runs,
-            *(
-                claim
-                for target, scored in self.of_curves.items()
-                for claim in said.claims_on_curves(self.curves, scored, target)
-            ),
-        ]
+        on_runs = (said.claims_on_runs(self.runs, scored, event) for event, scored in self.of_runs.items())
+        on_curves = (said.claims_on_curves(self.curves, scored, target) for target, scored in self.of_curves.items())
+        return [claim for claims in (*on_runs, *on_curves) for claim in claims]
 
 
 @once_per_study
@@ -96,12 +88,9 @@ def _told(found: Evidence) -> str:
 def tables_of(found: Evidence) -> list[Table]:
     """Return a table for each event and target that can be judged."""
     told = _told(found)
-    made = [table for event, scored in found.of_runs.items() for table in _run_tables(found.runs, scored, event, told)]
-    return made + [
-        table
-        for target, scored in found.of_curves.items()
-        for table in _curve_tables(found.curves, scored, target, told)
-    ]
+    on_runs = (_run_tables(found.runs, scored, event, told) for event, scored in found.of_runs.items())
+    on_curves = (_curve_tables(found.curves, scored, target, told) for target, scored in found.of_curves.items())
+    return [table for tables in (*on_runs, *on_curves) for table in tables]
 
 
 def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) -> Iterator[Table]:
@@ -181,19 +170,14 @@ def _tables(
     best = best_baseline(scored) if over_all else None
     for number, part in enumerate(chunks(names, MOST_COLUMNS)):
         scopes = [*part, *(over_all if number == 0 else ())]
-        more = ["off", f"less {best.predictor.name}" if best else "less the best"] if is_of_curves else [
-            f"less {best.predictor.name}" if best else "less the best"]  # fmt: skip
+        more = [*(["off"] if is_of_curves else []), f"less {best.predictor.name}" if best else "less the best"]
         more = more if number == 0 and over_all else []
-        rows = [
-            (
-                Cell("curves" if is_of_curves else "runs that do, of all"),
-                *(Cell(head[each]) for each in scopes),
-                *(Cell("") for _ in more),
-            )
-        ]
+        first = ("curves" if is_of_curves else "runs that do, of all", *(head[each] for each in scopes))
+        rows = [(*map(Cell, first), *(Cell("") for _ in more))]
         for each in scored:
             cells = [_estimate(each.scopes[name]) for name in scopes]
-            ends = [_decades(each)] if is_of_curves and more else []
+            off = NO_VALUE if each.decades != each.decades else f"{each.decades:.2f}"
+            ends = [Cell(off)] if is_of_curves and more else []
             ends += [_beyond(each, best)] if more else []
             rows.append((Cell(each.predictor.name, _number(each)), *cells, *ends))
         kind = "ρ" if is_of_curves else "AUC"
@@ -216,10 +200,6 @@ def _estimate(found: Estimate) -> Cell:
     if found.value != found.value:
         return Cell(NO_VALUE)
     return Cell(said.number_text(found.value), said.interval_text(found).replace(" to ", "–"))
-
-
-def _decades(each: Scored) -> Cell:
-    return Cell(NO_VALUE if each.decades != each.decades else f"{each.decades:.2f}")
 
 
 def _beyond(each: Scored, best: Scored | None) -> Cell:

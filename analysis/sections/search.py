@@ -1,20 +1,24 @@
-"""Show what `search=optuna` tried: the best points of each kind of run, and how the best so far fell."""
+"""Show what `search=optuna` tried: the best points of each kind of run, and how the best so far fell; and of
+`search=pbt` the learning rates that led to each population's best member, and all that were tried."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.drawing.marks import dots
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
-from analysis.drawing.style import WIDTH_INCHES, fitting_legend, mechanism_looks
+from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.section import Drawn, Figures, Section, sourced
+from analysis.sections.section import Drawn, Figures, Section, plain_body, printed, sourced
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -34,13 +38,10 @@ def points(study: Study) -> Frame:
         return study.runs.iloc[:0]
     runs = study.runs.set_index("run_id")
     runs["own"] = runs[["val_nll", "init_nll"]].min(axis=1)
+    wide = table.pivot_table(index=["run_id", "number", "round"], columns="field", values="value").reset_index()
+    scores = table.drop_duplicates("run_id").set_index("run_id")["score"]
     wide = (
-        table.pivot_table(index=["run_id", "number", "round"], columns="field", values="value")
-        .reset_index()
-        .join(runs[["series", "own"]], on="run_id")
-    )
-    wide = wide.join(table.drop_duplicates("run_id").set_index("run_id")["score"], on="run_id").join(
-        runs["mechanism"], on="run_id"
+        wide.join(runs[["series", "own"]], on="run_id").join(scores, on="run_id").join(runs["mechanism"], on="run_id")
     )
     whole = wide.drop_duplicates(["series", "number"]).set_index(["series", "number"])
     whole["by_seed"] = wide.groupby(["series", "number"])["own"].agg(list)
@@ -51,18 +52,13 @@ def points(study: Study) -> Frame:
 def search_tables(study: Study) -> list[Table]:
     """Return one table for each kind of run."""
     found = points(study)
-    return (
-        [_table(study, str(series), part) for series, part in found.groupby("series", sort=False)] if len(found) else []
-    )
-
-
-def _fields(study: Study, part: Frame) -> list[str]:
-    return [name for name in dict.fromkeys(study.searches["search"]["field"]) if part[name].notna().any()]
+    kinds = found.groupby("series", sort=False) if len(found) else ()
+    return [_table(study, str(series), part) for series, part in kinds]
 
 
 def _table(study: Study, series: str, part: Frame) -> Table:
     """Return the table of one kind's best points with their settings, by the mean over seeds of the objective."""
-    fields = _fields(study, part)
+    fields = [name for name in dict.fromkeys(study.searches["search"]["field"]) if part[name].notna().any()]
     best = part[part["score"].notna()].sort_values(["score", "number"]).head(SHOWN)
     unknown = int(part["score"].isna().sum())
     rows = tuple(_row(row, fields, place == 0) for place, row in enumerate(best.to_dict("records")))
@@ -111,13 +107,128 @@ def applies(study: Study) -> bool:
     return study.is_search and bool(search_tables(study))
 
 
-def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return search_tables(study)
-
-
 def body(study: Study, drawn: Drawn) -> Pieces:
     missing = paragraph("No point of the search has a result yet.")
     return heading("The search") + shown(search_tables(study)) + drawn.get(NAME, missing)
 
 
-SECTION = Section(body, applies, figures, tables)
+LINEAGE_NAME = "lineage"
+MOST_COLUMNS = 3
+LINEAGE_CAPTION = (
+    "Population based training: thin, the learning rate of every member, segment by segment; thick, with a point at "
+    "each change, the schedule found: the rates of the runs that the population's best member descends from. Dotted: "
+    "a checkpoint that another member took over. A panel for each seed."
+)
+
+
+def best_line(members: Frame) -> list[dict[str, Any]]:
+    """Return the segments (rows of ``members``, all of one population) that the best member of the last segment
+    descends from, first to last; [] where none has a score."""
+    last = members[(members["segment"] == members["segment"].max()) & members["score"].notna()]
+    if last.empty:
+        return []
+    row = last.sort_values(["score", "member"]).iloc[0].to_dict()
+    line, earlier = [row], members.drop_duplicates("run_id").set_index("run_id")
+    while row["parent"]:
+        row = {"run_id": row["parent"], **earlier.loc[row["parent"]].to_dict()}
+        line.insert(0, row)
+    return line
+
+
+def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
+    """Return (series, mechanism, seed, members) of each population of the study; [] where it has none."""
+    table = study.searches.get("lineage")
+    if table is None:
+        return []
+    runs, found = study.runs.set_index("run_id"), []
+    for _, members in table.groupby("population", sort=True):
+        run = runs.loc[members["run_id"].iloc[0]]
+        found.append((str(run["series"]), str(run["mechanism"]), int(run["seed"]), members))
+    return found
+
+
+def lineage_tables(study: Study) -> list[Table]:
+    """Return a single table with a row for each population that has a best member; [] where none has."""
+    rows = []
+    for series, _, seed, members in populations(study):
+        line = best_line(members)
+        if line:
+            schedule = _schedule(line)
+            num_taken = int(members["took_over"].sum())
+            rates = ", ".join(f"{lr_text(lr)} from {step + 1:.0f}" for step, lr in schedule)
+            score = Cell(f"{line[-1]['score']:.3f}", bold=True)
+            rows.append((Cell(f"{series}, seed {seed}"), score, Cell(rates), Cell(f"{num_taken}")))
+    if not rows:
+        return []
+    num_segments = study.searches["lineage"]["segment"].nunique()
+    caption = (
+        f"Validation NLL of each population's best member after {plural(num_segments, 'segment')} "
+        f"({wording.unit(study)}), the learning rates that led to it, each from the step named on, and how often a "
+        f"member took over another's checkpoint. One seed each: no interval. {source(study)}"
+    )
+    header = ("population", "NLL", "learning rate", "taken over")
+    return [Table("Population based training", caption, header, tuple(rows))]
+
+
+def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Return (step before the first, rate) of each stretch of one rate along a line of segments."""
+    found: list[tuple[int, float]] = []
+    for row in line:
+        if not found or found[-1][1] != row["lr"]:
+            found.append((row["first_step"], row["lr"]))
+    return found
+
+
+def lineage_figures(study: Study) -> Figures:
+    known = [each for each in populations(study) if best_line(each[3])]
+    return {LINEAGE_NAME: sourced(study, _lineage_figure(known), LINEAGE_CAPTION)} if known else {}
+
+
+def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
+    """Draw the populations, in a panel for each seed: what they have in common hides one behind the other."""
+    seeds = sorted({seed for _, _, seed, _ in known})
+    columns = min(len(seeds), MOST_COLUMNS)
+    height = math.ceil(len(seeds) / columns)
+    figure = Figure(figsize=(WIDTH_INCHES, 2.2 * height + 0.6), layout="constrained")
+    panels = figure.subplots(height, columns, sharex=True, sharey=True, squeeze=False)
+    styles, handles = mechanism_looks([mechanism for _, mechanism, _, _ in known]), {}
+    for seed, ax in zip(seeds, panels.flat, strict=False):
+        for series, mechanism, _, members in [each for each in known if each[2] == seed]:
+            handles[series] = _population(ax, members, *styles[mechanism], series)
+        ax.set_title(f"seed {seed}")
+    for ax in panels.flat[len(seeds) :]:
+        ax.set_visible(False)
+    panels[0, 0].set_yscale("log")
+    figure.supxlabel("step")
+    figure.supylabel("learning rate")
+    fitting_legend(figure, list(handles.values()), 6)
+    return figure
+
+
+def _population(ax: Axes, members: Frame, color: str, marker: str, label: str) -> Line2D:
+    """Draw the learning rate against the step: of every member thin, with dotted lines where a checkpoint was taken
+    over, of the line that led to the best member thick; return the last."""
+    for _, own in members.groupby("member"):
+        for row in own.to_dict("records"):
+            ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)
+    by_id = members.drop_duplicates("run_id").set_index("run_id")["lr"]
+    for row in members[members["took_over"] > 0].to_dict("records"):
+        rates = [by_id[row["parent"]], row["lr"]]
+        ax.plot([row["first_step"]] * 2, rates, ":", color=color, linewidth=0.6, alpha=0.5)
+    line = best_line(members)
+    steps, rates = [line[0]["first_step"]], [line[0]["lr"]]
+    for row in line:
+        steps, rates = [*steps, row["first_step"], row["last_step"]], [*rates, row["lr"], row["lr"]]
+    (found,) = ax.plot(steps, rates, color=color, linewidth=1.8, label=label)
+    changes = _schedule(line)
+    ax.plot([step for step, _ in changes], [lr for _, lr in changes], marker, color=color, markersize=4)
+    return found
+
+
+def has_lineage(study: Study) -> bool:
+    return bool(lineage_tables(study))
+
+
+SECTION = Section(body, applies, figures, printed(search_tables))
+BODY = plain_body("Population based training", lineage_tables, is_table_first=True)
+LINEAGE = Section(BODY, has_lineage, lineage_figures, printed(lineage_tables))

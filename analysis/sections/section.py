@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from analysis.drawing.pieces import Pieces
+from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
@@ -33,12 +33,33 @@ def is_of_rates(study: Study) -> bool:
     return not study.is_search
 
 
-def _no_figures(study: Study) -> Figures:
-    return {}
+Printed = Callable[[Study, Sequence[str]], Sequence[Table | str]]
 
 
-def _no_tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    return ()
+def printed(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
+    """Return what prints tables and sentences of a study, whatever phases were measured."""
+    return lambda study, phases: [each for part in parts for each in part(study)]
+
+
+def plain_body(
+    title: str = "",
+    tables: Callable[[Study], Iterable[Table | None]] = lambda study: (),
+    *,
+    is_table_first: bool = False,
+) -> Callable[[Study, Drawn], Pieces]:
+    """Return what makes the pieces of a section that is a heading, its figures and its tables.
+
+    Args:
+        title: "" for a section that goes on under the heading before it.
+        tables: of a study, None among them for those without rows.
+        is_table_first: whether tables stand before figures.
+    """
+
+    def body(study: Study, drawn: Drawn) -> Pieces:
+        parts = (pictures(drawn), shown(tables(study)))
+        return (heading(title) if title else ()) + sum(parts[::-1] if is_table_first else parts, ())
+
+    return body
 
 
 @dataclass(frozen=True)
@@ -56,8 +77,8 @@ class Section:
 
     body: Callable[[Study, Drawn], Pieces]
     applies: Callable[[Study], bool] = is_of_rates
-    figures: Callable[[Study], Figures] = _no_figures
-    tables: Callable[[Study, Sequence[str]], Sequence[Table | str]] = _no_tables
+    figures: Callable[[Study], Figures] = lambda study: {}
+    tables: Printed = printed()
 
 
 def sourced(study: Study, figure: Figure, caption: str) -> Captioned:

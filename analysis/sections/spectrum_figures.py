@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.marks import entry, rate_legend, say_instead
+from analysis.drawing.marks import PANELS_PER_ROW, TRAINING, entry, rate_legend, say_diverged, say_instead
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted
-from analysis.sections.step_figures import PANELS_PER_ROW, TRAINING, say_diverged
 from analysis.sections.steps import of_trained
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text, wrapped

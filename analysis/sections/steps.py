@@ -72,13 +72,10 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
         + terms_in_brief(study)
         + f" {source(study)}"
     )
-    groups = (
-        ("", 1),
-        ("% of steps that lowered the loss", len(series)),
-        *((("critical LR / α_max", len(series)),) if critical else ()),
-    )
+    groups = [("", 1), ("% of steps that lowered the loss", len(series))]
+    groups += [("critical LR / α_max", len(series))] if critical else []
     title = f"Steps whose loss really fell, state “{state}”, {PHASES.get(phase, phase)}"
-    return Table(title, caption, ("LR", *series, *(series if critical else ())), tuple(body), groups)
+    return Table(title, caption, ("LR", *series, *(series if critical else ())), tuple(body), tuple(groups))
 
 
 def beyond_alpha_max(rows: Frame) -> str:
@@ -97,12 +94,8 @@ def beyond_alpha_max(rows: Frame) -> str:
 def _ratio(part: Frame) -> Cell:
     """Return a cell of the median of critical LR / α_max, where both are finite and positive, with its quartiles and
     n."""
-    usable = part[
-        np.isfinite(part["critical_lr"])
-        & (part["critical_lr"] > 0)
-        & np.isfinite(part["alpha_max"])
-        & (part["alpha_max"] > 0)
-    ]
+    pair = part[["critical_lr", "alpha_max"]]
+    usable = part[(np.isfinite(pair) & (pair > 0)).all(axis=1)]
     if usable.empty:
         return Cell("--")
     ratios = (usable["critical_lr"] / usable["alpha_max"]).to_numpy(dtype=float)
@@ -144,15 +137,8 @@ def sharpness_table(study: Study) -> Table | None:
     measured."""
     if "sharpness" not in study.spectra or study.spectra["sharpness"].empty:
         return None
-    columns = (
-        "sharpness",
-        "adam_ratio",
-        "trace",
-        "gauss_newton_share",
-        "noise_scale",
-        "attention_logit_max",
-        "attention_entropy",
-    )
+    columns = ("sharpness", "adam_ratio", "trace", "gauss_newton_share", "noise_scale")
+    columns += ("attention_logit_max", "attention_entropy")
     body = []
     for phase, state, series, lr, group, lost in spectrum_rows(study, "sharpness"):
         detail = "\n".join(filter(None, (f"{phase}, {state}, n={len(group)}", lost)))
@@ -172,7 +158,5 @@ def _median(values: Column) -> Cell:
     known = values[values.notna()]
     if known.empty:
         return Cell("--")
-    return Cell(
-        power(float(known.median())),
-        f"{power(float(known.min()))}–{power(float(known.max()))}" if len(known) > 1 else "",
-    )
+    ends = f"{power(float(known.min()))}–{power(float(known.max()))}" if len(known) > 1 else ""
+    return Cell(power(float(known.median())), ends)

@@ -1,15 +1,29 @@
-"""Tabulate how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
+"""Show how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`): a table, and
+figures after mHC-lite's Figures 3 and 4."""
 
 from __future__ import annotations
 
-from analysis.drawing.tables import source
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.claims.streams import NAME, by_run, example, iterations_of, thresholds
+from analysis.drawing.marks import entry, rate_legend
+from analysis.drawing.pieces import Pieces, heading, paragraph, shown
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
+from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Form, Measure, grid_table, phase_tables, rows_of_run
 from analysis.numbers.spread import EXTREME, INTERVAL_RULES
-from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, thresholds
+from analysis.numbers.step_shares import PHASES, phases_of
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study import wording
-from analysis.study.load import Frame, Study
-from analysis.words import listed, plural, power
+from analysis.study.load import Column, Frame, Study
+from analysis.words import listed, plural, power, wrapped
 from stability.runs.words import Words
 
 FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{100 * value:.3g} %", "error": power}
@@ -121,3 +135,127 @@ def example_text(iterations: list[float]) -> str:
         if said
         else ""
     )
+
+
+SERIES_PER_FIGURE = 4
+BAND = (0.05, 0.95)
+ROUNDING = 1e-9
+STEEP = 30.0  # a ratio above which an axis is logarithmic
+PANELS = (
+    ("ln 1/ν before Sinkhorn", ("single", "log_range"), None),
+    ("column sums of A", ("single", "column_sum"), None),
+    ("column sums of A_1 ⋯ A_l", ("product", "column_sum"), None),
+    ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
+)
+FIGURE_CAPTION = (
+    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every {position} of held-out "
+    "sequences ({count}). First three columns, the first as mHC-lite's Figure 4, the others as its Figure 3: "
+    "median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds of a rate. ν: "
+    "smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = "
+    "{threshold}, above which a {position} counts as an outlier. Last: the most that mixing alone multiplies the "
+    "largest entry of a signal by up to connection l (solid), and of its gradient from the head back to it (dashed). "
+    "{precision}"
+)
+
+
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and NAME in study.probes
+
+
+def figures(study: Study) -> Figures:
+    """Draw ``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was
+    probed."""
+    if NAME not in study.probes:
+        return {}
+    rows, made = study.probed(NAME), {}
+    for phase in phases_of(rows):
+        shown = rows[rows["phase"] == phase]
+        caption = _figure_caption(shown, phase, wording.words(study))
+        part = shown[shown["connection"].notna()]
+        present = [name for name in study.series if name in set(part["series"])]
+        for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
+            made[f"{NAME}-{phase}-{index}"] = sourced(study, _figure(part, names), caption)
+    return made
+
+
+def _figure_caption(shown: Frame, phase: str, words: Words) -> str:
+    """Return the figures' caption. ``shown``: the rows of the phase, those of no single connection among them."""
+    return FIGURE_CAPTION.format(
+        phase=PHASES.get(phase, phase),
+        position=words.position[0],
+        count=position_count(shown, words),
+        iterations=iteration_count(shown),
+        threshold=threshold_text(shown),
+        precision=PRECISION,
+    )
+
+
+def body(study: Study, drawn: Drawn) -> Pieces:
+    said = example_text(iterations_of(study.probed(NAME)))
+    head = heading("How doubly stochastic the mixing of residual streams is")
+    return head + pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
+
+
+def _figure(rows: Frame, names: Sequence[str]) -> Figure:
+    """Draw one figure, a row a series and a column a quantity, against connection."""
+    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.5 * len(names)), layout="constrained")
+    axes, colors = figure.subplots(len(names), len(PANELS), sharex=True, squeeze=False), lr_colors(rows["run_lr"])
+    for line, name in zip(axes, names, strict=True):
+        part = rows[rows["series"] == name]
+        for ax, (_, first, second) in zip(line, PANELS, strict=True):
+            for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
+                ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
+            _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
+        line[0].set_ylabel(wrapped(name, 18), fontweight="bold")
+    for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
+        ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
+    for ax in axes[-1]:
+        ax.set_xlabel("connection")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    rate_legend(figure, colors, [entry("smallest, largest", INK, linestyle=":")])
+    return figure
+
+
+def _of(rows: Frame, key: tuple[str, str]) -> Frame:
+    return rows[(rows["matrix"] == key[0]) & (rows["quantity"] == key[1])]
+
+
+def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, Any]) -> None:
+    """Draw quantiles by connection; with ``beside`` the largest values of both alone."""
+    if rows.empty:
+        ax.text(0.5, 0.5, "no iterations", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=MUTED)
+        ax.set_yticks([])
+        return
+    for lr, at_lr in rows.groupby("run_lr"):
+        if beside is None:
+            _band(ax, at_lr, colors[lr])
+            continue
+        for part, dashes in ((at_lr, "-"), (beside[beside["run_lr"] == lr], (0, (5, 2)))):
+            line = quantile(part, 1.0, "max")
+            ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1)
+    values = rows["value"] if beside is None else [*rows["value"], *beside["value"]]
+    if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: the axis would show the rounding
+        ax.set_ylim(0.9, 1.1)
+        within = f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}"
+        ax.text(0.5, 0.62, within, transform=ax.transAxes, ha="center", fontsize=7.5, color=MUTED)
+    if np.min(values) > 0 and np.max(values) / np.min(values) > STEEP and rows["quantity"].iloc[0] != "log_range":
+        ax.set_yscale("log")
+    elif np.max(np.abs(values)) > STEEP and rows["quantity"].iloc[0] != "log_range":
+        ax.set_yscale("symlog", linthresh=1)
+
+
+def _band(ax: Axes, rows: Frame, color: Any) -> None:
+    middle, low, high = (quantile(rows, at, "median") for at in (0.5, *BAND))
+    ax.fill_between(middle.index, low, high, color=color, alpha=0.2, linewidth=0)
+    ax.plot(middle.index, middle, color=color, linewidth=1.1)
+    for at, over in ((0.0, "min"), (1.0, "max")):
+        line = quantile(rows, at, over)
+        ax.plot(line.index, line, color=color, linewidth=0.8, linestyle=":")
+
+
+def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
+    """Return by connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
+    return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)
+
+
+SECTION = Section(body, applies, figures)

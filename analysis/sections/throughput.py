@@ -29,10 +29,8 @@ def _side_by_side(study: Study) -> Table:
     present = [name for name in study.series if name in rows]
     body = []
     for name in present:
-        per_second, found = (
-            rows[name]["tokens_per_step"] / np.median(rows[name]["seconds"]),
-            ratio(study, name, present[0]),
-        )
+        per_second = rows[name]["tokens_per_step"] / np.median(rows[name]["seconds"])
+        found = ratio(study, name, present[0])
         assert found is not None, "both were measured"
         interval = "" if name == present[0] or found.turns < FEWEST_TURNS else f"{found.low:.3f}–{found.high:.3f}"
         body.append((Cell(name), Cell(_rounded(per_second)), Cell(f"{found.median:.2f}", interval)))
@@ -42,9 +40,8 @@ def _side_by_side(study: Study) -> Table:
         f"turn, to {present[0]}; below it the 95 % interval of its median over turns (order statistics). "
         f"{study.throughput['device']}; {study.throughput['machine']}. "
     )
-    return Table(
-        "Throughput side by side", f"{caption}{source(study)}", ("mechanism", "per second", "ratio"), tuple(body)
-    )
+    header = ("mechanism", "per second", "ratio")
+    return Table("Throughput side by side", f"{caption}{source(study)}", header, tuple(body))
 
 
 def _as_trained(study: Study) -> Table | None:
@@ -72,14 +69,8 @@ def _counted(study: Study) -> str:
 
 def _where(study: Study) -> str:
     hardware = study.study.get("provenance", {}).get("hardware") or {}
-    known = [
-        str(part)
-        for part in (
-            hardware.get("gpu") or hardware.get("cpu"),
-            f"{hardware['cores']} cores" if hardware.get("cores") else None,
-        )
-        if part
-    ]
+    cores = f"{hardware['cores']} cores" if hardware.get("cores") else None
+    known = [str(part) for part in (hardware.get("gpu") or hardware.get("cpu"), cores) if part]
     return f" ({', '.join(known)})" if known else ""
 
 

@@ -94,4 +94,4 @@ def test_the_generative_nll_has_the_same_rows_beside_and_a_table_for_each_oracle
         ("Sequence", "mix", "2.200"),
         ("Structure", "mix", "3.000"),
     ]
-    assert "Generative" in pieces.typst(components.body(load(scored_dir), {}))
+    assert "Generative" in pieces.typst(components.SECTION.body(load(scored_dir), {}))

@@ -10,8 +10,8 @@ import pytest
 from analysis.report import build
 from analysis.sections import curvature
 from analysis.sections.block_shares import blocks_table
+from analysis.sections.curvature import step_figures
 from analysis.sections.spectrum_figures import density_figures, profile_figures, shown, smoothed
-from analysis.sections.step_figures import step_figures
 from analysis.sections.steps import fallen_steps, fallen_tables, sharpness_table
 from analysis.study.load import load
 from stability.runs import results

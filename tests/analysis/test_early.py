@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.numbers import early
-from analysis.numbers.breaks import breaks
-from analysis.numbers.early import BEFORE, DURING, JUDGED, NO_RESULT, TOO_SHORT, UNMEASURED, early_runs, named
+from analysis.numbers.early import BEFORE, DURING, JUDGED, NO_RESULT, TOO_SHORT, UNMEASURED, breaks, early_runs, named
 from analysis.numbers.early_curves import crossing, early_curves
 from stability.config.training import VerdictSpec
 from stability.runs.schema import SEARCH_COLUMNS

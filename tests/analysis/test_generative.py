@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.sections import generative
+from analysis.sections import generation as generative
 from analysis.sections.nll_figures import nll_figure
 from analysis.study import wording as recipe
 from analysis.study.load import load

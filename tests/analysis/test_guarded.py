@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.sections import gradients as gradient_plots
-from analysis.sections import nll, troubles
+from analysis.sections import nll, overview
 from analysis.study.load import load
 from stability.runs.schema import GRADIENT_COLUMNS, SCHEMA_VERSION
 from tests.analysis.synthetic import write_study, write_table
@@ -48,7 +48,7 @@ def test_tables_mark_the_runs_that_needed_guards(tmp_path):
     }
     assert marked == {("1e-2", "sa"), ("1e-1", "sc")}
     note = "Guarded: 2 of 12 runs, in which guards answered what ends a run as diverged (3 skipped steps, 1 restore)."
-    trouble = troubles.trouble_table(study)
+    trouble = overview.trouble_table(study)
     assert trouble is not None and trouble.title == "Runs that did not end stable by themselves"
     assert [(row[1].text, row[4].text, row[6].text) for row in trouble.rows] == [
         ("sa", "stable", "3 steps skipped"),
@@ -63,7 +63,7 @@ def test_runs_that_needed_none_are_not_spoken_of(tmp_path):
         guarded_study(tmp_path / "new", counts={}),
         load(write_study(tmp_path / "old", lrs=LRS, nll=lambda *_: 2.0)),
     ):
-        assert troubles.trouble_table(study) is None
+        assert overview.trouble_table(study) is None
         assert all("uarded" not in table.text() for table in (*nll.nll_tables(study), nll.window_table(study)))
 
 

@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 
 from analysis.drawing.style import RC, WIDTH_INCHES
-from analysis.sections import connectivity, curvature, filters, qk
-from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections import connectivity_figures as connectivity
+from analysis.sections import curvature
+from analysis.sections.alpha import alpha_figures
+from analysis.sections.layer_figures import FILTERS, QK
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.schema import SPECTRA_COLUMNS
@@ -56,7 +58,7 @@ def measured_study(folder, mechanisms, lrs):
 
 def drawn(study):
     alpha = {f"alpha-{index}": figure for index, figure in enumerate(alpha_figures(study))}
-    sections = (curvature, connectivity, filters, qk)
+    sections = (curvature.SECTION, connectivity.SECTION, FILTERS, QK)
     return alpha | {name: each.figure for section in sections for name, each in section.figures(study).items()}
 
 

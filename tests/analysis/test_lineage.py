@@ -7,7 +7,7 @@ import pytest
 
 from analysis.drawing.style import RC
 from analysis.report import build, summary
-from analysis.sections import lineage
+from analysis.sections import search
 from analysis.study.load import load
 from stability.runs import results
 from tests.analysis.synthetic import run_id, write_study
@@ -40,20 +40,20 @@ def with_lineage(folder):
 def test_the_schedule_found_is_that_of_the_runs_the_best_member_descends_from(tmp_path):
     path, rows = with_lineage(tmp_path)
     study = load(path)
-    ((series, mechanism, seed, members),) = lineage.populations(study)
+    ((series, mechanism, seed, members),) = search.populations(study)
     assert (series, mechanism, seed) == ("sc", "sc", 0)
-    line = lineage.best_line(members)
+    line = search.best_line(members)
     assert [row["run_id"] for row in line] == [rows[0]["run_id"], rows[5]["run_id"]]  # not the member's own first
-    (table,) = lineage.lineage_tables(study)
+    (table,) = search.lineage_tables(study)
     (cells,) = table.rows
     assert [cell.text for cell in cells] == ["sc, seed 0", "2.300", "1e-3 from 1, 1.25e-3 from 11", "1"]
-    assert lineage.lineage_tables(load(write_study(tmp_path / "plain", mechanisms=("sc",)))) == []
+    assert search.lineage_tables(load(write_study(tmp_path / "plain", mechanisms=("sc",)))) == []
 
 
 def test_the_figure_has_every_segment_and_the_schedule(tmp_path):
     path, _ = with_lineage(tmp_path)
     with matplotlib.rc_context(RC):
-        (ax,) = lineage.figures(load(path))["lineage"].figure.axes
+        (ax,) = search.lineage_figures(load(path))["lineage"].figure.axes
     thick = max(ax.lines, key=lambda line: line.get_linewidth() if line.get_linestyle() == "-" else 0)
     assert list(thick.get_xdata()) == [0, 0, 10, 10, 20]
     assert list(thick.get_ydata()) == pytest.approx([1e-3, 1e-3, 1e-3, 1.25e-3, 1.25e-3])
@@ -65,9 +65,9 @@ def test_the_figure_has_every_segment_and_the_schedule(tmp_path):
 
 
 def test_populations_of_several_seeds_are_drawn_in_a_panel_each(tmp_path):
-    known = lineage.populations(load(with_lineage(tmp_path)[0]))
+    known = search.populations(load(with_lineage(tmp_path)[0]))
     [(series, mechanism, _, members)] = known
-    panels = lineage._figure([(series, mechanism, seed, members) for seed in (3, 5, 8, 9)]).axes
+    panels = search._lineage_figure([(series, mechanism, seed, members) for seed in (3, 5, 8, 9)]).axes
     assert [ax.get_title() for ax in panels if ax.get_visible()] == ["seed 3", "seed 5", "seed 8", "seed 9"]
     assert {len(ax.lines) for ax in panels if ax.get_visible()} == {6 + 1 + 1 + 1}  # segments, taken over, line, points
 

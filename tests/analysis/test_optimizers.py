@@ -11,13 +11,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.claims.kinds import difference
-from analysis.claims.optimizers import QUANTITIES, reading
+from analysis.claims.kinds import QUANTITIES, difference
+from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.style import RC
 from analysis.export import write_figures
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary
-from analysis.sections import optimizer_figures
+from analysis.sections import optimizers as optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
 from analysis.study.load import load

@@ -9,10 +9,9 @@ import pypdf
 import pytest
 
 from analysis.export import export_paper
-from analysis.paper import ablation, contents, figures
-from analysis.paper.alpha_tables import alpha_tables
+from analysis.paper import contents, figures, printed
 from analysis.paper.grid import blocks
-from analysis.paper.nll_tables import nll_tables
+from analysis.paper.tables import alpha_tables, nll_tables
 from analysis.report import build_paper
 from analysis.study.load import load
 from tests.analysis.synthetic import nll, quickstart_alpha, write_study, write_table
@@ -156,7 +155,7 @@ def test_the_ablation_has_table_9_beside_it_at_its_size_alone(tmp_path):
         manifest = json.loads((folder / "study.json").read_text())
         manifest["ablations"] = [{"part": "sc", "axis": "mechanism", "setting": "window", "values": values}]
         (folder / "study.json").write_text(json.dumps(manifest))
-        (table,) = ablation.tables(load(folder))
+        (table,) = printed.ablation_tables_beside(load(folder))
         found = cells(table, "Validation NLL, paper")
         assert ([cell.text for cell in found[0][1:]] if found else None) == expected
         assert "a single learning rate" in " ".join(map(str, contents.pieces([load(folder)])[0]))

@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 from pypdf import PdfReader
 
 from analysis.report import build
-from analysis.sections import connectivity, filters, qk
+from analysis.sections import connectivity_figures as connectivity
 from analysis.sections.connectivity_figures import connectivity_figure, write_figure
 from analysis.sections.layer_figures import (
     FILTER_CAPTION,
+    FILTERS,
+    QK,
     QUANTILES,
     _log_ticks,
     energy_figures,
@@ -252,7 +254,7 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
     assert all(
         len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes
     )
-    drawn = {name for section in (connectivity, filters, qk) for name in section.figures(study)}
+    drawn = {name for section in (connectivity.SECTION, FILTERS, QK) for name in section.figures(study)}
     assert drawn == {
         "connectivity",
         "filter-terminal-0",

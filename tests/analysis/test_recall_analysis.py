@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims import judging, recall
-from analysis.numbers.shares import share_windows
+from analysis.numbers.windows import share_windows
 from analysis.report import summary
 from analysis.sections import accuracy
 from analysis.study.load import load

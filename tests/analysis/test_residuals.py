@@ -12,9 +12,7 @@ from analysis.claims.judging import judge
 from analysis.drawing import pieces
 from analysis.drawing.style import looks
 from analysis.export import write_figures
-from analysis.sections import gradient_norms, nll
-from analysis.sections import stream_figures as stream_plots
-from analysis.sections import streams as stream_tables
+from analysis.sections import gradients, nll, streams
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.parquet import write_parquet
@@ -91,24 +89,24 @@ def test_one_seed_makes_no_claim(tmp_path):
 def test_a_study_of_one_scheme_has_neither_such_claims_nor_gradient_norms(tmp_path):
     study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=LRS, seeds=2))
     assert not [claim for claim in judge(study) if claim.subject.startswith("best NLL")]
-    assert gradient_norms.figures(study) == {}
+    assert gradients.norm_figures(study) == {}
 
 
 def test_gradient_norms_are_running_means_with_a_line_a_scheme(tmp_path):
     study = load(study_of(tmp_path))
-    drawn = gradient_norms.figures(study)[gradient_norms.NAME]
+    drawn = gradients.norm_figures(study)[gradients.NORMS_NAME]
     figure = drawn.figure
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["LR 1e-3", "LR 1e-2", "LR 1e-1"]
     assert all(len(ax.lines) == 3 for ax in figure.axes)
     assert "streams the head reads the sum of n normed ones" in drawn.caption
     rows = pd.DataFrame({"run_id": "a", "step": np.arange(1, 101), "grad_norm": np.arange(100.0)})
-    assert gradient_norms.norms(rows)["a"].loc[50] == pytest.approx(48.5)
+    assert gradients.norms(rows)["a"].loc[50] == pytest.approx(48.5)
 
 
 QUANTITIES = {"log_range": 30.0, "column_sum": 1.25, "row_sum": 1.0, "spectral_norm": 1.1}
 
 
-def streams(study, scheme="mhc_lite", threshold=12.0):
+def stream_rows(study, scheme="mhc_lite", threshold=12.0):
     """Rows of mhc_lite's runs with two connections: a quantity's quantiles run from half of the value above to it."""
     rows = []
     for run in study.runs[study.runs["residual"] == scheme].itertuples():
@@ -149,16 +147,16 @@ def streams(study, scheme="mhc_lite", threshold=12.0):
 @pytest.fixture
 def probed(tmp_path):
     folder = study_of(tmp_path, seeds=2)
-    write(folder / "results" / "streams.parquet", streams(load(folder)))
+    write(folder / "results" / "streams.parquet", stream_rows(load(folder)))
     return folder
 
 
 def test_the_table_holds_the_worst_of_a_run(probed):
-    (table,) = stream_tables.study_tables(load(probed))
+    (table,) = streams.study_tables(load(probed))
     assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
     cells = dict(
         zip(
-            [measure.label for measure in stream_tables.MEASURES],
+            [measure.label for measure in streams.MEASURES],
             (cell.text for cell in table.rows[0][2:]),
             strict=False,
         )
@@ -173,13 +171,13 @@ def test_the_table_holds_the_worst_of_a_run(probed):
 
 def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     study = load(probed)
-    ((name, drawn),) = stream_plots.figures(study).items()
+    ((name, drawn),) = streams.figures(study).items()
     figure = drawn.figure
     assert name == "streams-terminal-0" and len(figure.axes) == 4
     rows = study.probed("streams")
     sums = rows[(rows["matrix"] == "product") & (rows["quantity"] == "column_sum") & (rows["run_lr"] == 1e-3)]
-    assert stream_plots.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
-    assert stream_plots.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}
+    assert streams.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
+    assert streams.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}
     gains = figure.axes[3].lines
     assert list(figure.axes[0].lines[0].get_ydata()) == [12, 12]  # the run's own threshold of an outlier
     assert math.isclose(gains[1].get_ydata()[-1], 4.0) and math.isclose(gains[2].get_ydata()[0], 5.0)
@@ -187,9 +185,9 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
 
 def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
     study = load(probed)
-    drawn = {name: pieces.paragraph(each.caption) for name, each in stream_plots.figures(study).items()}
+    drawn = {name: pieces.paragraph(each.caption) for name, each in streams.figures(study).items()}
     assert list(drawn) == ["streams-terminal-0"]
-    said = pieces.typst(stream_plots.body(study, drawn))
+    said = pieces.typst(streams.body(study, drawn))
     assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
     assert "that exceeds 12." in said and "ln 1/ν = 12, above which a token counts as an outlier" in said
     assert said.count("Computed in float64 from the trained weights") == 2 and "largest over smallest" not in said
@@ -198,18 +196,17 @@ def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
 
 
 def test_the_example_of_the_paper_is_computed_for_the_studys_number_of_iterations():
-    log_range, sums = stream_tables.example(20)
+    log_range, sums = streams.example(20)
     assert (round(log_range, 1), [round(total, 3) for total in sums]) == (29.9, [1.820, 0.590, 0.590])
-    assert (
-        "20 iterations leave columns that sum to 1.820, 0.590 and 0.590 (ln 1/ν = 29.9)"
-        in stream_tables.example_text([20.0])
+    assert "20 iterations leave columns that sum to 1.820, 0.590 and 0.590 (ln 1/ν = 29.9)" in streams.example_text(
+        [20.0]
     )
-    assert stream_tables.example_text([]) == ""
+    assert streams.example_text([]) == ""
 
 
 def test_a_table_from_before_the_threshold_was_a_setting_says_what_it_counted(tmp_path):
     folder = study_of(tmp_path, seeds=2)
-    frame = streams(load(folder))
+    frame = stream_rows(load(folder))
     runs = sorted(set(frame["run_id"]))
     for older, told in (
         (runs, "exceeds 7 (6 runs measured before the threshold was a setting: K)."),
@@ -219,14 +216,14 @@ def test_a_table_from_before_the_threshold_was_a_setting_says_what_it_counted(tm
             folder / "results" / "streams.parquet",
             frame[~(frame["run_id"].isin(older) & (frame["quantity"] == "threshold"))],
         )
-        (table,) = stream_tables.study_tables(load(folder))
+        (table,) = streams.study_tables(load(folder))
         assert told in table.caption and table.rows[0][3].text == "25 %"
 
 
 def test_intervals_of_the_worst_are_what_the_seeds_showed(tmp_path):
     """Three runs whose Student intervals would have run from below 0 to beyond 100 %."""
     folder = study_of(tmp_path, seeds=3)
-    frame, seed = streams(load(folder)), load(folder).runs.set_index("run_id")["seed"]
+    frame, seed = stream_rows(load(folder)), load(folder).runs.set_index("run_id")["seed"]
     place = frame["run_id"].map(seed).astype(int)
     tail = np.array([1.0, 1.01, 60.0])[place]
     frame["value"] = frame["value"].where(
@@ -234,7 +231,7 @@ def test_intervals_of_the_worst_are_what_the_seeds_showed(tmp_path):
     )
     frame["value"] = frame["value"].where(frame["quantity"] != "beyond", np.array([0.2, 0.25, 0.99])[place])
     write(folder / "results" / "streams.parquet", frame)
-    (table,) = stream_tables.study_tables(load(folder))
+    (table,) = streams.study_tables(load(folder))
     details = dict(zip(table.header, (cell.detail for cell in table.rows[0]), strict=True))
     assert (
         details["outliers"] == "20 %–99 %, n=3"

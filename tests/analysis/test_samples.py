@@ -13,7 +13,8 @@ import typst
 
 from analysis.drawing import typeset
 from analysis.report import build, summary
-from analysis.sections.samples import applies, sample_tables
+from analysis.sections.generation import has_samples as applies
+from analysis.sections.generation import sample_tables
 from analysis.study.load import load
 from stability.printable import visible
 from stability.runs.directory import RunDirectory

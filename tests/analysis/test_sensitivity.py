@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis.sections.sensitivity import sensitivity, sensitivity_table
+from analysis.sections.nll import sensitivity, sensitivity_table
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, write_study
 

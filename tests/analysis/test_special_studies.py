@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from analysis import assembly
+from analysis.drawing.files import lay_out
 from analysis.drawing.interactive import described
-from analysis.drawing.layout import lay_out
 from analysis.drawing.pieces import Paragraph
 from analysis.drawing.style import RC
 from analysis.export import export
 from analysis.page import build_page
-from analysis.paper.alpha_figure import FOOT, alpha_grids
+from analysis.paper.figures import FOOT, alpha_grids
 from analysis.paper.grid import blocks
 from analysis.report import build_together
-from analysis.sections import alpha, alpha_figures, curves, nll_figures, step_figures
+from analysis.sections import alpha, curvature, curves, nll_figures
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
-from analysis.sections.nll import window_table
-from analysis.sections.sensitivity import sensitivity_table
+from analysis.sections.nll import sensitivity_table, window_table
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -41,7 +40,7 @@ def lost(tmp_path_factory):
 
 
 def test_where_every_run_diverged_no_panel_is_drawn_without_a_step(lost):
-    assert alpha_figures.alpha_figures(lost) == [] and step_figures.step_figures(lost) == []
+    assert alpha.alpha_figures(lost) == [] and curvature.step_figures(lost) == []
 
 
 def test_where_every_run_diverged_the_report_says_so_in_whole_sentences(lost):
@@ -130,13 +129,13 @@ def small(tmp_path_factory):
 
 def dots(study):
     """Whether the recorded steps in each panel of the α_max figure are a picture."""
-    (figure,) = alpha_figures.alpha_figures(study)
+    (figure,) = alpha.alpha_figures(study)
     return [line.get_rasterized() for ax in figure.axes for line in ax.lines if line.get_marker() == "."]
 
 
 def test_recorded_steps_by_the_thousand_are_a_picture_in_their_panel(small, monkeypatch):
     assert dots(small) == [False, False]
-    monkeypatch.setattr(alpha_figures, "MOST_VECTOR_POINTS", 9)  # of 10
+    monkeypatch.setattr(alpha, "MOST_VECTOR_POINTS", 9)  # of 10
     assert dots(small) == [True, True]
 
 
@@ -147,7 +146,7 @@ def places(figure):
 def test_a_figure_stands_alike_in_every_format_whichever_was_written_first(small):
     def drawn():
         with matplotlib.rc_context(RC):
-            return alpha_figures.alpha_figures(small)[0]
+            return alpha.alpha_figures(small)[0]
 
     found = []
     for order in (("pdf", "svg", "png"), ("png", "pdf"), ()):
@@ -161,8 +160,8 @@ def test_a_figure_stands_alike_in_every_format_whichever_was_written_first(small
 
 
 def test_a_figure_is_drawn_once_for_all_that_it_is_written_as(small, tmp_path, monkeypatch):
-    calls, draw = [], alpha_figures._alpha_figure
-    monkeypatch.setattr(alpha_figures, "_alpha_figure", lambda *given: calls.append(1) or draw(*given))
+    calls, draw = [], alpha._alpha_figure
+    monkeypatch.setattr(alpha, "_alpha_figure", lambda *given: calls.append(1) or draw(*given))
     study = replace(small)  # nothing was drawn of it yet
     build_together([study], "small", tmp_path)
     build_page([study], "small", tmp_path)

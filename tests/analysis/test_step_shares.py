@@ -14,8 +14,8 @@ from analysis import report
 from analysis.drawing.typeset import Cell
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import counted, phases_and_states
-from analysis.sections import step_figures as curvature_plots
-from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections import curvature as curvature_plots
+from analysis.sections.alpha import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables, last_table
 from analysis.sections.steps import fallen_tables
 from analysis.study.load import load

@@ -9,7 +9,7 @@ from analysis.drawing import tables
 from analysis.drawing.pieces import Paragraph
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.windows import window
-from analysis.sections import nll, troubles
+from analysis.sections import nll, overview
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.study import wording as recipe
 from analysis.study.load import load
@@ -141,7 +141,7 @@ def test_every_caption_carries_the_fingerprint(quickstart):
         *nll.nll_tables(quickstart),
         nll.window_table(quickstart),
         *alpha_tables(quickstart),
-        troubles.trouble_table(quickstart),
+        overview.trouble_table(quickstart),
     ]
     assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
     assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
@@ -243,7 +243,7 @@ def test_no_curvature_no_alpha_table(tmp_path):
 
 def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):
     statuses = {("sc", 1e-3, 0): ("failed", "see runs/x/traceback.txt"), ("sa", 1e-2, 1): ("spiked", "")}
-    table = table_of(tmp_path, troubles.trouble_table, nll=lambda *_: 2.0, statuses=statuses)
+    table = table_of(tmp_path, overview.trouble_table, nll=lambda *_: 2.0, statuses=statuses)
     assert [[cell.text for cell in row[1:]] for row in table.rows] == [
         ["sa", "1e-2", "1", "spiked", "200", "--"],
         ["sc", "1e-3", "0", "failed", "11", "see runs/x/traceback.txt"],
@@ -251,14 +251,14 @@ def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):
 
 
 def test_no_trouble_no_table_and_much_trouble_is_cut(tmp_path):
-    assert troubles.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
-    table = table_of(tmp_path / "bad", troubles.trouble_table, nll=lambda *_: math.inf, seeds=20)
-    assert len(table.rows) == troubles.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
+    assert overview.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
+    table = table_of(tmp_path / "bad", overview.trouble_table, nll=lambda *_: math.inf, seeds=20)
+    assert len(table.rows) == overview.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
 
 
 def test_logs_that_end_before_their_runs_are_named_and_those_of_unfinished_runs_are_not(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS, statuses={("sc", 1e-3, 0): ("running", "")}))
-    assert troubles.cut_short(study) == "" and not troubles.SECTION.tables(study, ())
+    assert overview.cut_short(study) == "" and not overview.TROUBLES.tables(study, ())
     one, other, unfinished = (
         study.runs.query("mechanism == @m and lr == 1e-3 and seed == @seed")["run_id"].item()
         for m, seed in (("sa", 0), ("sa", 1), ("sc", 0))
@@ -267,9 +267,9 @@ def test_logs_that_end_before_their_runs_are_named_and_those_of_unfinished_runs_
     kept = curves[
         ~curves["run_id"].isin([one, other, unfinished]) | ((curves["run_id"] == one) & (curves["step"] < 150))
     ]
-    [told] = troubles.SECTION.tables(short := replace(study, curves=kept), ())
+    [told] = overview.TROUBLES.tables(short := replace(study, curves=kept), ())
     assert told.startswith(f"The log (metrics.jsonl) of 2 finished runs ends early, that of {one} at step 149 of 200:")
-    assert any(told in piece.text for piece in troubles.body(short, {}) if isinstance(piece, Paragraph))
+    assert any(told in piece.text for piece in overview.TROUBLES.body(short, {}) if isinstance(piece, Paragraph))
 
 
 SMALL = Table(

@@ -7,8 +7,17 @@ import pytest
 from pypdf import PdfReader
 
 from analysis.report import build
-from analysis.sections.training_free import errors, gaps, run_tables, shares, study_tables
-from analysis.sections.training_free_figures import applies, figures, phase_figures, shown_budget
+from analysis.sections.training_free import (
+    applies,
+    errors,
+    figures,
+    gaps,
+    phase_figures,
+    run_tables,
+    shares,
+    shown_budget,
+    study_tables,
+)
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.words import Words
