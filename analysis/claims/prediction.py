@@ -41,6 +41,7 @@ NARROW = (
     "With so few units they are rather too narrow, and where all draws agree (1.00 to 1.00) have no width at all: "
     "that is what these runs show, not how sure it is."
 )
+RANKED_LAST = "without any finite α_max such a run ranks as α_max = 0"
 WHY_NOT = {
     early.BEFORE: "diverged or spiked by step k: known without any measurement",
     early.DURING: "diverged or spiked between step k and the horizon, to which α_max itself has looked",
@@ -197,26 +198,18 @@ def counted(runs: Frame) -> list[str]:
 def _not_finite(frame: Frame) -> list[str]:
     """Say which judged runs had values that are not finite, and how these rank."""
     lost, passed = frame[frame["lost"] > 0], frame[frame["nonfinite"] > 0]
-    told = []
-    if len(lost):
-        told.append(
-            f"{plural(len(lost), 'judged run')} lost measured steps to a loss that is not finite ({named(lost)}): "
-            "without any finite α_max such a run ranks as α_max = 0."
-        )
-    if len(passed):
-        told.append(
-            f"{plural(len(passed), 'judged run')} passed a loss or gradient norm that is not finite, which ranks as ∞ "
-            f"({named(passed)})."
-        )
-    infinite = frame[np.isposinf(frame["alpha_max"])]
-    if len(infinite):
-        told.append(
-            f"{plural(len(infinite), 'judged run')} found no limit at any step and rank as ∞ ({named(infinite)})."
-        )
-    for column, name in {"loss": "loss", "grad_norm": "gradient norm"}.items():
-        absent = frame[frame[column].isna()]
-        if len(absent):
-            told.append(f"{plural(len(absent), 'judged run')} logged no {name} up to step k ({named(absent)}).")
+    infinite, no_loss, no_norm = (
+        frame[np.isposinf(frame["alpha_max"])],
+        *(frame[frame[column].isna()] for column in ("loss", "grad_norm")),
+    )
+    did = (
+        (lost, f"lost measured steps to a loss that is not finite ({{}}): {RANKED_LAST}."),
+        (passed, "passed a loss or gradient norm that is not finite, which ranks as ∞ ({})."),
+        (infinite, "found no limit at any step and rank as ∞ ({})."),
+        (no_loss, "logged no loss up to step k ({})."),
+        (no_norm, "logged no gradient norm up to step k ({})."),
+    )
+    told = [f"{plural(len(runs), 'judged run')} {text.format(named(runs))}" for runs, text in did if len(runs)]
     return [" ".join(told)] if told else []
 
 

@@ -33,7 +33,7 @@ def narrow(cell: Cell) -> Cell:
 def source(study: Study) -> str:
     """Return the end of every caption: which data, in which tokens, and which objective the numbers are about."""
     origin = _origin(str(study.study.get("provenance", {}).get("data_description") or ""))
-    named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
+    named, objective = "; ".join(filter(None, (origin, wording.words(study).tokens))), wording.objective(study)
     text = (
         "Data fingerprint "
         f"{study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"

@@ -40,7 +40,7 @@ def breaks(study: Study) -> Frame:
       lets none in that had broken. NaN: nobody can tell when.
     """
     runs = study.runs.set_index("run_id")
-    asked = VERDICT | ((study.study.get("spec") or {}).get("verdict") or {})
+    asked = VERDICT | (study.spec.get("verdict") or {})
     broke = runs["status"].isin((DIVERGED, SPIKED))
     plateaued = runs.index[runs["status"] == PLATEAUED]
     rises = _rises(study.curves, [*runs.index[broke], *plateaued], asked)

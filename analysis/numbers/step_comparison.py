@@ -61,10 +61,8 @@ def compare_stable_steps(
 
     Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
     """
-    count = counted(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
-    parts = [_at(count, name, lrs) for name in (first, second)]
-    seeds, left_out = _paired_seeds(parts, lrs)
+    parts, seeds, left_out = _paired(counted(study, phase, state), (first, second), lrs)
     if not seeds:
         return None
     shares = []
@@ -78,16 +76,15 @@ def compare_stable_steps(
     return StepShares(lrs, means[0], means[1], result, left_out, _num_diverged(parts, seeds), tuple(differences))
 
 
-def _at(count: Frame, series: str, lrs: Sequence[float]) -> Frame:
-    return count[(count["series"] == series) & count["run_lr"].isin(lrs) & (count["outcome"].isin(COUNTED))]
-
-
-def _paired_seeds(parts: Sequence[Frame], lrs: Sequence[float]) -> tuple[list[int], tuple[int, ...]]:
-    """Return the seeds at which both series have a result at each LR, and those of either that are thereby left out."""
+def _paired(count: Frame, names: Sequence[str], lrs: Sequence[float]) -> tuple[list[Frame], list[int], tuple[int, ...]]:
+    """Return what counts of both series at the LRs, the seeds at which both have a result at each, and those of either
+    that are thereby left out."""
+    count = count[count["run_lr"].isin(lrs) & count["outcome"].isin(COUNTED)]
+    parts = [count[count["series"] == name] for name in names]
     whole = [set(part.groupby("seed")["run_lr"].nunique().loc[lambda rates: rates == len(lrs)].index) for part in parts]
     seeds = sorted(int(seed) for seed in whole[0] & whole[1]) if lrs else []
     some = {int(seed) for part in parts for seed in part["seed"]}
-    return seeds, tuple(sorted(some - set(seeds)))
+    return parts, seeds, tuple(sorted(some - set(seeds)))
 
 
 def _num_diverged(parts: Sequence[Frame], seeds: Collection[int]) -> tuple[int, int]:
@@ -108,8 +105,7 @@ def compare_medians(
     """
     count = counted(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
-    parts = [_at(count, name, lrs) for name in (first, second)]
-    seeds, left_out = _paired_seeds(parts, lrs)
+    parts, seeds, left_out = _paired(count, (first, second), lrs)
     positive = count.loc[count["median"] > 0, "median"]
     floor = float(positive.min()) if len(positive) else 1.0
     known = {seed: bounds for seed in seeds if (bounds := _seed_bounds(parts, seed, lrs, floor)) is not None}

@@ -158,7 +158,7 @@ def planned_count(study: Study, rows: Frame) -> int:
         numbers = numbers or known.groupby(["run_id", "phase", "state"]).size().mode().tolist()
         if numbers:
             return int(max(numbers))
-    return int(((study.study.get("spec") or {}).get("curvature") or {}).get("recorded_steps") or 1)
+    return int((study.spec.get("curvature") or {}).get("recorded_steps") or 1)
 
 
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:

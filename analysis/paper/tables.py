@@ -70,7 +70,7 @@ def _table(
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
     """Return what the cells are, by whom samples were scored, and of which data; once for all sizes where they
     agree."""
-    units = told_once({block.label: wording.unit(block.study).capitalize() + "." for block in blocks})
+    units = told_once({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each row. "

@@ -172,8 +172,8 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     rule = INTERVAL_RULE.replace("Second line", "Below")
     return (
         f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. "
-        f"Validation NLL, {wording.unit(study)}: median over the seeds that finished{chosen}. {rule}. Bold: best of "
-        f"its setting. Model size: true parameter counts. {source(study)}"
+        f"Validation NLL, {wording.words(study).unit}: median over the seeds that finished{chosen}. {rule}. Bold: best "
+        f"of its setting. Model size: true parameter counts. {source(study)}"
     )
 
 

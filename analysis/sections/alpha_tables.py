@@ -171,7 +171,7 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
     outcomes, beside = count["outcome"].to_numpy(), notes(count)
-    if _is_undefined(count):
+    if set(outcomes) == {NOT_DEFINED}:
         return Cell(NOT_DEFINED)
     medians = count["median"].to_numpy()[outcomes == MEASURED]
     if not len(medians):
@@ -182,15 +182,11 @@ def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
     return Cell(power(median), "\n".join([f"{interval}n={len(medians)}", *beside]), bool(median > lr and few_diverged))
 
 
-def _is_undefined(count: Frame) -> bool:
-    return set(count["outcome"]) == {NOT_DEFINED}
-
-
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
     """Return the share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over
     runs, n, and what became of the others."""
     outcomes, beside = count["outcome"].to_numpy(), notes(count)
-    if _is_undefined(count):
+    if set(outcomes) == {NOT_DEFINED}:
         return Cell(NOT_DEFINED)
     survived = outcomes == MEASURED
     known = survived | (outcomes == DIVERGED)

@@ -48,8 +48,8 @@ def edge_tables(study: Study) -> list[Table]:
     found = curves[0][1]
     unfinished = [f"{series} ({STATES[row.state]})" for series, row in curves if row.state != "found"]
     caption = (
-        f"Best: the lowest median NLL over seeds ({wording.unit(study)}); below it the neighbouring rates, between "
-        "which the true best lies. By verdict: the largest rate at which every seed ended stable; by NLL: the "
+        f"Best: the lowest median NLL over seeds ({wording.words(study).unit}); below it the neighbouring rates, "
+        "between which the true best lies. By verdict: the largest rate at which every seed ended stable; by NLL: the "
         f"largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a divergence counting as "
         "infinite; below each the next rate tried, which no longer is: the edge lies in between, to "
         f"{found.resolution_decades:g} decades. ≥: still so at the largest rate tried; <: not even at the smallest; "

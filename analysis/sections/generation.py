@@ -98,7 +98,7 @@ def oracle(study: Study) -> str:
 def figures(study: Study) -> Figures:
     """Draw the figure, where one oracle scored generations at several learning rates."""
     figure = nll_figure(study, GENERATIVE) if oracle(study) else None
-    caption = CAPTION.format(unit=wording.generative_unit(study), oracle=oracle(study).strip())
+    caption = CAPTION.format(unit=wording.words(study).generative_unit, oracle=oracle(study).strip())
     return {} if figure is None else {NAME: sourced(study, figure, caption)}
 
 

@@ -54,12 +54,12 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         for each in numbers
     )
     caption = (
-        f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.unit(study)}). NLL: median "
-        f"over seeds. {INTERVAL_RULES['real']}. Window: decades of learning rate around the best one within 5 % of its "
-        "NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged). Sensitivity: "
-        "Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps at the best "
-        "rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the training's own "
-        f"step lowers its batch's loss no more, to second order.{guarded_note(study)} {source(study)}"
+        f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
+        f"median over seeds. {INTERVAL_RULES['real']}. Window: decades of learning rate around the best one within 5 % "
+        "of its NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged). "
+        "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "
+        "at the best rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
+        f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)} {source(study)}"
     )
     header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
     return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)

@@ -30,7 +30,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     lrs = sorted({lr for name in series for lr in outcomes(study, name).index})
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best[name] == lr) for name in series)) for lr in lrs]
     caption = (
-        f"{wording.unit(study).capitalize()} at the end of training; median over the seeds that finished. "
+        f"{wording.words(study).unit.capitalize()} at the end of training; median over the seeds that finished. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each "
         f"column.{guarded_note(study)} {source(study)}"
     )

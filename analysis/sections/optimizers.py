@@ -48,14 +48,15 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     told = multiples.references(study.study)
     unit = "its reference rate" if told else "1"
     caption = (
-        f"Best: the learning rate of the lowest median NLL ({wording.unit(study)}), over {unit}; all that follows is "
-        "at that rate, or starts from it: no rate of one optimizer is held against another's. NLL: median over seeds. "
-        f"{INTERVAL_RULES['real']}. Decades to stable: from the best rate to the largest at which every seed ended "
-        "stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: from it to "
-        "where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's median over "
-        "its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
-        "training's own step lowers its batch's loss no more, to second order. Sensitivity: Wortsman et al. 2024, over "
-        f"the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)} {source(study)}"
+        f"Best: the learning rate of the lowest median NLL ({wording.words(study).unit}), over {unit}; all that "
+        "follows is at that rate, or starts from it: no rate of one optimizer is held against another's. NLL: median "
+        f"over seeds. {INTERVAL_RULES['real']}. Decades to stable: from the best rate to the largest at which every "
+        "seed ended stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: "
+        "from it to where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's "
+        "median over its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; "
+        "below 1 the training's own step lowers its batch's loss no more, to second order. Sensitivity: Wortsman et "
+        f"al. 2024, over the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)} "
+        f"{source(study)}"
     )
     header = ("optimizer", "diverged", "best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
     groups_ = (("", 4), ("decades from the best rate", 2), ("", 2))

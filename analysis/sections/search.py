@@ -65,7 +65,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
     caption = (
         f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, "
         "by the mean over seeds of the smaller of the validation NLL at the end and at initialisation "
-        f"({wording.unit(study)}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. Point and "
+        f"({wording.words(study).unit}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. Point and "
         f"round: when it was tried. {source(study)}"
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
@@ -163,8 +163,8 @@ def lineage_tables(study: Study) -> list[Table]:
     num_segments = study.searches["lineage"]["segment"].nunique()
     caption = (
         f"Validation NLL of each population's best member after {plural(num_segments, 'segment')} "
-        f"({wording.unit(study)}), the learning rates that led to it, each from the step named on, and how often a "
-        f"member took over another's checkpoint. One seed each: no interval. {source(study)}"
+        f"({wording.words(study).unit}), the learning rates that led to it, each from the step named on, and how often "
+        f"a member took over another's checkpoint. One seed each: no interval. {source(study)}"
     )
     header = ("population", "NLL", "learning rate", "taken over")
     return [Table("Population based training", caption, header, tuple(rows))]

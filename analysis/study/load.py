@@ -94,6 +94,12 @@ class Study:
             or "not recorded"
         )
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The spec that the sweep left, {} where there is none."""
+        spec = self.study.get("spec")
+        return spec if isinstance(spec, dict) else {}
+
     def of(self, series: str) -> Frame:
         """Return the runs of one series."""
         found = self._of_series.get(series)

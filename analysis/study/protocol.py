@@ -24,11 +24,11 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
     batch = f"{protocol['batch']} sequences" if protocol["batch"] else "the run's own batch"
     parts = f", {protocol['microbatch']} at a time" if protocol["microbatch"] else ""
     counted = [f"{protocol[key]} {nouns[protocol[key] != 1]}" for key, nouns in NOUNS.items()]
-    slope = _slope(
-        {state: gradient_of(protocol, state) for state in protocol["state"]} if gradients is None else gradients
-    )
+    if gradients is None:
+        gradients = {state: gradient_of(protocol, state) for state in protocol["state"]}
     dropout = protocol.get("dropout")
     dropped = f"; u by gradients with dropout {dropout:g}, the loss along it without" if dropout else ""
+    slope = _slope(gradients)
     return (
         f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u{dropped}; clipping norm {clip}; "
         f"method {protocol['method']}{'; in the precision of the run' if protocol.get('precision') == 'run' else ''}"
@@ -77,20 +77,17 @@ def stated_in(study: Study, rows: Frame, state: str) -> str:
 def stated(rows: Frame) -> str:
     """Return the protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they
     came to, with counts."""
-    known = [(_read(text, group), group["run_id"].nunique()) for text, group in rows.groupby("protocol") if text]
     counts: dict[str, int] = {}
-    for line, runs in known:
-        counts[line] = counts.get(line, 0) + runs
+    for text, group in rows.groupby("protocol"):
+        if text:
+            line = sentence(BEFORE | json.loads(text), gradients(group))
+            counts[line] = counts.get(line, 0) + group["run_id"].nunique()
     missing = int(rows.loc[rows["protocol"] == "", "run_id"].nunique())
     lines = [
         line if len(counts) == 1 and not missing else f"{line} ({plural(runs, 'run')})" for line, runs in counts.items()
     ]
     lines += [f"not recorded ({plural(missing, 'run')})"] if missing and counts else ["not recorded"] if missing else []
     return f"Protocol: {' / '.join(lines)}. Methods: {methods(rows)}."
-
-
-def _read(text: str, rows: Frame) -> str:
-    return sentence(BEFORE | json.loads(text), gradients(rows))
 
 
 def gradients(rows: Frame) -> dict[str, str]:
@@ -100,9 +97,8 @@ def gradients(rows: Frame) -> dict[str, str]:
     for state, own, protocol in set(zip(rows["state"], rows["gradient"], rows["protocol"], strict=True)):
         told = own or (gradient_of(BEFORE | json.loads(protocol), state) if protocol else "")
         found.setdefault(state, set()).update({told} - {""})
-    return {
-        state: " or ".join(sorted(found[state], reverse=True)) for state in sorted(found, reverse=True) if found[state]
-    }
+    ordered = ((state, sorted(found[state], reverse=True)) for state in sorted(found, reverse=True))
+    return {state: " or ".join(names) for state, names in ordered if names}
 
 
 def is_literal(rows: Frame) -> bool:
@@ -123,11 +119,8 @@ def states_explained(rows: Frame) -> str:
     letter."""
     slopes, literal = gradients(rows), is_literal(rows)
     follows = "follows the paper's protocol to the letter" if literal else "starts from the paper's warm-up"
-    own = (
-        ""
-        if literal or "paper" not in slopes
-        else f", here with the slope of the {slopes['paper']} gradient, in the protocol that the tables state"
-    )
+    own = f", here with the slope of the {slopes.get('paper')} gradient, in the protocol that the tables state"
+    own = "" if literal or "paper" not in slopes else own
     return (
         f"State “checkpoint” starts from the run's own optimizer state, state “paper” {follows}{own}: averages over "
         "the warm-up batches, already unbiased, are bias-corrected once more (after five batches m is divided by "
@@ -139,7 +132,7 @@ def states_explained(rows: Frame) -> str:
 def asked_protocol(study: Study) -> dict[str, Any]:
     """Return the protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in
     place of nulls; {} where it was not to."""
-    spec: dict[str, Any] = study.study.get("spec") or {}
+    spec = study.spec
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
     return protocol | {
         key: spec[key] for key in ("batch", "clip_norm") if protocol and protocol.get(key) is None and key in spec
@@ -149,7 +142,7 @@ def asked_protocol(study: Study) -> dict[str, Any]:
 def base_rates(study: Study) -> str:
     """Say in a sentence, with a space before it, that LR and α_max are base rates where roles of parameters train at
     multiples of them; "" where all train at one rate."""
-    spec: dict[str, Any] = study.study.get("spec") or {}
+    spec = study.spec
     optimizers = [each for each in spec.get("optimizer") or [] if isinstance(each, dict)]
     scales: dict[str, list[float]] = {}
     for optimizer in optimizers:

@@ -24,21 +24,6 @@ def objective(study: Study) -> str:
     return words(study).summary or listed(sorted(set(study.runs["objective"]) - {""}))
 
 
-def tokens(study: Study) -> str:
-    """Name the tokenizer and its size, e.g. ``"gpt2, 4,096 kept"``; "" where the study does not say."""
-    return words(study).tokens
-
-
-def unit(study: Study) -> str:
-    """Name the unit of the validation NLL."""
-    return words(study).unit
-
-
-def generative_unit(study: Study) -> str:
-    """Name the unit of the generative NLL."""
-    return words(study).generative_unit
-
-
 def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows of "What was run"."""
     rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
@@ -82,30 +67,20 @@ def _model(study: Study) -> str:
     names = listed(sorted(set(study.runs["model"]) - {""}))
     if not known:
         return f"{names or 'size not recorded'}; {parameters}"
-    counts = [
-        plural(known["layers"], "layer"),
-        f"width {known['width']}",
-        plural(known["heads"], "head"),
-        f"{known['positions']} positions",
-    ]
-    return f"{names or known['name']}: {', '.join(counts)}; {parameters}"
+    counts = f"{plural(known['layers'], 'layer')}, width {known['width']}, {plural(known['heads'], 'head')}"
+    return f"{names or known['name']}: {counts}, {known['positions']} positions; {parameters}"
 
 
 def _training(study: Study) -> str:
-    spec = _spec(study)
+    spec = study.spec
     if not {"steps", "batch"} <= spec.keys():
         return "not recorded"
     parts = f", {spec['microbatch']} at a time" if spec.get("microbatch") else ""
     return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], words(study).example)}{parts}"
 
 
-def _spec(study: Study) -> dict[str, Any]:
-    spec = study.study.get("spec")
-    return spec if isinstance(spec, dict) else {}
-
-
 def _part(study: Study, key: str) -> dict[str, Any]:
-    part = _spec(study).get(key)
+    part = study.spec.get(key)
     return part if isinstance(part, dict) else {}
 
 
@@ -121,8 +96,7 @@ def sees_itself(study: Study, series: str) -> bool | None:
     before `sa` had the setting is of runs that saw it.
     """
     row = study.of(series).iloc[0]
-    spec = study.study.get("spec")
-    parts = {part.get("name"): part for part in spec.get("mechanism", [])} if isinstance(spec, dict) else {}
+    parts = {part.get("name"): part for part in study.spec.get("mechanism", [])}
     if row["mechanism"] not in parts or row["mechanism"] not in ("sa", "attentionx"):
         return None
     masked = {"true": True, "false": False, "null": None}.get(

@@ -65,8 +65,8 @@ def test_without_generations_there_is_no_section(quickstart):
 
 def test_of_proteins_the_unit_is_a_residue(tmp_path):
     study = study_of(tmp_path)
-    assert recipe.generative_unit(study) == "nats per token of the oracle"
+    assert recipe.words(study).generative_unit == "nats per token of the oracle"
     assert (
-        recipe.generative_unit(replace(study, runs=study.runs.assign(objective="multitrack")))
+        recipe.words(replace(study, runs=study.runs.assign(objective="multitrack"))).generative_unit
         == "nats per residue by the oracle's masked NLL"
     )

@@ -128,7 +128,7 @@ def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps
         ({"name": "stdlib"}, "bytes"),
         ({"name": "text", "tokenizer": "bytes", "keep": None}, "bytes"),
     ):
-        assert recipe.tokens(replace(bounded, study={"spec": SPEC | {"data": data}})) == words
+        assert recipe.words(replace(bounded, study={"spec": SPEC | {"data": data}})).tokens == words
     fixed = {"name": "mlm", "mask_rate": "fixed", "fixed_rate": 0.15, "corruption": "bert"}
     assert (
         recipe.objective(replace(bounded, study={"spec": SPEC | {"objective": fixed}}))
