@@ -34,11 +34,11 @@ def facts(study: Study) -> list[tuple[str, str]]:
 
 
 def mechanisms(study: Study) -> str:
-    """Name the mechanisms' settings that are not the defaults, ``"sc: rank=8"``, and those that are blind to
-    order; "" if there are none."""
+    """Name the mechanisms' settings that are not the defaults, ``"sc: rank=8"``, their readings of a paper's formula,
+    and those that are blind to order; "" if there are none."""
     bases = study.runs[study.runs["variant"] == ""]
-    pairs = sorted({(str(m), str(own)) for m, own in zip(bases["mechanism"], bases["settings"], strict=True) if own})
-    parts = [f"{mechanism}: {settings}" for mechanism, settings in pairs]
+    rows = sorted({tuple(map(str, row)) for row in bases[["mechanism", "settings", "reading"]].itertuples(index=False)})
+    parts = [f"{mechanism}: {'; '.join(filter(None, said))}" for mechanism, *said in rows if any(said)]
     is_any_blind = bool((study.runs["blind_to_order"] == 1).any())
     return "; ".join([*parts, *([f"{BLIND}: cannot distinguish a text from its mirror image"] if is_any_blind else [])])
 

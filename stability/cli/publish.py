@@ -85,6 +85,7 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
     return {
         "state_bytes": sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction),
         "settings": _settings(run),
+        "reading": _reading(run),
         # beside a cross mechanism the context may tell the direction
         "blind_to_order": int(run.cross is None and mechanism.blind_to_order(run.mechanism.settings)),
     }
@@ -100,6 +101,15 @@ def _settings(run: RunSpec) -> str:
     if run.cross is not None:
         found |= {f"{run.cross.name}.{key}": value for key, value in unusual_settings(run.cross).items()}
     return " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+
+
+def _reading(run: RunSpec) -> str:
+    """Return the readings of their papers' formulas that a run's mechanism and its cross mechanism compute."""
+    registry = Registry("mechanisms")
+    readings = [registry.load(run.mechanism.name).reading(run.mechanism.settings)]
+    if run.cross is not None and (beside := registry.load(run.cross.name).reading(run.cross.settings)):
+        readings.append(f"{run.cross.name} {beside}")
+    return "; ".join(filter(None, readings))
 
 
 def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:

@@ -173,6 +173,12 @@ class AbstractMechanism(KernelUser, OwnInit):
         return False
 
     @classmethod
+    def reading(cls, config: Any) -> str:
+        """Return the reading of its paper's formula that a layer computes, and why, for a report's first page; "" if
+        the paper leaves no choice."""
+        return ""
+
+    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         """Return whether `forward` calls its ``nn.Linear`` modules, so that another kind of linear map may stand for
         them; False where it takes their weights itself."""
@@ -246,6 +252,12 @@ class AbstractCrossMechanism(KernelUser, OwnInit):
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         """Raise a ``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
         ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
+
+    @classmethod
+    def reading(cls, config: Any) -> str:
+        """Return the reading of its paper's formula that a layer computes, and why, for a report's first page; "" if
+        the paper leaves no choice."""
+        return ""
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:

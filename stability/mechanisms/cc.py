@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
 from stability.mechanisms._edge_weights import (
+    READINGS,
     ConsensusSettings,
     EdgeNetwork,
     EdgeWeights,
@@ -93,6 +94,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
         """Return whether the window is what decides of the edges."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
+
+    @classmethod
+    def reading(cls, config: Any) -> str:
+        return f"rope={config.rope}, {READINGS[config.rope]}"
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:

@@ -116,6 +116,11 @@ class Mix(AbstractMechanism):
         return all(load(item.name).blind_to_order(item.settings) for item in config.parts)
 
     @classmethod
+    def reading(cls, config: Any) -> str:
+        parts = {item.name: load(item.name).reading(item.settings) for item in config.parts}
+        return "; ".join(f"its {name} {reading}" for name, reading in parts.items() if reading)
+
+    @classmethod
     def calls_linears(cls, config: Any) -> bool:
         return all(load(item.name).calls_linears(item.settings) for item in config.parts)
 

@@ -16,6 +16,7 @@ from stability.config.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import (
+    READINGS,
     ConsensusSettings,
     EdgeNetwork,
     EdgeWeights,
@@ -91,6 +92,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
         return f"graph={config.graph}" if config.graph != "window" else super().no_kernel(config, use)
+
+    @classmethod
+    def reading(cls, config: Any) -> str:
+        return f"rope={config.rope}, {READINGS[config.rope]}"
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:

@@ -53,6 +53,7 @@ RUNS_COLUMNS = [
     "step_s",  # median seconds of a training step
     "state_bytes",  # that the mixers keep of one sequence to go on reading; missing where there is no going on
     "settings",  # of the mechanism (and of its cross mechanism) that are not the defaults, e.g. "rope=absolute"
+    "reading",  # of its paper's formula, which the mechanism computes, and why; "" if there is one alone
     "blind_to_order",  # 1 if the mechanism cannot distinguish a text from its mirror image, else 0
 ]
 # A row a training step, as logged.
@@ -180,7 +181,7 @@ OPTIONAL = {
 
 # By the table's name: columns that files lack which are older than they; a reader takes them for empty.
 YOUNGER = {
-    "runs": ("optimizer_state_bytes", "step_s", "state_bytes", "settings", "blind_to_order"),
+    "runs": ("optimizer_state_bytes", "step_s", "state_bytes", "settings", "reading", "blind_to_order"),
     "curvature": ("rms_u",),
 }
 
@@ -204,6 +205,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
-    "parent", "label", "settings",
+    "parent", "label", "settings", "reading",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

@@ -179,7 +179,7 @@ def test_checkpoints_names_are_in_the_order_of_their_steps_beyond_a_million():
 
 
 READINGS = [
-    {"settings": "rope=absolute rank=8", "blind_to_order": 1},
+    {"settings": "rope=absolute rank=8", "reading": "rope=absolute, C.3's formula", "blind_to_order": 1},
     {"variant": "rope=relative", "settings": "rope=relative rank=8", "blind_to_order": 0},
 ]
 OF_READINGS = {
@@ -198,7 +198,7 @@ def test_a_mechanism_is_named_with_its_reading_and_with_its_blindness(tmp_path):
     assert both.series == ("sc rope=absolute (blind)", "sc rope=relative")
     assert set(both.runs["base"]) == {"sc rope=absolute (blind)"}
     assert dict(wording.facts(both))["Mechanisms"] == (
-        "sc: rope=absolute rank=8; (blind): cannot distinguish a text from its mirror image"
+        "sc: rope=absolute rank=8; rope=absolute, C.3's formula; (blind): cannot distinguish a text from its mirror image"
     )
 
 

@@ -57,9 +57,27 @@ def test_a_study_records_the_unusual_settings_and_the_blindness_of_each_run(lab,
     assert (row["settings"], row["blind_to_order"]) == (settings, blind)
 
 
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"mechanism": {"name": "sa"}}, ""),
+        ({"mechanism": {"name": "sc"}}, "rope=gradient, the energy of the rotated embeddings"),
+        ({"mechanism": {"name": "sc", "rope": "absolute"}}, "rope=absolute, C.3's formula"),
+        ({"mechanism": {"name": "mix", "sc": {"rope": "none"}}}, "its sc rope=none, nothing is rotated"),
+        (
+            {"mechanism": {"name": "sa"}, "cross": {"name": "cc", "rope": "relative"}, **CONTEXT},
+            "cc rope=relative, dis",
+        ),
+    ],
+)
+def test_a_study_records_which_reading_of_its_formula_a_mechanism_computes(lab, changes, begins):
+    _, row = listed(lab, **changes)
+    assert row["reading"].startswith(begins) and bool(row["reading"]) == bool(begins)
+
+
 def test_a_run_of_a_plugin_that_is_gone_is_listed_without_them(lab):
     directory, _ = listed(lab, mechanism={"name": "sc", "rope": "absolute"})
     spec = json.loads(directory.spec_file.read_text())
     directory.spec_file.write_text(json.dumps({**spec, "plugins": ["package_of_somebody_else.mechanism"]}))
     row = collected(StudyFolder.of(lab.pool, "settings")).runs.iloc[0]
-    assert row["settings"] == "" and row["blind_to_order"] != row["blind_to_order"]  # NaN
+    assert row["settings"] == row["reading"] == "" and row["blind_to_order"] != row["blind_to_order"]  # NaN
