@@ -1,5 +1,7 @@
-"""Sweeps, runs and measurements are frozen settings that are validated once. The names that other packages import stand
-here."""
+"""Validated, frozen settings of sweeps, runs and measurements.
+
+This module exports the names used by other packages.
+"""
 
 from stability.config.base import Settings
 from stability.config.identity import Place, run_id

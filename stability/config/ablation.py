@@ -1,5 +1,7 @@
-"""Vary one setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other
-value."""
+"""Vary one setting at a time around a base.
+
+``ablate.sc.window=[2,4,8]`` gives the base and one variant for each other value.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ Build = Callable[[dict[str, Any]], Any]
 
 
 class Variant(NamedTuple):
-    """One value of a setting: the label that its runs carry ("" for the base), and the part with it."""
+    """One value of an ablated setting.
+
+    Attributes:
+        value: the setting's value.
+        label: label of the variant's runs, e.g. ``window=4``; "" for the base.
+        part: the part with this value.
+    """
 
     value: Any
     label: str
@@ -24,8 +32,10 @@ class Variant(NamedTuple):
 
 
 class Ablation(Settings):
-    """The values of one setting of one part (a mechanism, a residual or an optimizer, by its name); parts are
-    `stability.config.parts.Part`."""
+    """The values of one setting of one mechanism, residual or optimizer.
+
+    Parts are `stability.config.parts.Part`.
+    """
 
     part: str = Field(min_length=1, description="name of the part whose setting varies, e.g. sc")
     setting: str = Field(
@@ -49,12 +59,21 @@ class Ablation(Settings):
         return f"ablate.{self.part}.{self.setting}"
 
     def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
-        """Return the base (label "") and each value that differs from it, in the order of the values; a base value that
-        they lack stands in its place.
+        """Return the base and one variant for each other value, in the order of the values.
 
-        ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels
-        are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
-        setting, a value that is not valid, one that stands twice.
+        A base value missing from the list is inserted: in order among rising numbers, else first. A mechanism's labels
+        have the form ``window=4``, those of other parts ``adamw.beta2=0.95``.
+
+        Args:
+            axis: the part's axis, e.g. ``mechanism``.
+            base: the part.
+            build: makes a part from its flat dict.
+
+        Returns:
+            The variants; the base has the label "".
+
+        Raises:
+            ValueError: the setting is unknown, a value is invalid or a value is listed twice; one line.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
         own = self._holder(axis, base.model_dump(mode="json"))[self._key]
@@ -85,7 +104,7 @@ class Ablation(Settings):
         return self.setting.rsplit(".", 1)[-1]
 
     def _holder(self, axis: str, flat: dict[str, Any]) -> dict[str, Any]:
-        """Return the dict within a part's flat one that holds the setting."""
+        """Return the dict inside a part's flat dict with the setting as one of its keys."""
         held, path, steps = flat, f"ablate.{self.part}", self.setting.split(".")[:-1]
         if steps[:1] == [GROUPS] and axis == "optimizer":
             flat |= written_out(flat)
@@ -109,14 +128,14 @@ def _keys(held: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _place(own: Any, values: Sequence[Any]) -> int:
-    """Return the place of the base's value: among numbers that rise its own, else in front."""
+    """Return the index of the base's value: in order if the values are rising numbers, else 0."""
     numbers = [value for value in (own, *values) if isinstance(value, int | float) and not isinstance(value, bool)]
     rising = len(numbers) == len(values) + 1 and list(values) == sorted(values)
     return sum(value < own for value in values) if rising else 0
 
 
 def value_text(value: Any) -> str:
-    """Return a value as the command line writes it: 4, 0.1, true, null, [sa,sc]."""
+    """Format a value as on the command line: 4, 0.1, true, null, [sa,sc]."""
     if isinstance(value, tuple | list):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, bool) or value is None:
@@ -125,14 +144,16 @@ def value_text(value: Any) -> str:
 
 
 def read(value: Any) -> Any:
-    """Return the fields of each `Ablation` from what Hydra composes, ``{"sc": {"window": [2, 4]}}``; nested settings
-    become dotted ones."""
+    """Parse Hydra's nested dict ``{"sc": {"window": [2, 4]}}`` into the fields of each `Ablation`.
+
+    Nested settings become dotted ones.
+    """
     if not isinstance(value, dict):
         return value
     found: list[dict[str, Any]] = []
 
     def walk(node: Any, path: tuple[str, ...]) -> None:
-        """Add the settings below a node to ``found``; ``ValueError`` where one is no list of values."""
+        """Add the settings below a node to ``found``; ValueError if a leaf is not a list of values."""
         if isinstance(node, dict):
             for key, item in node.items():
                 walk(item, (*path, str(key)))

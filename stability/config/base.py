@@ -1,4 +1,4 @@
-"""Every spec stands on the frozen base defined here, and on pydantic's errors told in a line each."""
+"""Frozen base class of all specs, and one-line messages for pydantic's errors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pydantic_core import PydanticCustomError
 from stability.registry import near_misses
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
-# up to here every reader of JSON has the same number, and sizes made of a few such numbers fit 64 bits
+# the largest integer that every JSON reader represents exactly; products of a few sizes still fit 64 bits
 LARGEST_INTEGER = 2**53
-# The axes of a sweep, which takes several parts of their families at once (a setting is written with its part's name,
-# mechanism.sc.window), and these families.
+# The axes of a sweep and their families. An axis lists several parts, so settings carry the part's name
+# (mechanism.sc.window).
 AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
 NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
-LONGEST_INPUT = 80  # characters of a wrong value that are shown
+LONGEST_INPUT = 80  # longest part of a wrong value that a message repeats, in characters
 
 
 class Settings(BaseModel):
-    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, no integer beyond 2^53,
-    tuples for lists.
+    """Base of every spec and every part's Config.
 
-    ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
-    ``written_flat``: the field whose own keys the user writes beside this spec's, without the field's name; errors
-    name them so.
-    ``items_written_flat``: the field whose items the user writes in this spec's place, as of ``lr=[1e-4,1e-3]`` the
-    ``values``.
+    Frozen; no unknown keys, no NaN, no integer beyond 2^53; tuples for lists.
+
+    Attributes:
+        same_for_all: fields with one value for all parts of a sweep's axis, among the parts with such a field.
+        written_flat: field whose keys are written beside this spec's keys, without the field's name, also in errors.
+        items_written_flat: field whose items are written in place of this spec, e.g. ``values`` for ``lr=[1e-4,1e-3]``.
     """
 
     same_for_all: ClassVar[tuple[str, ...]] = ()
@@ -50,7 +50,16 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def checked(model: type[AnySettings], values: dict[str, Any], path: str = "") -> AnySettings:
-    """Validate. ``path``: where the values are written. Errors: ``ValueError``, as `explain` says them."""
+    """Validate values and return the spec.
+
+    Args:
+        model: class of the spec.
+        values: plain values by field.
+        path: key of the spec on the command line; "" at the top.
+
+    Raises:
+        ValueError: a value is invalid; the message is `explain`'s.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -58,8 +67,13 @@ def checked(model: type[AnySettings], values: dict[str, Any], path: str = "") ->
 
 
 def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
-    """Refuse numbers and truth values of a spec that are none or out of their range, before the spec's parts are
-    validated, for which torch is imported. Errors: as `checked`."""
+    """Validate a spec's plain int, float and bool fields alone.
+
+    This check precedes the validation of parts and needs no import of torch.
+
+    Raises:
+        ValueError: as in `checked`.
+    """
     known = model.__pydantic_decorators__.field_validators.values()
     changed = {name for validator in known if validator.info.mode != "after" for name in validator.info.fields}
     fields: dict[str, Any] = {
@@ -76,15 +90,20 @@ def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Say a pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
+    """Describe a pydantic error in one line, two if there are several: field, value, rule, nearest valid choice.
+
+    Args:
+        error: pydantic's error.
+        model: class of the spec.
+        prefix: key of the spec on the command line; "" at the top.
+    """
     lines = [_explain_one(item, model, prefix) for item in _first_causes(error.errors())]
     more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
     return "\n".join(lines[:2]) + more
 
 
 def _first_causes(items: Sequence[Any]) -> list[Any]:
-    """Return the errors without "too short" of a field whose own items are at fault: pydantic counts only the valid
-    ones."""
+    """Return the errors without "too short" for a field with invalid items: pydantic counts only valid ones."""
 
     def follows(item: Any) -> bool:
         loc = item["loc"]
@@ -96,7 +115,7 @@ def _first_causes(items: Sequence[Any]) -> list[Any]:
 
 
 def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
-    """Say one of pydantic's errors in a line, under the path as it is written on the command line."""
+    """Describe one pydantic error in a line, under its path on the command line."""
     steps = [str(step) for step in item["loc"]]
     if issubclass(model, Settings) and steps[:1] == [model.written_flat] and len(steps) > 1:
         del steps[0]
@@ -123,12 +142,12 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
 
 
 def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
-    """Say that a value is missing, and its choices where the spec lists them.
+    """Describe a missing value in one line, with the choices if the spec lists them.
 
     Args:
         path: the key on the command line.
         model: the spec.
-        loc: the field's place in the spec.
+        loc: the field's location in the spec.
     """
     field = _model_at(model, tuple(loc[:-1])).model_fields.get(str(loc[-1]))
     choices = choices_of(field) if field else ()
@@ -137,16 +156,22 @@ def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the values of a field that takes one of a few words; () for any other."""
+    """Return the choices of a Literal field; () for any other field."""
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def check_heads(heads: int, width: int, at: str) -> None:
-    """Refuse a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns
-    pairs.
+    """Refuse a number of heads that does not split the width into even head widths.
 
-    ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would
-    do.
+    RoPE rotates pairs of coordinates, hence even widths.
+
+    Args:
+        heads: number of heads H.
+        width: model width d.
+        at: prefix of the two keys in the message, e.g. ``model.``.
+
+    Raises:
+        ValueError: one line with the valid numbers of heads.
     """
     if width % heads or width // heads % 2:
         valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]
@@ -157,18 +182,18 @@ def check_heads(heads: int, width: int, at: str) -> None:
 
 
 def _is_item_written_flat(model: type[BaseModel], loc: tuple[Any, ...]) -> bool:
-    """Return whether a location is an item of a field whose items are written in its spec's place."""
+    """Return whether a location is an item of its spec's `items_written_flat` field."""
     holder = _model_at(model, loc[:-2])
     return len(loc) > 2 and issubclass(holder, Settings) and loc[-2] == holder.items_written_flat
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the names of the fields of the nested model at a location."""
+    """Return the field names of the nested model at a location."""
     return tuple(_model_at(model, loc).model_fields)
 
 
 def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
-    """Return the nested model at a location; where a step leads to none, the last that there is."""
+    """Return the nested model at a location, or the deepest one on the path to it."""
     for step in loc:
         field = model.model_fields.get(str(step))
         for nested in (field.annotation, *get_args(field.annotation)) if field else ():  # X, or X | None
@@ -179,7 +204,9 @@ def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
 
 
 def parts_listed(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very
-    dicts."""
+    """Return the parts listed by a pattern, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``.
+
+    The values are the original dicts, not copies.
+    """
     listed = [item for items in held.values() if isinstance(items, list) for item in items]
     return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}

@@ -1,4 +1,4 @@
-"""Say what the parts of a run are computed by, and refuse what their kernels cannot do."""
+"""Kernels requested by the parts of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stability.config.impl import Kernels, Use
 from stability.config.parts import Part
 from stability.registry import Registry
 
-# the fields of a run whose parts may be computed by kernels, and the families of these
+# run fields whose parts may have kernels, and the families of these parts
 COMPUTED = {
     "mechanism": "mechanisms",
     "cross": "mechanisms",
@@ -18,22 +18,25 @@ COMPUTED = {
     "optimizer": "optimizers",
 }
 OF_THE_MODEL = ("mechanism", "cross", "residual")
-OF_THE_LOSS = (*OF_THE_MODEL, "objective")  # what the loss and its gradient are computed by
+OF_THE_LOSS = (*OF_THE_MODEL, "objective")  # parts that compute the loss and its gradient
 
 
 def computed_parts(run: Any) -> dict[str, Part | None]:
-    """Return what of a run's spec may be computed by kernels, by its fields."""
+    """Return the run's parts with possible kernels, by field."""
     return {key: getattr(run, key) for key in COMPUTED}
 
 
 def parts_of_model(run: Any) -> dict[str, Part | None]:
-    """Return those of `computed_parts` that a model is built of."""
+    """Return the subset of `computed_parts` used to build the model."""
     return {key: getattr(run, key) for key in OF_THE_MODEL}
 
 
 def kernels_of(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
-    """Return the kernels that parts ask for, by the fields of a run that these stand in (those of `COMPUTED`, others
-    are passed by), with their settings as the command line writes them, e.g. ``mechanism.sc.impl=triton``."""
+    """Return the kernels requested by parts, with their settings as on the command line.
+
+    An example of a setting is ``mechanism.sc.impl=triton``. ``parts`` is keyed by run field; fields outside `COMPUTED`
+    are ignored.
+    """
     return tuple(
         found.written_behind(key, item.name)
         for key, family in COMPUTED.items()
@@ -43,11 +46,11 @@ def kernels_of(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
 
 
 def kernels_of_loss(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
-    """Return those of `kernels_of` that the loss and its gradient are computed by."""
+    """Return the subset of `kernels_of` used for the loss and its gradient."""
     return kernels_of({key: item for key, item in parts.items() if key in OF_THE_LOSS})
 
 
 def use_of(recipe: Any) -> Use:
-    """Return what the model of a run, or of a sweep's runs, uses its parts for."""
+    """Return width, heads, direction and attention dropout of the model of a run or sweep."""
     model, direction = recipe.model, Registry("objectives").load(recipe.objective.name).direction
     return Use(model.width, model.heads, direction, model.dropout_of("attention"))

@@ -1,4 +1,4 @@
-"""Choose the cross mechanism of a recipe, one for each mechanism, and check the context that it needs."""
+"""Choose the cross mechanism for each mechanism of a recipe, and check its context."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from stability.registry import Registry, near_misses
 
 
 class CrossOfEach(Settings):
-    """The settings of ``cross=auto``, by which beside each self mechanism stands the cross mechanism of its kind, which
-    its class names."""
+    """The settings of ``cross=auto``: each mechanism is paired with the cross mechanism of its `cross_kind`."""
 
     parts: tuple[Part, ...] = Field(
         default=(), description="cross mechanisms with settings of their own; the others have their defaults"
@@ -25,7 +24,16 @@ class CrossOfEach(Settings):
 
 
 def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str = "cross") -> Part:
-    """Return the `Part` of a cross mechanism; errors name the setting under ``path``."""
+    """Return the `Part` of a cross mechanism.
+
+    Args:
+        name: its name.
+        settings: its settings; None: the defaults.
+        path: key of the settings in error messages.
+
+    Raises:
+        ValueError: there is no such cross mechanism, or a setting is invalid.
+    """
     registry = Registry("mechanisms")
     if name not in registry.names() or not registry.load(name).cross:
         raise ValueError(
@@ -35,8 +43,10 @@ def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str =
 
 
 def cross_choice(value: Any) -> Part | CrossOfEach | None:
-    """Return what ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``;
-    None for ``none``."""
+    """Parse the value of ``cross=``; None for ``none``.
+
+    Examples are ``ca``, ``{"name": "cc", "window": 4}`` and ``{"name": "auto", "cc": {"window": 4}}``.
+    """
     if value is None or isinstance(value, Part | CrossOfEach):
         return value
     name, settings = name_and_settings("mechanisms", value)
@@ -48,23 +58,42 @@ def cross_choice(value: Any) -> Part | CrossOfEach | None:
 
 
 def num_context_of(objective: Part) -> int:
-    """Return the length J of the context that an objective gives; 0: none."""
+    """Return the length J of an objective's context; 0 without one."""
     return Registry("objectives").load(objective.name).num_context(objective.settings)
 
 
 def contexts_of(objective: Part) -> tuple[str, ...]:
-    """Return the names of the contexts of an objective that enter once before the blocks."""
+    """Return the names of an objective's contexts that enter once before the blocks."""
     return Registry("objectives").load(objective.name).contexts_of(objective.settings)
 
 
 def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
-    """Raise a ``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without
-    a context there is none to fit."""
+    """Check a cross mechanism's settings against the number of positions and the context length.
+
+    Args:
+        cross: the cross mechanism.
+        num_positions: sequence length N.
+        objective: the objective; nothing is checked if it gives no context.
+        key: prefix of the settings' keys in the message, e.g. ``cross.``.
+
+    Raises:
+        ValueError: the settings do not fit the lengths.
+    """
     lengths_fit(cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key)
 
 
 def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> None:
-    """Check as `cross_fits` does for a context of a given length."""
+    """Check a cross mechanism's settings against a given context length.
+
+    Args:
+        cross: the cross mechanism.
+        num_positions: sequence length N.
+        num_context: context length J; nothing is checked if it is 0.
+        key: prefix of the settings' keys in the message, e.g. ``cross.``.
+
+    Raises:
+        ValueError: the settings do not fit the lengths.
+    """
     if not num_context:
         return
     try:

@@ -1,4 +1,4 @@
-"""The curvature of a checkpoint is measured by the paper's protocol, every number of which is a field here."""
+"""Settings of curvature measurements: the paper's protocol, with a field for each of its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _yaml_true(value: Any) -> Any:
 
 
 class SpectraSpec(Settings):
-    """Settings of how finely that is looked at which `measure` asks for beyond α_max."""
+    """Resolution of the measurements beyond α_max requested by `measure`."""
 
     critical_resolution: float = Field(
         default=1e-2, gt=0, lt=1, description="relative width at which the search for the critical learning rate ends"
@@ -41,7 +41,7 @@ class SpectraSpec(Settings):
     density_products: int = Field(default=24, ge=2, description="Hessian-vector products for each of these vectors")
 
     def only(self, names: tuple[str, ...]) -> SpectraSpec:
-        """Return these settings, every other at its default."""
+        """Return a copy with the named settings; all others have their defaults."""
         return SpectraSpec(**{name: getattr(self, name) for name in names})
 
 
@@ -101,8 +101,10 @@ class CurvatureSpec(Settings):
     spectra: SpectraSpec = Field(default=SpectraSpec(), description="how finely `measure` looks beyond α_max")
 
     def gradient_of(self, state: str) -> Literal["true", "clipped"]:
-        """Return the gradient whose slope enters α_max in an optimizer state; "auto" follows 5.2.1 in state "paper"
-        ("for all computations, we clip the gradient")."""
+        """Return the kind of gradient in α_max's slope for an optimizer state.
+
+        "auto" follows section 5.2.1 in state "paper" ("for all computations, we clip the gradient").
+        """
         if self.gradient == "auto":
             return "clipped" if state == "paper" else "true"
         return self.gradient

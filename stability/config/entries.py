@@ -1,5 +1,7 @@
-"""Specs say what the entries beside the sweep are asked for: `stability.hessian`, `stability.report`,
-`stability.status`, `stability.probe` (`stability.generate`: `stability.config.generation`)."""
+"""Specs of `stability.hessian`, `stability.report`, `stability.status` and `stability.probe`.
+
+The spec of `stability.generate` is in `stability.config.generation`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from stability.registry import Registry
 
 
 class HessianSpec(Settings):
-    """The settings of `stability.hessian`: α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM
-    on the user's data (``hf``)."""
+    """The settings of `stability.hessian`.
+
+    It measures α_max of existing checkpoints (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``).
+    """
 
     written_flat: ClassVar[str | None] = "curvature"
     ckpt: Annotated[str | None, Place()] = Field(
@@ -42,8 +46,7 @@ class HessianSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _protocol_is_written_flat(cls, values: Any) -> Any:
-        """Put what is no field of this spec's own into ``curvature``. A spec that was dumped holds no such key, and is
-        taken as it is."""
+        """Move keys that are no field of this spec into ``curvature``; a dumped spec has none."""
         if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields and key != "curvature"}
@@ -51,8 +54,7 @@ class HessianSpec(Settings):
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:
-        """Refuse anything but one of ckpt and hf, settings of the other one, and what a Hugging Face model is not asked
-        for."""
+        """Require exactly one of ckpt and hf, and refuse settings that do not apply to it."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
             raise ValueError(
@@ -86,7 +88,7 @@ class HessianSpec(Settings):
 
 
 def _several(value: Any) -> Any:
-    """Take ``[a,b]`` as it was written, since a name may be a path."""
+    """Parse ``[a,b]`` without Hydra's grammar, since a name may be a path."""
     if not isinstance(value, str):
         return value
     return (
@@ -97,7 +99,7 @@ def _several(value: Any) -> Any:
 
 
 class ReportSpec(Settings):
-    """The settings of `stability.report`: tables, figures and PDF of a study that has run."""
+    """The settings of `stability.report`: tables, figures and PDF of a finished study."""
 
     name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
@@ -127,12 +129,12 @@ class ReportSpec(Settings):
 
 
 def _interval(value: Any) -> Any:
-    """Take ``watch=true`` and ``watch=false`` beside seconds."""
+    """Return the seconds between refreshes; ``watch=true`` means 2 s, ``watch=false`` None."""
     return (2.0 if value else None) if isinstance(value, bool) else value
 
 
 def _unlisted(value: Any) -> Any:
-    """Refuse ``clean=NAME``: one study is removed by removing its folder."""
+    """Refuse ``clean=NAME``: a study is removed by deleting its folder."""
     if isinstance(value, str) and value != "unlisted":
         raise ValueError(
             f"clean={value}: must be unlisted; to remove the study {value}, delete its folder studies/{value} under "
@@ -142,8 +144,7 @@ def _unlisted(value: Any) -> Any:
 
 
 class StatusSpec(Settings):
-    """The settings of `stability.status`: how far a study is, or all studies of a pool; what of the pool no study
-    needs."""
+    """The settings of `stability.status`: progress of one or all studies of a pool, and removal of unlisted runs."""
 
     name: Annotated[str | None, Place()] = Field(
         default=None,
@@ -172,7 +173,7 @@ class StatusSpec(Settings):
 
 
 class ProbeSpec(Settings):
-    """The settings of `stability.probe`: what the trained layers do to their signal, and the graphs they do it on."""
+    """The settings of `stability.probe`: measurements of trained layers, their graphs and PDMM networks."""
 
     what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
@@ -244,7 +245,7 @@ class ProbeSpec(Settings):
 
     @model_validator(mode="after")
     def _stand_ins(self) -> ProbeSpec:
-        """Refuse a mechanism that is missing, is trained itself, or is asked of another probe."""
+        """Refuse a missing or trainable mechanism, and a mechanism for another probe than training_free."""
         registry = Registry("mechanisms")
         choices = registry.names(cross=False, trainable=False)
         if self.what != "training_free" and self.mechanism:

@@ -1,5 +1,6 @@
-"""Say how a checkpoint is sampled and who scores the samples: the settings that `stability.generate` and a sweep's
-``generate.…`` share. What belongs to one kind of samples only stands with its objective (`AbstractObjective.Sampling`).
+"""Settings of sampling and scoring, shared by `stability.generate` and a sweep's ``generate.…``.
+
+Settings of only one kind of samples are defined by its objective (`AbstractObjective.Sampling`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ ORACLES = (
 
 
 def own_settings() -> type[Settings]:
-    """Return what the kinds of samples can be told beside `GenerationSpec`, all of them together: which of it a run's
-    kind reads is known once the run is."""
+    """Return one class with the sampling settings of all objectives.
+
+    The objective of a run selects the ones in use, and is not known before the run is.
+    """
     registry = Registry("objectives")
     kinds = dict.fromkeys(registry.load(name).Sampling for name in registry.names())
     return _together(tuple(kind for kind in kinds if kind is not Settings))
@@ -37,7 +40,7 @@ def _together(kinds: tuple[type[Settings], ...]) -> type[Settings]:
 
 
 class GenerationSpec(Settings):
-    """The settings of samples that are drawn from a checkpoint, and of their NLL under an oracle."""
+    """The settings of samples drawn from a checkpoint, and of their NLL under an oracle."""
 
     written_flat: ClassVar[str | None] = "own"
     num: int = Field(
@@ -103,8 +106,7 @@ class GenerationSpec(Settings):
         return value
 
     def absolute(self) -> GenerationSpec:
-        """Return the same settings with an oracle's folder given from the root: a sweep's workers stand in folders of
-        their own."""
+        """Return a copy with an absolute path to the oracle's folder: sweep workers run in other folders."""
         kind, _, place = (self.oracle or "").partition(":")
         there = Path(place).expanduser()
         if self.oracle is None or kind == "evo2" or (kind == "hf" and not there.is_dir()):
@@ -113,7 +115,7 @@ class GenerationSpec(Settings):
 
 
 class GenerateSpec(GenerationSpec):
-    """The settings of `stability.generate`: samples of checkpoints that exist."""
+    """The settings of `stability.generate`: samples of existing checkpoints."""
 
     ckpt: Annotated[str, Place()] = Field(
         min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
@@ -130,8 +132,11 @@ class GenerateSpec(GenerationSpec):
 
 
 def asked_for(value: Any) -> Any:
-    """Return a sweep's field as it is composed, or None: ``generate.num=null`` means no generation. Errors:
-    ``ValueError`` where another setting asks for one without its number."""
+    """Return the composed field, or None for ``generate.num=null``: no generation.
+
+    Raises:
+        ValueError: another setting is given without the number of samples.
+    """
     if not isinstance(value, dict) or value.get("num") is not None:
         return value
     fields = {**GenerationSpec.model_fields, **own_settings().model_fields}

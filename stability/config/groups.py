@@ -1,5 +1,4 @@
-"""An optimizer's settings may differ by the role that a parameter plays in the model:
-``optimizer.groups.mixer.lr_scale=0.5``."""
+"""Optimizer settings by parameter role: ``optimizer.groups.mixer.lr_scale=0.5``."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from pydantic import Field
 from stability.config.base import Settings, checked
 from stability.registry import near_misses
 
-GROUPS = "groups"  # of an optimizer's plain values, beside its own settings
+GROUPS = "groups"  # key in an optimizer's plain values, beside its own settings
 LR_SCALE = "lr_scale"
-# What a parameter may be of a model; modules say it of what is built into them (`own_roles`).
+# The roles of parameters; modules assign them to their submodules (`own_roles`).
 ROLES = ("embedding", "position", "norm", "mixer", "cross", "residual", "ffn", "condition", "head")
-# roles whose parameters of two axes map one hidden state to another: what an optimizer of matrices takes
+# roles whose 2-D parameters map one hidden state to another; matrix optimizers update only these
 MATRIX_ROLES = ("mixer", "cross", "ffn")
 
 
 class Group(Settings):
-    """The settings that the parameters of one role have to themselves."""
+    """The optimizer settings of one role's parameters."""
 
     role: str = Field(description="the role, one of ROLES")
     lr_scale: float = Field(
@@ -31,22 +30,27 @@ class Group(Settings):
     )
 
     def written(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values, without those that say nothing."""
+        """Return the settings as plain JSON values, without neutral ones."""
         own: dict[str, Any] = dict(self.model_dump(mode="json")["settings"])
         return ({} if self.lr_scale == 1.0 else {LR_SCALE: self.lr_scale}) | own
 
     def of(self, config: Settings) -> Settings:
-        """Return the optimizer's settings for this role, from those of all."""
+        """Return the optimizer's Config for this role, from its Config for all parameters."""
         return type(config).model_validate({**config.model_dump(), **dict(self.settings)})
 
 
 def groups_of(optimizer: Any, name: str, config: Settings, values: Any) -> tuple[Group, ...]:
-    """Return what ``optimizer.groups`` holds, in the order of `ROLES`, without roles of which it says nothing.
+    """Parse ``optimizer.groups`` into groups in the order of `ROLES`, without neutral ones.
 
-    ``optimizer``: the part's class, ``name`` its name, ``config`` its settings for all parameters. ``values``:
-    ``{role: {setting: value}}``; null stands for what all parameters have. Errors: ``ValueError`` of one line for
-    anything that is no such dict, a role that no model has, and a setting that the optimizer does not have, or has for
-    all parameters only.
+    Args:
+        optimizer: class of the part.
+        name: name of the part.
+        config: its settings for all parameters.
+        values: ``{role: {setting: value}}``; null means the value for all parameters.
+
+    Raises:
+        ValueError: the values are no such dict, a role is unknown, or a setting is unknown or cannot differ by role;
+            one line.
     """
     given = _dict(values, f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
     for role in given:
@@ -57,7 +61,7 @@ def groups_of(optimizer: Any, name: str, config: Settings, values: Any) -> tuple
 
 
 def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) -> Group:
-    """Return one role's group, validated by the optimizer's own Config; errors as `groups_of`."""
+    """Return one role's group, validated by the optimizer's Config; errors as in `groups_of`."""
     path, fields = f"optimizer.{GROUPS}.{role}", type(config).model_fields
     given = {key: value for key, value in _dict(values, path, "lr_scale=0.5").items() if value is not None}
     for key in given:
@@ -83,8 +87,10 @@ def _dict(values: Any, path: str, example: str) -> dict[str, Any]:
 
 
 def given_to_each(axis: dict[str, Any]) -> dict[str, Any]:
-    """Return the optimizers of a sweep as Hydra composes them, ``{"adamw": {…}, "groups": {…}}``, with these groups in
-    each of them; what an optimizer says of a role itself stays."""
+    """Return a sweep's optimizers, each with the groups shared by all.
+
+    The input is Hydra's ``{"adamw": {…}, "groups": {…}}``. An optimizer's own value for a role has precedence.
+    """
     shared = _dict(axis[GROUPS], f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
 
     def joined(settings: Any) -> Any:
@@ -102,7 +108,9 @@ def _merged(shared: Any, own: Any) -> Any:
 
 
 def written_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's plain values with every role and setting in its groups, those of which nothing is said at
-    what all parameters have (null, and a scale of 1): where a path into them can be looked up."""
+    """Return an optimizer's plain values with every role and setting in its groups.
+
+    Values not given are neutral: null, and a scale of 1. Paths into the groups can then be resolved.
+    """
     neutral = {LR_SCALE: 1.0} | {key: None for key in values if key not in ("name", GROUPS)}
     return {**values, GROUPS: {role: {**neutral, **values.get(GROUPS, {}).get(role, {})} for role in ROLES}}

@@ -1,16 +1,14 @@
-"""A run's id is made of what the run is, not of what is only said of it: markers at the fields of a spec tell the two
-apart.
+"""A run's id hashes the settings that determine its results; field markers exclude the others.
 
-A field enters an id unless it says otherwise where it is declared, e.g. ``path: Annotated[str | None, Place()] =
+A field is part of the id by default. Markers are declared at the field, e.g. ``path: Annotated[str | None, Place()] =
 None``:
 
-- `Place`: it says where something lies. Never in an id, and taken whole on the command line, whatever characters are in
-  it.
-- `Fingerprinted`: the fingerprint of the data stands for it.
-- `Label`: tables name the run by it, nothing else.
-- `Since`: it is younger than runs that exist; with its neutral value it is left out, so that they keep their ids.
-- `Bare`: with all settings left out, the part or group in it is written as its bare name.
-- `Family`: of which family the part in it is (`stability.config.parts.one_part` says so by itself).
+- `Place`: a location. Never in an id; its text on the command line may hold any characters.
+- `Fingerprinted`: replaced by the data's fingerprint.
+- `Label`: a name in tables only.
+- `Since`: newer than some existing runs. Its neutral value is left out, so their ids stay the same.
+- `Bare`: a part or group with no settings left is written as its bare name.
+- `Family`: the family of the field's part (added by `stability.config.parts.one_part`).
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ from pydantic import BaseModel
 from stability.registry import Registry
 
 ID_DIGITS = 12
-# Settings of a data source that left the ids before a field could say so. A source of somebody's own may have them
-# unmarked, so that this stays;
-# a source of ours marks them (tests/identity).
+# Data source settings that were excluded from ids before markers existed. User plugins may still have them unmarked;
+# this project's sources mark them (tests/identity).
 UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The mark of a field that holds a path (or a tuple of them), or something that may be one.
+    """Marks a field with a path, a tuple of paths, or a value that may be a path.
 
-    ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a
-    hub: such a value is part of the id.
+    Attributes:
+        names: regular expression of values that are location-independent names, e.g. of a dataset on a hub. Such a
+            value is part of the id.
     """
 
     names: str | None = None
@@ -49,23 +47,26 @@ class Place:
 
 @dataclass(frozen=True)
 class Fingerprinted:
-    """The mark of a field for which ``data_fingerprint`` stands. Of a part its name stays, and all its settings go."""
+    """Marks a field replaced by ``data_fingerprint`` in the id. A part keeps its name and loses all settings."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The mark of a field that is what tables call something: the same thing under another name is the same thing."""
+    """Marks a field with a display name for tables: renaming does not change the id."""
 
 
 @dataclass(frozen=True)
 class Since:
-    """The mark of a field that is younger than runs that exist; ``neutral`` is the value by which it does what they did
-    without it.
+    """Marks a field newer than some existing runs.
 
-    It says what runs of that time did, and is never changed, whatever becomes of the field's default: else their ids
-    would stand for other runs. Of a group of settings it is what is left of it, ``{}``. ``of``: the parts, by name,
-    whose runs are older than the field, where a Config is inherited by others that had it from their first run on;
-    empty: whatever it stands in.
+    ``neutral`` describes the behaviour of those runs and must never change, whatever the field's default becomes: else
+    their ids would denote other runs.
+
+    Attributes:
+        neutral: value that reproduces the behaviour before the field existed; for a group of settings its reduced form,
+            ``{}``.
+        of: names of the parts with runs older than the field, if a Config is inherited by parts that always had it;
+            empty: all parts.
     """
 
     neutral: Any
@@ -74,13 +75,15 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """The mark of a field whose part or group is written as its bare name where all its settings are left out, as it
-    was when there was a name only."""
+    """Marks a part or group written as its bare name if all its settings are left out.
+
+    Older files had only the name.
+    """
 
 
 @dataclass(frozen=True)
 class Family:
-    """The mark of a field that holds a part (or a tuple of parts) of this family, as ``{"name": …, **settings}``."""
+    """Marks a field with one or more parts of this family, as ``{"name": …, **settings}``."""
 
     family: str
 
@@ -91,19 +94,23 @@ def run_id(spec: BaseModel) -> str:
 
 
 def tokenizer_id(spec: BaseModel) -> str:
-    """Return the id of a structure tokenizer, made as `run_id` makes a run's."""
+    """Return the id of a structure tokenizer, computed as in `run_id`."""
     return run_id(spec)
 
 
 def essence(spec: BaseModel) -> str:
-    """Return what decides how a run turns out, as canonical JSON: sorted keys, no spaces, nothing that is marked as
-    being outside of its id."""
+    """Return the settings that are part of a run's id, as canonical JSON: sorted keys, no spaces."""
     return json.dumps(reduced(spec.model_dump(mode="json"), type(spec)), sort_keys=True, separators=(",", ":"))
 
 
 def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type[BaseModel]) -> bool:
-    """Return whether two specs of a kind, as plain JSON values, are of one run. One of them may be older than some of
-    its fields."""
+    """Return whether two specs of a kind describe the same run; either may lack newer fields.
+
+    Args:
+        on_disk: plain JSON values of one.
+        values: plain JSON values of the other.
+        schema: the class of both.
+    """
     first, second = (reduced(json.loads(json.dumps(each)), schema) for each in (on_disk, values))
     return first == second
 
@@ -111,11 +118,15 @@ def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type
 def filled(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
-    """Return a spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older
-    file means, whatever defaults are today.
+    """Return plain JSON values with the neutral value of every missing `Since` field.
 
-    ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose
-    settings these are.
+    An older file keeps its meaning, whatever the defaults are today.
+
+    Args:
+        values: the spec's or the part's values.
+        schema: class with their fields; None: unknown in this process, nothing is added.
+        part: name of the part with these settings; "" if there is none.
+        family: family of this part.
     """
     whole = dict(values)
     for key, field in ({} if schema is None else schema.model_fields).items():
@@ -128,13 +139,13 @@ def filled(
         if key in whole:
             own = family_of(field.metadata) or (family if key == "parts" else None)
             if own is not None and isinstance(whole[key], str) and Bare() in field.metadata:
-                whole[key] = {"name": whole[key]}  # of the time when there was a name only
+                whole[key] = {"name": whole[key]}  # older files hold the name only
             whole[key] = _filled_inside(whole[key], field.annotation, own)
     return whole
 
 
 def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
-    """Return a field's value with the parts or the group that it holds filled in their turn."""
+    """Return a field's value with its nested parts and groups filled."""
     if isinstance(value, list | tuple) and family is not None:
         return [_filled_inside(item, annotation, family) for item in value]
     if not isinstance(value, dict):
@@ -151,12 +162,12 @@ def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
 def without_places(
     values: Mapping[str, Any], schema: type[BaseModel] | None, family: str | None = None
 ) -> dict[str, Any]:
-    """Return a spec's plain JSON values with each path cut to its last part, to be sent elsewhere.
+    """Return a spec's plain JSON values with each path cut to its last part, for publishing.
 
     Args:
         values: the spec's.
-        schema: the class that declares them; None: unknown here.
-        family: the family of the part whose settings these are, if they are a part's.
+        schema: class with their fields; None: unknown in this process.
+        family: family of the part with these settings; None: not a part's settings.
     """
     shown: dict[str, Any] = {}
     for key, value in values.items():
@@ -181,29 +192,31 @@ def _without_places_inside(value: Any, annotation: Any, family: str | None) -> A
 
 
 def _last_part(value: Any) -> Any:
-    """Return the last part of a path, or of each in a list; ``ckpt:`` and ``hf:`` stay before it."""
+    """Return the last part of a path, or of each in a list; the prefixes ``ckpt:`` and ``hf:`` stay."""
     if isinstance(value, list | tuple):
         return [_last_part(item) for item in value]
     return re.sub(r"^((?:ckpt|hf):)?.*/(?=[^/])", r"\1", value, flags=re.DOTALL) if isinstance(value, str) else value
 
 
 def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return a spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None:
-    nobody here knows."""
+    """Return a spec's plain JSON values without those excluded from its id.
+
+    ``schema`` is the class with their fields; None: unknown in this process.
+    """
     return _reduced(values, schema)
 
 
 def _reduced(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
-    """Return the plain values less what is outside of the id. ``part``, ``family``: whose settings these are."""
+    """Return the plain values in the id; ``part`` and ``family`` name the part with these settings."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         field = None if schema is None else schema.model_fields.get(key)
         markers = [] if field is None else field.metadata
         if _is_outside(markers, value) or (family == "data" and key in UNMARKED):
             continue
-        # a pattern of somebody's own need not say that what it lists is of its own family
+        # a user's pattern may leave `parts` unmarked: its items are of the pattern's own family
         own = family_of(markers) or (family if key == "parts" else None)
         inner = _inner(value, None if field is None else field.annotation, own, markers)
         if not any(
@@ -224,7 +237,7 @@ def _is_outside(markers: Sequence[Any], value: Any) -> bool:
 
 
 def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[Any]) -> Any:
-    """Return the value with what it holds reduced in its turn."""
+    """Return the value with its nested parts and groups reduced."""
     if isinstance(value, list) and family is not None:
         return [_inner(item, annotation, family, markers) for item in value]
     if not isinstance(value, dict):
@@ -245,19 +258,18 @@ def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[An
 
 
 def family_of(markers: Sequence[Any]) -> str | None:
-    """Return the family of the part in a field; None where there is none."""
+    """Return the family of the part in a field, or None."""
     return next((marker.family for marker in markers if isinstance(getattr(marker, "family", None), str)), None)
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the class of the settings that a field holds, ``X`` of ``X | None``; None where it holds no group."""
+    """Return the settings class of a field, ``X`` for ``X | None``; None if it holds no group."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((found for item in get_args(annotation) if (found := group_of(item)) is not None), None)
 
 
 def _config(family: str, name: str) -> type[BaseModel] | None:
-    """Return a part's Config; None for a part that this process does not know: its settings are then taken as they
-    are."""
+    """Return a part's Config; None for a part unknown to this process: its settings are then used unchanged."""
     registry = Registry(family)
     return registry.load(name).Config if name in registry.names() else None

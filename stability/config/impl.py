@@ -1,7 +1,7 @@
-"""Say by what a part is computed: the setting ``impl`` of its Config, and what the kernels that it asks for can do.
+"""The setting ``impl`` of a part, and the capabilities of its kernels.
 
-A part offers Triton kernels of ours by a field ``impl: Impl = "reference"`` in its Config; every base class of a family
-is a `KernelUser`, whose other words it changes where they are not right for it.
+A part with Triton kernels has a field ``impl: Impl = "reference"`` in its Config. Every base class of a family is a
+`KernelUser`; parts override its methods as needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ Impl = Annotated[Literal["reference", "triton", "auto"], Since("reference"), Fie
 
 @dataclass(frozen=True)
 class Use:
-    """The use that a model makes of its parts, as far as it matters to kernels: its ``width`` and ``heads``, the
-    ``direction`` ("bidirectional" or "causal"), the ``dropout`` of an attention's weights."""
+    """Properties of a model that its kernels depend on.
+
+    Attributes:
+        width: model width d.
+        heads: number of heads H.
+        direction: "bidirectional" or "causal".
+        dropout: dropout of the attention weights.
+    """
 
     width: int
     heads: int
@@ -41,12 +47,13 @@ class Use:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels that one part's settings ask for.
+    """The kernels requested by one part's settings.
 
-    - ``setting``: as it is written, e.g. ``sc.impl=triton`` or, of a part within another one, ``mix.sc.impl=triton``.
-    - ``second_order``: whether they bring their second derivative along a line, so that α_max is measured through them
-      (method taylor). By autograd none has one.
-    - ``lacks``: `KernelUser.no_kernel` of these settings.
+    Attributes:
+        setting: the setting, e.g. ``sc.impl=triton``; ``mix.sc.impl=triton`` for a part inside another.
+        second_order: whether the kernels have second derivatives along a line, so α_max can be measured through them
+            (method taylor). No kernel has one by autograd.
+        lacks: `KernelUser.no_kernel` of these settings.
     """
 
     setting: str
@@ -62,19 +69,24 @@ class Kernels:
         return self.setting.rpartition("=")[0]
 
     def inside(self, name: str) -> Kernels:
-        """Return the same where the part stands inside the part of this name."""
+        """Return a copy for a part nested in the part of this name."""
         return replace(self, setting=f"{name}.{self.setting}")
 
     def written_behind(self, key: str, name: str) -> Kernels:
-        """Return the same under the field of a run that the part of this name stands in. An axis of a sweep holds
-        several parts, whose settings are written with their names, ``mechanism.sc.impl``; of others there is one,
-        ``objective.impl``."""
+        """Return a copy with the setting under a run's field.
+
+        Settings on a sweep's axis include the part's name, ``mechanism.sc.impl``, since an axis holds several parts.
+        Other fields hold one part and omit it, ``objective.impl``.
+        """
         setting = self.setting if key in AXES else self.setting.removeprefix(f"{name}.")
         return replace(self, setting=f"{key}.{setting}")
 
     def check(self, use: Use) -> None:
-        """Raise a ``ValueError`` of one line for settings beside them that they do not compute, and for ``impl=auto``,
-        which is settled before anything is built."""
+        """Validate the part's other settings against the kernels.
+
+        Raises:
+            ValueError: the kernels do not support one of them, or ``impl=auto`` is not resolved yet; one line.
+        """
         if self.impl == AUTO:
             raise ValueError(f"{self.setting} is settled when a sweep is read; write triton or reference here")
         if (lacking := self.lacks(use)) is not None:
@@ -82,15 +94,17 @@ class Kernels:
 
 
 class KernelUser:
-    """A part as far as kernels go. One with kernels of ours has a field ``impl`` in its Config, sets
-    ``kernels_second_order`` where they bring their second derivatives along a line, and says in `no_kernel` which of
-    its settings they do not compute."""
+    """Base of parts that may have kernels.
+
+    A part with this project's kernels has a field ``impl`` in its Config, sets ``kernels_second_order`` if they have
+    second derivatives along a line, and overrides `no_kernel` for unsupported settings.
+    """
 
     kernels_second_order: ClassVar[bool] = False
 
     @classmethod
     def kernels(cls, config: Any) -> tuple[Kernels, ...]:
-        """Return the kernels by which the part computes with these settings; () for torch's own operations."""
+        """Return the kernels for these settings; () for torch's own operations."""
         if "impl" not in type(config).model_fields or config.impl == "reference":
             return ()
         setting = f"{cls.__module__.rpartition('.')[2]}.impl={config.impl}"
@@ -100,6 +114,8 @@ class KernelUser:
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        """Return what of these settings the Triton kernels do not compute, as it is written, e.g. ``graph=top_w`` or
-        ``heads of width 8``; None where they compute all."""
+        """Return the settings unsupported by the Triton kernels, or None.
+
+        Examples: ``graph=top_w``, ``heads of width 8``.
+        """
         return None

@@ -1,4 +1,4 @@
-"""Settings of the launchers say how a sweep's runs are handed out. None of them is part of a run's identity."""
+"""Settings of the launchers. None of them is part of a run's identity."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RaySpec(Settings):
 
 
 class SlurmSpec(Settings):
-    """The settings of `launcher=slurm`: one job a run, in arrays."""
+    """The settings of `launcher=slurm`: one job per run, in arrays."""
 
     executor: Literal["slurm", "local"] = Field(
         default="slurm", description="slurm: sbatch; local: the same jobs as processes of this machine"

@@ -1,4 +1,4 @@
-"""The size of a transformer, and what its backbone is made of beside its parts."""
+"""Size of the transformer, and the settings of its backbone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stability.config.identity import Label, Since
 
 
 class ModelSpec(Settings):
-    """The size of the transformer."""
+    """Size and backbone settings of the transformer."""
 
     name: Annotated[str, Label()] = Field(description="the size's name in tables, e.g. nano")
     layers: int = Field(ge=1, le=10_000, description="number of blocks")
@@ -68,7 +68,7 @@ class ModelSpec(Settings):
     )
 
     def dropout_of(self, place: Literal["embedding", "attention", "hidden"]) -> float:
-        """Return the share that is dropped at a place other than the branches' outputs."""
+        """Return the dropout share at a place other than the branches' outputs."""
         places = {"all": ("embedding", "attention"), "branches": (), "maps": ("embedding", "hidden")}
         return self.dropout if place in places[self.dropout_at] else 0.0
 
@@ -87,7 +87,7 @@ class ModelSpec(Settings):
 
     @model_validator(mode="after")
     def _starts_are_read(self) -> ModelSpec:
-        """Refuse what a rule of initialisation, or a model without the parameters, would pass by."""
+        """Refuse initial values that the chosen initialisation or model would ignore."""
         if self.embedding_std != 1 and self.init != "ours":
             raise ValueError(
                 f"model.embedding_std={self.embedding_std:g} belongs to model.init=ours, and model.init={self.init} "
