@@ -1,5 +1,4 @@
-"""Build model, objective and optimizer of a RunSpec: this is the only caller of the registries below the command
-line."""
+"""Build the model, the objective and the optimizer of a RunSpec."""
 
 from __future__ import annotations
 
@@ -30,26 +29,37 @@ BYTES_OF_FLOAT32 = 4
 
 
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
-    """Return the objective of a run. ``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
+    """Return the objective of a run.
+
+    ``data_format`` is the corpus's `format`; for tokens it is the vocabulary's size.
+    """
     return Registry("objectives").load(spec.objective.name)(spec.objective.settings, data_format)
 
 
 def as_read(corpus: AbstractCorpus, objective: Part, pool: Path, *, for_plan: bool = False) -> Any:
-    """Return the prepared data as a run's objective reads them (`AbstractObjective.reads`). ``pool``: the folder of the
-    runs. ``for_plan``: whether what is not trained yet may be stood in for."""
+    """Return the prepared data in the objective's form (`AbstractObjective.reads`).
+
+    Args:
+        corpus: the prepared data.
+        objective: the run's objective.
+        pool: folder of the runs.
+        for_plan: whether placeholders may replace parts not yet trained.
+    """
     exported = Registry("objectives").load(objective.name)
     return (exported.reads_for_plan if for_plan else exported.reads)(objective.settings, corpus, pool)
 
 
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:
-    """Return the data's description, with what the objective's draws make of them: they may be a few tokens more, or
-    fewer, than the model has positions."""
+    """Return the data's description for a run's example length."""
+    # the objective may read a few tokens more or fewer than the model has positions
     return corpus.described(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
 
 
 def build_model(spec: RunSpec, data_format: Any) -> Backbone:
-    """Return the model at its initialisation, on the CPU, in float32. The same spec gives the same weights; the global
-    random state is left alone."""
+    """Return the initialised model, on the CPU, in float32.
+
+    The same spec gives the same weights. The global random state is unchanged.
+    """
     objective = build_objective(spec, data_format)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -83,8 +93,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
 
 
 def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, table: nn.Module) -> HeadShape:
-    """Return what the head is. ``table``: what embeds tokens within ``embedding``, to which it may be tied. Errors:
-    ``ValueError`` where it has fewer rows than the head has outputs."""
+    """Return the shape of the head; ValueError if it is tied to a table with too few rows."""
     tied_to = None
     if spec.model.tied:
         if len(getattr(table, "weight", ())) < objective.num_outputs:
@@ -97,7 +106,7 @@ def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, tab
 
 
 def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
-    """Let the mixers begin with what is near, and the cross mechanisms of what stands beside the sources."""
+    """Set initial biases by which mixers and cross mechanisms attend to nearby positions."""
     for block in model.blocks:
         cast(Any, block).mixer.start_local(bias)
     if isinstance(embedding, Conditioned):
@@ -105,16 +114,17 @@ def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
 
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:
-    """Return the number of parameters of the model as it would be built, on torch's meta device: nothing is allocated
-    whatever its size."""
+    """Return the number of the model's parameters, without allocating memory (torch's meta device)."""
     with torch.device("meta"):
         return num_parameters(build_model(spec, data_format))
 
 
 def sequence_state_bytes(spec: RunSpec, direction: str) -> int | None:
-    """Return the bytes that the mixers of all layers have to keep of one sequence of the run's length to go on reading,
-    keys and values or recurrent states, as float32; a layer that is looped over keeps them at every turn. None where
-    there is no going on: earlier positions see later ones, or read a context."""
+    """Return the bytes of state needed to continue one sequence, in float32.
+
+    The sequence has the run's length. The state of all layers counts: keys and values, or recurrent states, once per
+    loop. None if the model cannot continue a sequence: earlier positions depend on later ones, or on a context.
+    """
     size, mechanism = spec.model, Registry("mechanisms").load(spec.mechanism.name)
     shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
     numbers = [mechanism.state_size(spec.mechanism.settings, shape, size.positions) for shape in shapes]
@@ -125,7 +135,7 @@ def sequence_state_bytes(spec: RunSpec, direction: str) -> int | None:
 
 
 def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
-    """Return what embeds the inputs themselves, at the model's width."""
+    """Return the embedding of the inputs, at the model's width."""
     inner_width, width = spec.model.embedding_width, spec.model.width
     if inner_width is None:
         return objective.embedding(width, spec.model.positions)
@@ -133,8 +143,7 @@ def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
 
 
 def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) -> nn.Module:
-    """Return the module that reads the inputs, of which ``table`` embeds the sources; contexts that enter before the
-    blocks do so here, each through a cross mechanism of its own on a plain residual connection."""
+    """Return the input module: ``table``, positions, and contexts that enter before the blocks."""
     embedding = _placed(spec, objective, table)
     contexts = [
         (_placed(spec, objective, embed) if is_aligned else embed, is_aligned)
@@ -142,6 +151,7 @@ def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) ->
     ]
     if not contexts or spec.cross is None:
         return embedding
+    # each context has its own cross mechanism on a plain residual connection
     shape = _shape(spec, objective)
     cross, identity = Registry("mechanisms").load(spec.cross.name), Registry("residuals").load("identity")
     branches, norms = [], []
@@ -155,8 +165,7 @@ def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) ->
 
 
 def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -> nn.Module:
-    """Return the embedding with what the run's positions add to it, for sources and for contexts as long as they may
-    be."""
+    """Return the embedding with the run's position scheme, for the longest source or context."""
     longest = max(spec.model.positions, objective.num_context(spec.objective.settings))
     return (
         Registry("positions")
@@ -173,13 +182,13 @@ def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_laye
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:
-    """Return a mixer with the biases and the kind of linear maps that the run has."""
+    """Return a mixer with the run's biases and kind of linear maps."""
     drop_biases(module, spec.model.mixer_bias)
     return _with_linears(spec, module)
 
 
 def _with_linears(spec: RunSpec, module: nn.Module) -> nn.Module:
-    """Return a mixer or a feed-forward network with the run's kind of linear maps in it."""
+    """Return a mixer or feed-forward network with the run's kind of linear maps."""
     replace_linears(module, Registry("linears").load(spec.linear.name), spec.linear.settings)
     return module
 
@@ -198,8 +207,7 @@ def _branches(spec: RunSpec) -> int:
 
 
 def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
-    """Build the block of one layer: mixer, feed-forward, norms, residual connections, and cross mechanism and
-    modulation where the run has them."""
+    """Build the block of one layer."""
     size = spec.model
     shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
@@ -221,6 +229,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
 
 
 def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
+    """Build the cross branch of one layer, or None."""
     if spec.cross is None or not _crosses_in_blocks(spec):
         return None
     residual = Registry("residuals").load(spec.residual.name)
@@ -233,24 +242,27 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
 
 
 def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a run, or of a tokenizer's stage, over the parameters of ``model`` in its order.
+    """Return the optimizer of a run or a tokenizer's stage, over ``model``'s parameters.
 
-    One parameter group; two where weight decay does not reach every parameter; further ones for roles with settings of
-    their own (`stability.optimizers.optimizer_of`).
+    Their order is the model's. There is one parameter group; a second one if weight decay excludes some parameters;
+    further ones for roles with their own settings (`stability.optimizers.optimizer_of`).
     """
     part = spec.optimizer
     return optimizer_of(Registry("optimizers").load(part.name), part.settings, part.groups, model, spec.lr_peak)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; ``auto``: cuda where there is one. ``RuntimeError`` where cuda was asked for and
-    there is none."""
+    """Return the device for a name; ``auto`` is cuda if available, else cpu.
+
+    Raises:
+        RuntimeError: the name is cuda and there is no CUDA device.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device=cuda, but torch sees no CUDA device; use device=cpu or device=auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor of a model's state, by name, allocating nothing as `count_parameters` does."""
+    """Return the shape of each tensor in the model's state by name, allocating nothing."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}

@@ -1,4 +1,4 @@
-"""``python -m stability.dashboard name=…``: put a study on Weights & Biases, with a workspace that shows it."""
+"""``python -m stability.dashboard name=…``: send a study to Weights & Biases, with a workspace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ the workspace's spec is then written into the study's folder.
 
 
 def main(argv: list[str]) -> int:
-    """Send what W&B lacks of a study, the run about it, and its workspace."""
+    """Send a study's missing runs, its study run, and its workspace."""
     spec = read(DashboardSpec, Invocation.of(argv, first="name"))
     from stability.cli.publish import publish
     from stability.cli.study_on_wandb import sent
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str | None]) -> Series:
-    """Send the runs that are asked for, and return what series the study's runs have."""
+    """Send the requested runs, and return the series of the study's runs."""
     from stability.cli.progress import follow
     from stability.config.base import checked
     from stability.config.curvature import CurvatureSpec
@@ -76,7 +76,7 @@ def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str |
 
 
 def _entity(asked: str | None, mode: str) -> str:
-    """Return whose workspace it is: offline nobody's yet, where none is named."""
+    """Return the W&B entity; "" if offline and not configured."""
     if asked is not None or mode != "online":
         return asked or ""
     from stability.runs.wandb_sink import default_entity
@@ -85,7 +85,7 @@ def _entity(asked: str | None, mode: str) -> str:
 
 
 def _save(shown: Shown, spec: DashboardSpec, study: Path, mode: str) -> str:
-    """Return a line on where the workspace is: saved on W&B, or for want of it in the study's folder."""
+    """Write the workspace to W&B, or offline to the study's folder; return a line about it."""
     from stability.dashboards.workspace import saved_online, saved_to_file, workspace
 
     made = workspace(shown, spec.project, _entity(spec.entity, mode))

@@ -1,5 +1,4 @@
-"""``python -m stability.generate ckpt=… num=…``: sample a checkpoint, a run or every run of a study, and score the
-samples under an oracle."""
+"""``python -m stability.generate ckpt=… num=…``: sample checkpoints and score the samples under an oracle."""
 
 from __future__ import annotations
 
@@ -47,11 +46,11 @@ scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle a
 What is there already under the same settings is not made again; of other settings it is replaced with overwrite=true only;
 `python -m stability.report name=…` shows it.
 """
-SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
+SHOWN, WIDTH = 3, 110  # number of printed samples, and characters of each
 
 
 def main(argv: list[str]) -> int:
-    """Sample and score what ``ckpt`` names, then publish the study or print the run's samples and scores."""
+    """Sample and score the runs of ``ckpt``, then print the study's or run's results."""
     invocation = Invocation.of(argv)
     spec = read_about(GenerateSpec, invocation)
     from stability.runs.phases import phases
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
-    """Return what is to be sampled and scored; a run's phase is written whole or not at all."""
+    """Return the pending sampling and scoring; a run's phase is written whole or not at all."""
     from stability.probes.generation import generating
 
     directories = subject.measurable(without_checkpoint="there is nothing to sample from")
@@ -106,7 +105,7 @@ def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
 
 
 def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
-    """Collect the study's runs into parquet, print a sample of each and the tables."""
+    """Collect the study's runs into parquet; print a sample of each and the tables."""
     from analysis.sections.components import generative_component_tables
     from analysis.sections.generation import generation_tables
     from stability.runs.phases import phases
@@ -122,7 +121,7 @@ def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
 
 
 def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
-    """Print the first ``num`` samples of a run's phase; nothing where it has none."""
+    """Print the first ``num`` samples of a run's phase, if it has any."""
     from stability.probes.generation.samples import lines_beside
     from stability.runs.samples import first_texts, meta_file
 
@@ -138,7 +137,7 @@ def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
 
 
 def _print_scores(directory: RunDirectory, phase: str) -> None:
-    """Print one run's generative NLL, a line a phase."""
+    """Print the generative NLL of one phase of a run."""
     from stability.runs.parquet import read_table
 
     path = directory.generation_file(phase)
@@ -153,7 +152,7 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
 
 
 def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
-    """Name the unit and the oracle, the parts that it is the sum of where there are any, and the same per byte."""
+    """Describe the scores: unit, oracle, summands of the NLL if any, and NLL per byte."""
     words = Registry("objectives").load(spec_of(directory).objective.name).words
     means = table.mean(numeric_only=True).dropna()
     parts = [

@@ -1,5 +1,7 @@
-"""``python -m stability.hessian ckpt=… | hf=…``: measure α_max of a checkpoint, a run, every run of a study, or a
-Hugging Face model on the user's text."""
+"""``python -m stability.hessian ckpt=… | hf=…``: measure α_max.
+
+It measures a checkpoint, a run, every run of a study, or a Hugging Face model on the user's text.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ What is measured already under the same protocol is not measured again.
 
 
 def main(argv: list[str]) -> int:
-    """Measure α_max of what ``ckpt`` or ``hf`` names, then publish the study or print the run's table."""
+    """Measure α_max for ``ckpt`` or ``hf``, then print the study's or run's tables."""
     spec = read_about(HessianSpec, Invocation.of(argv))
     if spec.ckpt is None:
         return _measure_hugging_face(spec)
@@ -64,12 +66,12 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
-    """Return the work that is missing. A run's phase is written whole or not at all: the same command goes on where it
-    was stopped."""
+    """Return the pending work."""
     from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint, missing_phases
     from stability.probes.curvature.spectra import missing_tables
     from stability.probes.layers.observing import say_whose_logits_are_unknown
 
+    # a run's phase is written whole or not at all, so the same command resumes
     directories, curvature, cache_dir = subject.measurable(), spec.curvature, subject.cache_dir
     if "sharpness" in curvature.measure:
         say_whose_logits_are_unknown(spec_of(directory) for directory in directories)
@@ -103,7 +105,7 @@ def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) ->
 
 
 def _tell_divergence(directory: RunDirectory) -> None:
-    """Print why a run has no terminal checkpoint, in a line; nothing of one that has."""
+    """Print a line if a run diverged and has no terminal checkpoint."""
     from stability.runs.phases import TERMINAL, phases, planned_steps
 
     status, found = directory.status(), directory.checkpoints()
@@ -115,6 +117,7 @@ def _tell_divergence(directory: RunDirectory) -> None:
 
 
 def _measure_hugging_face(spec: HessianSpec) -> int:
+    """Measure α_max of a Hugging Face model and print the answer for each learning rate."""
     from stability.probes.pretrained.answer import answer
     from stability.probes.pretrained.probe import HuggingFaceProbe
 
@@ -132,7 +135,7 @@ def _steps_of_a_phase(spec: HessianSpec) -> int:
 
 
 def _print_table(directory: RunDirectory) -> None:
-    """Print median α_max and share of stable steps of one run, a line a phase and state."""
+    """Print median α_max and share of stable steps by phase and state."""
     from analysis.study.step_terms import explained
     from stability.runs.results import read_steps, read_undefined
 
@@ -152,15 +155,14 @@ def _print_table(directory: RunDirectory) -> None:
 
 
 def _scales(directory: RunDirectory) -> str:
-    """Return the roles of parameters that train at a multiple of the run's rate, ``"mixer at 0.5 times it"``."""
+    """Return the roles with a scaled learning rate, e.g. ``"mixer at 0.5 times it"``."""
     groups = read_json(directory.spec_file)["optimizer"].get("groups", {})
     scaled = {role: settings["lr_scale"] for role, settings in groups.items() if "lr_scale" in settings}
     return ", ".join(f"{role} at {scale:g} times it" for role, scale in scaled.items())
 
 
 def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
-    """Print one phase's and state's numbers; a step without an α_max is neither stable nor unstable: the share is over
-    the others."""
+    """Print the numbers of one phase and state; the share of stable steps is over steps with defined α_max."""
     defined = rows.query("method != 'not defined'")
     finite = defined.alpha_max[defined.alpha_max.abs() < float("inf")]
     median = f"{finite.median():.3g}" if len(finite) else "--"

@@ -1,4 +1,4 @@
-"""Text from a user, a model or a file as a terminal, a page or a table can show it. Imports nothing of ours."""
+"""Make text from users, models and files safe to print. Imports no other module of this project."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import textwrap
 import unicodedata
 from typing import TextIO
 
-JOINERS = "\u200c\u200d"  # Persian and Indic scripts and emoji need them; they move no other character
+JOINERS = "\u200c\u200d"  # required by Persian, Indic scripts and emoji; they move no other character
 
 
 def visible(text: object, keep: str = "") -> str:
-    """Return the text with each control character as its escape, e.g. ``\\x1b``.
+    """Return the text with each control character escaped, e.g. ``\\x1b``.
 
     Args:
         text: Any text. C0 and C1 controls, DEL, marks of direction (U+202A–U+202E, U+2066–U+2069), separators of lines,
             invisible and private characters and lone surrogates are escaped.
-        keep: Characters that stay as they are, e.g. the line feed.
+        keep: Characters left unchanged, e.g. the line feed.
     """
     text = str(text)
     if text.isprintable():
@@ -38,9 +38,9 @@ def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = F
     """Print text with its control characters `visible`.
 
     Args:
-        text: any text; line feeds and tabs stay, and ``?`` replaces characters that the stream's encoding lacks.
+        text: any text; line feeds and tabs stay, and ``?`` replaces characters missing from the stream's encoding.
         file: the stream; None: standard output.
-        flush: as `print`.
+        flush: as in `print`.
     """
     stream = file or sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -49,7 +49,7 @@ def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = F
 
 
 def print_note(text: str) -> None:
-    """Print sentences as `print_text` does; on a terminal their lines end between words."""
+    """Print sentences as `print_text` does; on a terminal their lines break between words."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
         lines = (
@@ -60,6 +60,6 @@ def print_note(text: str) -> None:
 
 
 def replace_unencodable() -> None:
-    """Let standard output print ``?`` for what its encoding lacks, whoever writes."""
+    """Set standard output to print ``?`` for characters missing from its encoding."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -1,5 +1,7 @@
-"""``python -m stability.probe what=…``: measure what trained layers do to their signal (spectra, σ(W_qᵀW_k),
-discrepancy), what a text read backwards costs, and graphs on their own."""
+"""``python -m stability.probe what=…``: measure trained layers, and graphs on their own.
+
+Of layers it measures spectra, σ(W_qᵀW_k), discrepancy and streams; of runs the NLL of reversed text.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,7 @@ What is measured already under the same protocol is not measured again; `python 
 
 
 def main(argv: list[str]) -> int:
+    """Measure the runs of ``ckpt`` or graphs alone, then print the tables."""
     spec = read_about(ProbeSpec, Invocation.of(argv))
     if spec.what == "connectivity" or spec.ckpt is None:
         return _graphs(spec)
@@ -74,11 +77,11 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
-    """Return the work that is missing; a run's phase is written whole or not at all. A run alone must have something to
-    measure."""
+    """Return the pending work."""
     from stability.probes.layers.measuring import measure, measure_checkpoint, missing_phases
     from stability.probes.layers.observing import observable_in, say_what_is_missing
 
+    # a run's phase is written whole or not at all; a single run without measurable layers is refused
     directories = subject.measurable(without_checkpoint="there is nothing to probe; take a lower learning rate")
     runs = {directory: spec_of(directory) for directory in directories}
     observable = {directory: observable_in(run, spec.what) for directory, run in runs.items()}
@@ -105,7 +108,7 @@ def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
 
 
 def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
-    """Return the number of steps that one phase of this measurement takes, for the progress bar."""
+    """Return the number of progress bar steps in one phase of this measurement."""
     if spec.what == "mirror":
         return 1
     if spec.what == "streams":
@@ -139,7 +142,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 
 def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
-    """Print one run's numbers by phase; nothing where it has none."""
+    """Print one run's numbers by phase, if it has any."""
     from analysis.sections import discrepancy, mirror, training_free
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
@@ -161,14 +164,14 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     else:
         ropes = ropes_of(layers_of(run, spec.what))
         tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes, words.held_out)
-    if tables:  # a run of consensus has none of what=qk, which was said
+    if tables:  # a run of consensus has none for what=qk, as already printed
         print_text("\n\n".join(table.text(details=False) for table in tables))
     if len(rows):
         print_text(f"rows: {directory.path / 'probes'}")
 
 
 def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
-    """Return the rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
+    """Return the rows of what=connectivity or of what=pdmm's networks; they need no run."""
     from stability.probes.graphs.connectivity import connectivity_rows
     from stability.probes.graphs.pdmm import pdmm_rows
     from stability.runs.results import graph_frame
@@ -182,7 +185,7 @@ def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
 
 
 def _graphs(spec: ProbeSpec) -> int:
-    """Compute, print, and keep: among a study's results, or as a figure of its own."""
+    """Compute, print and store rows without a run: in a study's results, or as a figure."""
     from analysis.sections import connectivity_figures, pdmm
     from analysis.sections import layers as probe_tables
     from stability.runs.results import write_graphs

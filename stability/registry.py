@@ -1,4 +1,7 @@
-"""Find a family's parts by file name: a file in the family's package is a public name, and nothing else lists it."""
+"""Find a family's parts by file name.
+
+Each file in the family's package is a public name; no other list exists.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ from typing import Any
 FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears")
 MOST_CHOICES = 24
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # a module's dotted name
-# module path of each plugin by family and name; filled by `add_plugin`, the same in the driver and in every worker
+# module path of each plugin by (family, name); filled by `add_plugin`, equal in the driver and in every worker
 _plugins: dict[tuple[str, str], str] = {}
 
 
 class Registry:
-    """The parts of one family, e.g. ``Registry("mechanisms")``: a part's name is the stem of its file, its object is
-    the file's ``EXPORT``."""
+    """The parts of one family, e.g. ``Registry("mechanisms")``.
+
+    A part's name is the stem of its file; its class is the file's ``EXPORT``.
+    """
 
     def __init__(self, family: str):
         if family not in FAMILIES:
@@ -32,27 +37,29 @@ class Registry:
         return {"data": "data source"}.get(self.family, self.family.removesuffix("s"))
 
     def names(self, **having: Any) -> tuple[str, ...]:
-        """Return every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these
-        attributes, e.g. ``cross=False``.
+        """Return every public name in sorted order; files that begin with ``_`` are helpers.
 
-        No part is imported where nothing is asked of them.
+        ``having`` selects parts by class attributes, e.g. ``cross=False``. Without it no part is imported.
         """
         return _names(self.family, tuple(_plugins.items()), tuple(having.items()))
 
     def load(self, name: str, **having: Any) -> Any:
-        """Return the class behind a name. ``ValueError`` names the nearest valid choice, among those with the
-        attributes of ``having``."""
+        """Return the class of a name.
+
+        Raises:
+            ValueError: the name is unknown; the message has the nearest one with the attributes in ``having``.
+        """
         if name not in self.names():
             raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
         return importlib.import_module(path).EXPORT
 
 
-@functools.cache  # asked for by every key of every part
+@functools.cache  # called for every key of every part
 def _names(
     family: str, plugins: tuple[tuple[tuple[str, str], str], ...], having: tuple[tuple[str, Any], ...]
 ) -> tuple[str, ...]:
-    """Return `Registry.names` as it is with these plugins."""
+    """Return `Registry.names` with these plugins."""
     registry = Registry(family)
     known = sorted({*_files(family), *(name for (of, name), _ in plugins if of == family)})
     return tuple(name for name in known if all(getattr(registry.load(name), key) == value for key, value in having))
@@ -68,7 +75,7 @@ def _files(family: str) -> tuple[str, ...]:
 
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
-    """Return ``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
+    """Return ``did you mean 'sc'? (choices: …)``: the closest choice, then all if they fit in a line."""
     close = [choice for choice in choices if choice.startswith(f"{name}_")] or difflib.get_close_matches(
         str(name), choices, n=1, cutoff=0.5
     )
@@ -80,25 +87,30 @@ def near_misses(name: str, choices: tuple[str, ...]) -> str:
 
 
 def plugins_of(family: str) -> tuple[str, ...]:
-    """Return the names of the family's parts that `add_plugin` has made known."""
+    """Return the family's parts registered by `add_plugin`."""
     return tuple(name for known, name in _plugins if known == family)
 
 
 def add_plugins(modules: Any) -> None:
-    """Make the modules known that this command named. A value that is no list is refused with the rest of its spec."""
+    """Register the modules named by a command.
+
+    A value that is not a list is ignored here and refused with its spec.
+    """
     for module in modules if isinstance(modules, list | tuple) else ():
         add_plugin(module)
 
 
 def require_plugins(modules: Any, place: Path | str) -> None:
-    """Refuse to go on without the plugins that a file of a run names: only a command's own word imports a module.
+    """Refuse a run's file if its plugins are not registered.
+
+    Only the command line may import a module, never a file.
 
     Args:
-        modules: the file's ``plugins``, which anybody may have written.
+        modules: the file's ``plugins``; untrusted.
         place: the run's name in the message.
 
     Raises:
-        ValueError: one of them was not made known by `add_plugin`.
+        ValueError: a plugin was not registered by `add_plugin`.
     """
     listed = [str(module) for module in modules] if isinstance(modules, list | tuple) else []
     if not set(listed) <= set(_plugins.values()):
@@ -107,11 +119,16 @@ def require_plugins(modules: Any, place: Path | str) -> None:
 
 
 def add_plugin(module: str) -> tuple[str, str]:
-    """Make a part that lives outside this package known under the stem of its module.
+    """Register a part outside this package under the stem of its module.
 
-    Parameters: ``module``, an importable dotted path whose ``EXPORT`` is a class with a ``family`` (every ``Abstract*``
-    base has one). Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or
-    takes a name that exists.
+    Args:
+        module: importable dotted path; its ``EXPORT`` is a class with a ``family`` (every ``Abstract*`` base has one).
+
+    Returns:
+        (family, name).
+
+    Raises:
+        ValueError: the module is missing, has no such ``EXPORT``, or has the name of an existing part.
     """
     if not MODULE.fullmatch(str(module)):
         raise ValueError(

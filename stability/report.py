@@ -1,4 +1,4 @@
-"""``python -m stability.report name=…``: make tables, figures and PDF of a study that has run."""
+"""``python -m stability.report name=…``: make a study's tables, figures and PDF."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PDF about all of them, reports_dir/TITLE.pdf.
 
 
 def main(argv: list[str]) -> int:
-    """Publish each study that is named, or all of them in one PDF."""
+    """Publish each named study, or all of them in one PDF."""
     spec = read(ReportSpec, Invocation.of(argv))
     from stability.runs.study import StudyFolder
 
@@ -52,9 +52,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpec) -> None:
-    """Write what is asked for beside the PDF that `publish` makes of one study. ``named``: studies under the names of
-    their folders; ``name``: of what is written about all of them."""
-    studies = [study for _, study in named]
+    """Write the formats that `publish` does not write: pages, files, and one PDF of several studies."""
+    studies = [study for _, study in named]  # `named` pairs each folder's name with its study
     if "pdf" in spec.format and spec.together is not None:
         from analysis.report import build_together
 
@@ -72,7 +71,7 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
 
 
 def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
-    """Write one report of all studies in the paper's layout, in each format that is asked for."""
+    """Write one report of all studies in the paper's layout, in each requested format."""
     from analysis.paper.contents import NAME
 
     name = spec.together or NAME

@@ -1,4 +1,4 @@
-"""Import large packages without what makes that slow, and end without what they have to say then."""
+"""Speed up imports of large packages, and the end of a process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = (20_000, 10, 5)  # objects made since the last look, and how many looks make a wider one: at most a million
+SELDOM = (20_000, 10, 5)  # thresholds of `gc.set_threshold`: a full collection per million new objects
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Run a ``with`` block without the garbage collector, which takes a quarter of the time of importing torch and
-    finds nothing. What is made within the ``with`` block is never looked through again."""
+    """Run a ``with`` block without the garbage collector.
+
+    Collection is a quarter of the time of importing torch and finds no garbage. Objects created in the block are never
+    scanned again.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -27,9 +30,10 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Run a ``with`` block in which the garbage collector looks for garbage about thirty times less often: drawing
-    makes very many objects that stay until their figure is saved, and looking through them takes a tenth of its
-    time."""
+    """Run a ``with`` block with about thirty times fewer garbage collections.
+
+    Drawing creates very many objects that live until their figure is saved; scanning them is a tenth of its time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(*SELDOM)
     try:
@@ -39,14 +43,13 @@ def seldom_collected() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Leave the interpreter without a last look through all of torch for garbage, which takes a second; the last thing
-    that a process does (`atexit`, registered first).
+    """Prepare the interpreter's exit without a final garbage collection, a second with torch.
 
-    Triton, which torch loads with its compiler and that with the first optimizer, is bound by nanobind. That lists on
-    standard error what was not freed, twenty lines that are nobody's mistake: where it is loaded, nothing is said there
-    any more.
+    This is the last action of a process (`atexit`, registered first).
     """
     gc.freeze()
+    # Triton, loaded by torch's compiler and thus by the first optimizer, is bound by nanobind. That prints twenty
+    # lines about unfreed objects to standard error, which are no user's mistake.
     if "triton" in sys.modules:
         sys.stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,5 +1,7 @@
-"""``python -m stability.status``: show how far a study is, from any terminal and at any time; and what of a pool no
-study needs."""
+"""``python -m stability.status``: show the progress of studies, or remove unlisted runs.
+
+It works from any terminal, at any time.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ running: a living process holds the run's lock. stalled: the status says running
 sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is shown; the same command goes on from there.
 """
 FILE_WIDTH = 160
-IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
+IDLE_S = 60.0  # while a launcher starts its workers, no run is locked yet
 
 
 def main(argv: list[str]) -> int:
-    """Print how far a study is, or every study of the pool, or clean the pool."""
+    """Print the progress of one or all studies of a pool, or clean it."""
     spec = read(StatusSpec, Invocation.of(argv, first="name"))
     pool, console = Path(spec.runs_dir).resolve(), _console()
     if spec.clean:
@@ -51,13 +53,13 @@ def main(argv: list[str]) -> int:
 
 
 def _console() -> Console:
-    """Return the console, a wide one where there is no terminal: a file has room for whole lines."""
+    """Return the console; a wide one without a terminal, since a file has no line limit."""
     console = StatusConsole()
     return console if console.is_terminal else StatusConsole(width=FILE_WIDTH)
 
 
 def _print_all(pool: Path, console: Console) -> int:
-    """Print a line for each study of the pool; ``ValueError`` where it holds none."""
+    """Print a line for each study of the pool; ValueError if it has none."""
     from sweeps.view.study_view import StudyView
 
     studies = StudyFolder.all_of(pool)
@@ -75,6 +77,7 @@ def _print_all(pool: Path, console: Console) -> int:
 
 
 def _print_study(study: StudyFolder, console: Console) -> None:
+    """Print the progress of one study."""
     from sweeps.view.study_view import StudyView
 
     view = StudyView.of(study)
@@ -87,7 +90,7 @@ def _print_study(study: StudyFolder, console: Console) -> None:
 
 
 def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
-    """Show a study until every run has ended, nobody has worked on it for a minute, or Ctrl-C."""
+    """Show a study until its runs have ended, a minute without any worker, or Ctrl-C."""
     from sweeps.view.board import Lines, board
     from sweeps.view.study_view import StudyView
 
@@ -118,8 +121,7 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
 
 
 def _clean(pool: Path, console: Console, *, asks: bool) -> int:
-    """Remove the runs that no study lists and what was left half-written, after asking; what somebody works on
-    stays."""
+    """Remove unlisted runs and partial files after confirmation; runs with an active process stay."""
     from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
 
     if not pool.is_dir():

@@ -1,5 +1,7 @@
-"""``python -m stability.sweep``: train a product of mechanisms, learning rates and seeds, measure α_max, print the
-tables, write the PDF."""
+"""``python -m stability.sweep``: train a product of mechanisms, learning rates and seeds.
+
+It then measures α_max, prints the tables and writes the PDF.
+"""
 
 from __future__ import annotations
 
@@ -96,23 +98,24 @@ def main(argv: list[str]) -> int:
 
 
 def _plan_without_what_is_not_trained(values: dict[str, Any]) -> None:
-    """Let a plan go on where its objective needs something that is trained first. ``values``: a sweep's, which are not
-    validated yet."""
+    """Let a dry run continue if its objective needs a part trained first; ``values`` are not validated yet."""
     objective, registry = values.get("objective"), Registry("objectives")
     if isinstance(objective, dict) and objective.get("name") in registry.names():
         values["objective"] = registry.load(objective["name"]).for_plan(objective)
 
 
 def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
-    """Start Ray on this machine while torch is imported, where as far as the study's folder tells it will be needed.
-    ``values``: a sweep's, which are not validated yet."""
+    """Start local Ray while torch is imported, if the sweep will probably need it.
+
+    ``values`` are a sweep's, not validated yet; the study's folder shows whether runs are left.
+    """
     num_threads, settings = values.get("threads"), values.get("ray")
     is_plan = values.get("launcher") != "ray" or values.get("dry_run")
     if is_plan or not isinstance(num_threads, int) or not isinstance(settings, dict):
         return nullcontext()
     data = values.get("data")
     path = data.get("path") if isinstance(data, dict) else None
-    is_lacking = isinstance(path, str) and not Path(path).expanduser().exists()  # which ends the sweep at once
+    is_lacking = isinstance(path, str) and not Path(path).expanduser().exists()  # the sweep will fail at once
     if settings.get("address") is not None or is_lacking:
         return nullcontext()
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
@@ -124,8 +127,8 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
 
 
 def _sweep(spec: SweepSpec) -> int:
-    """Make the plan of a sweep, then print it or run it."""
-    if not (spec.dry_run and Path(spec.runs_dir).is_dir()):  # a plan of data that are prepared writes nothing
+    """Prepare a sweep's plan, then print it or run it."""
+    if not (spec.dry_run and Path(spec.runs_dir).is_dir()):  # a dry run with prepared data writes nothing
         check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
@@ -145,7 +148,7 @@ def _sweep(spec: SweepSpec) -> int:
 
 
 def _run(plan: Plan, trials: Sequence[Trial]) -> int:
-    """Run a grid's ``trials`` all at once, or a search's round by round; record and publish the study."""
+    """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study."""
     from sweeps import earlier
     from sweeps.alpha_share import alpha_share
     from sweeps.launch import run
@@ -167,7 +170,7 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
         return 130
     ended = time.time()
     if outcome.num_failed and not any(trial.directory.has_rows for trial in trials):
-        return 1  # no step was logged, so that nothing can be tabulated: the failures stay the last that is printed
+        return 1  # no step was logged, so there are no tables: the failures remain the last printed lines
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
     if "wandb" in spec.logger and has_worked:
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None

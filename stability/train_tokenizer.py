@@ -1,5 +1,7 @@
-"""``python -m stability.train_tokenizer``: train an FSQ autoencoder of protein backbones, measure it on held-out
-chains, and write their structures as mmCIF."""
+"""``python -m stability.train_tokenizer``: train an FSQ autoencoder of protein backbones.
+
+It is measured on held-out chains, and their structures are written as mmCIF.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,7 @@ In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .e
 
 
 def main(argv: list[str]) -> int:
-    """Train the tokenizer that the command line asks for, or find it trained, and report its measurement on held-out
-    chains."""
+    """Train the tokenizer unless it is trained, and report its measurement on held-out chains."""
     spec = read(TokenizerSpec, Invocation.of(argv))
     if spec.dry_run:
         from sweeps.tokenizer_plan import describe
@@ -76,8 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]) -> None:
-    """Run the training's steps; the first Ctrl-C lets the step finish and saves. Errors: ``KeyboardInterrupt`` once it
-    has."""
+    """Run the training's steps; the first Ctrl-C finishes the step, saves, and raises KeyboardInterrupt."""
     from sweeps.interrupt import Interrupt
 
     with Interrupt() as interrupt:
@@ -87,7 +87,7 @@ def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]
 
 
 def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_out: Chains) -> None:
-    """Measure what is not measured yet under these settings; table and figure."""
+    """Measure the tokenizer unless done with these settings; print its table and write its figure."""
     from analysis.sections.structure import table, write
     from stability.structure.measure import is_measured, measure_tokenizer
     from stability.structure.tokenizer import load_tokenizer

@@ -1,4 +1,7 @@
-"""A command line becomes a validated spec: Hydra composes, `stability.config.parse` validates."""
+"""Read a command line into a validated spec.
+
+Hydra composes the values, `stability.config.parse` validates them.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,27 @@ from stability.config.sweep import SweepSpec
 from stability.registry import Registry, add_plugin, plugins_of
 from stability.startup import uncollected
 
-# the yaml in conf/ that an entry's spec begins with
+# root yaml in conf/ of each entry's spec
 ROOTS: dict[type[Settings], str] = {spec: root for root, spec in SPECS.items()}
-GENERATION_AT = {ROOTS[SweepSpec]: "generate.", ROOTS[GenerateSpec]: ""}  # where how to sample is written
-PRESET_ROOT = ROOTS[SweepSpec]  # the one entry that has presets, in conf/study
+GENERATION_AT = {ROOTS[SweepSpec]: "generate.", ROOTS[GenerateSpec]: ""}  # prefix of the sampling settings' keys
+PRESET_ROOT = ROOTS[SweepSpec]  # the only entry with presets, in conf/study
 
 
 def read(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
-    """Return the spec of class ``kind`` that a command line asks for. Errors: ``ValueError`` in one or two lines."""
+    """Return the spec of class ``kind`` for a command line.
+
+    Raises:
+        ValueError: a word or a value is invalid; one or two lines.
+    """
     return parse(kind, composed(kind, invocation))
 
 
 def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
-    """Return the plain values of a spec that is not validated yet: no torch is imported for them. Errors: as `read`."""
+    """Return the plain values of a spec, not fully validated: no torch is imported.
+
+    Raises:
+        ValueError: as in `read`.
+    """
     with uncollected():
         store_plugins(invocation)
         values = compose(ROOTS[kind], invocation)
@@ -40,8 +51,11 @@ def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
 
 
 def compose(root: str, invocation: Invocation) -> dict[str, Any]:
-    """Return the plain dict that ``conf/<root>.yaml`` and the overrides make. Errors: ``ValueError`` in one or two
-    lines."""
+    """Return the plain dict composed from ``conf/<root>.yaml`` and the overrides.
+
+    Raises:
+        ValueError: a word is invalid; one or two lines.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -59,24 +73,24 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
             config = hydra_compose(root, overrides=overrides)
             if anew := _chosen_anew(root, invocation):
                 words = [str(word) for word in invocation.overrides if word.group in anew]
-                own = hydra_compose(root, overrides=["~study", *words])  # their own yamls' and the words' settings
-                for group in anew:  # of an axis, the parts that are still chosen keep what the preset says of them
+                own = hydra_compose(root, overrides=["~study", *words])  # without the preset's settings
+                for group in anew:  # parts of an axis that are still chosen keep their settings from the preset
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
-    # ValueError: Hydra's own, e.g. for ~model=7
+    # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explained(error, root, invocation)) from None
 
 
 def _own_settings(root: str) -> set[str]:
-    """Return the keys of what plugins' kinds of samples can be told, which no yaml lists."""
+    """Return the keys of the sampling settings of plugins; no yaml lists them."""
     registry = Registry("objectives")
     names = {field for plugin in plugins_of("objectives") for field in registry.load(plugin).Sampling.model_fields}
     return {f"{GENERATION_AT[root]}{name}" for name in names} if root in GENERATION_AT else set()
 
 
 def _refuse_repetitions(invocation: Invocation) -> None:
-    """Refuse ``residual=[hc,hc]``, of which Hydra would make one without a word."""
+    """Refuse ``residual=[hc,hc]``: Hydra would silently merge them."""
     for axis, value in invocation.given.items():
         names = re.findall(r"[^\[\],\s'\"]+", value) if axis in AXES else []
         repeated = [name for name in names if names.count(name) > 1]
@@ -85,9 +99,9 @@ def _refuse_repetitions(invocation: Invocation) -> None:
 
 
 def _refuse_what_is_searched(invocation: Invocation, values: dict[str, Any]) -> None:
-    """Refuse a typed setting that every point of `search=optuna` would replace, e.g. ``search=optuna lr=1e-3``.
-    ``SweepSpec`` itself refuses lr=edge and lr=scaled beside a search."""
+    """Refuse a typed setting that every point of `search=optuna` would replace, e.g. ``search=optuna lr=1e-3``."""
     search, lr = values.get("search"), values.get("lr")
+    # SweepSpec refuses lr=edge and lr=scaled beside a search
     if not isinstance(search, dict) or not isinstance(lr, dict) or lr.get("edge") or lr.get("scaled"):
         return
     for word in invocation.words:
@@ -106,8 +120,7 @@ def _refuse_what_is_searched(invocation: Invocation, values: dict[str, Any]) -> 
 
 
 def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
-    """Return the groups of whose settings the preset says something, and of which the command line takes another choice
-    than the preset does; axes wherever it names them."""
+    """Return groups with settings in the preset but another choice in the command; axes if named."""
     given = invocation.given
     named = [group for group in CHOICES if group in given]
     if root != PRESET_ROOT or not named:
@@ -118,7 +131,11 @@ def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
 
 
 def named_plugins(invocation: Invocation) -> list[str]:
-    """Return the modules of ``plugins=[…]``. Errors: ``ValueError`` if it is no list."""
+    """Return the modules of ``plugins=[…]``.
+
+    Raises:
+        ValueError: the value is not a list.
+    """
     given = [word.value for word in invocation.words if str(word).startswith("plugins=")]
     listed = given[0] if given and given[0] is not None else "[]"
     if not re.fullmatch(r"\s*\[.*\]\s*|null", listed, re.DOTALL):
@@ -127,8 +144,10 @@ def named_plugins(invocation: Invocation) -> list[str]:
 
 
 def store_plugins(invocation: Invocation) -> None:
-    """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is
-    chosen like a yaml of ours."""
+    """Register the modules of ``plugins=[my_pkg.my_mechanism]``, and their Configs' defaults with Hydra.
+
+    A plugin is then chosen like a part with a yaml in conf/.
+    """
     from hydra.core.config_store import ConfigStore
 
     for module in named_plugins(invocation):

@@ -1,5 +1,4 @@
-"""Read what conf/ offers, and say of a word on the command line that it does not: one line, with the nearest word that
-would be right."""
+"""Read the choices in conf/, and describe unknown keys with the nearest valid one."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 from stability.config.base import AXES
 from stability.registry import near_misses
 
-PREFERRED = "text"  # of several choices that have a setting the one that is meant most often
+PREFERRED = "text"  # suggested choice if several have a setting: the most frequent one
 
 
 def conf_dir() -> Path:
@@ -20,12 +19,12 @@ def conf_dir() -> Path:
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """Return the names that ``group=NAME`` takes: the yamls of conf/<group>."""
+    """Return the valid names for ``group=NAME``: the yamls of conf/<group>."""
     return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
 
 
 def defaults(config: str) -> dict[str, str]:
-    """Return the choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
+    """Return the choices in a yaml's defaults list by group, its base yamls included."""
     found: dict[str, str] = {}
     for entry in _plain(config).get("defaults", []):
         if isinstance(entry, dict):
@@ -36,7 +35,7 @@ def defaults(config: str) -> dict[str, str]:
 
 
 def keys_said(config: str) -> set[str]:
-    """Return the outermost keys that a yaml gives values to, those of the yamls that it builds on included."""
+    """Return the top-level keys set by a yaml, its base yamls included."""
     values = _plain(config)
     bases = [entry for entry in values.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
     return {str(key) for key in values}.union(*(keys_said(_base(config, entry)) for entry in bases))
@@ -49,13 +48,20 @@ def _plain(config: str) -> dict[str, Any]:
 
 
 def _base(config: str, entry: str) -> str:
-    """Return the yaml that another one's defaults list names, which stands beside it."""
+    """Return the path of a yaml named in another yaml's defaults list; they are in one folder."""
     return str(Path(config).parent / entry)
 
 
 def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
-    """Say what is wrong with a key that the config does not have. ``chosen``: the choices that the command line makes,
-    by group. What another choice has is named as that choice's, not as a slip of the pen."""
+    """Describe a key missing from the config in one line.
+
+    A setting of another choice is reported as such, not as a misspelling.
+
+    Args:
+        key: the key.
+        root: name of the entry's root yaml.
+        chosen: the choices on the command line, by group.
+    """
     group, _, setting = key.partition(".")
     name, known = setting.partition(".")[0], _keys(root, chosen)
     if group in AXES and name in choices(group) and f"{group}.{name}" not in known:
@@ -75,14 +81,14 @@ def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
 
 
 def _namesake(key: str, known: tuple[str, ...]) -> str | None:
-    """Return the key of the same group for a setting of the same name, e.g. for ``cross.cc.window`` where cc is the
-    choice: ``cross.window``."""
+    """Return the key of a setting with the same name and group, or None."""
+    # e.g. cross.window for cross.cc.window if cc is the choice
     group, last = key.partition(".")[0], key.rpartition(".")[2]
     return next((other for other in known if other.startswith(f"{group}.") and other.endswith(f".{last}")), None)
 
 
 def _owners(group: str, setting: str) -> list[str]:
-    """Return the choices of a group whose yaml has the setting, e.g. of ``objective`` and ``context``: mlm."""
+    """Return the choices of a group with the setting, e.g. mlm for objective and context."""
     from omegaconf import OmegaConf
 
     return [
@@ -93,7 +99,7 @@ def _owners(group: str, setting: str) -> list[str]:
 
 
 def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the dotted keys of the root config with what is chosen."""
+    """Return the dotted keys of the root config with the given choices."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 

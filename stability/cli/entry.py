@@ -1,4 +1,4 @@
-"""Run an entry in a shell in which what the user or the machine got wrong becomes two lines and exit code 2."""
+"""Run an entry: errors of the user or the machine become a short message and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
 
 
 def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
-    """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with
-    exit code 2."""
+    """Run an entry's ``main`` on the command line and exit with its code; ``-h`` prints ``help_text``.
+
+    Errors of the user or the machine are printed in about two lines, with exit code 2.
+    """
     argv = sys.argv[1:]
     replace_unencodable()
     try:
@@ -31,12 +33,12 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
             print_text(help_text.strip())
             code = 0
         else:
-            signal.signal(signal.SIGTERM, _stop)
+            signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.interrupt`)
             atexit.register(end_at_once)
             code = _run(main, argv)
-        if sys.stdout is not None:  # as a shell's `>&-` leaves it
-            sys.stdout.flush()  # here, since a reader that has left is a traceback where Python does it at the end
-    except BrokenPipeError:  # whoever read our output has left, as `| head` does
+        if sys.stdout is not None:  # None after a shell's `>&-`
+            sys.stdout.flush()  # here: a closed pipe would be a traceback if Python flushed at exit
+    except BrokenPipeError:  # the reader has closed the pipe, e.g. `| head`
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -65,7 +67,7 @@ def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
 
 
 def _of_the_machine(error: OSError, invocation: Invocation) -> str:
-    """Return what the machine refused, where, and which word of the command line had named that place."""
+    """Return the error and path of a failed operation, and the word with this path."""
     place = str(error.filename or "")
     holders = (Path(place).absolute(), *Path(place).absolute().parents)
     named = [word.key for word in invocation.words if word.value and Path(word.value).absolute() in holders]
@@ -75,13 +77,16 @@ def _of_the_machine(error: OSError, invocation: Invocation) -> str:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt at SIGTERM, so that `kill` or a machine that shuts down ends an entry as Ctrl-C does. (A
-    sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
+    """Raise KeyboardInterrupt at SIGTERM: `kill` or a shutdown ends an entry like Ctrl-C."""
     raise KeyboardInterrupt(number)
 
 
 def check_writable(key: str, folder: str) -> None:
-    """Leave nothing behind. Errors: ``RuntimeError`` where ``key=folder`` can neither be written to nor made."""
+    """Check that a folder is writable or can be created; leaves no file behind.
+
+    Raises:
+        RuntimeError: ``key=folder`` can be neither written to nor created.
+    """
     try:
         nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=nearest):

@@ -1,5 +1,7 @@
-"""Say what is wrong with words on the command line that Hydra would read otherwise than they were meant, or not at all:
-each named as it was typed, in our words."""
+"""Describe words on the command line that Hydra rejects or would misread.
+
+Messages quote each word as typed.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,27 @@ from stability.config.parse import SPECS
 from stability.printable import visible
 from stability.registry import FAMILIES, Registry, near_misses
 
-LONGEST_SHOWN = 80  # characters of a word that are shown
-# of a message: of what it repeats from the command line, a path mostly; of a line
+LONGEST_SHOWN = 80  # longest part of a word that a message repeats, in characters
+# lengths in a message, in characters: of a quoted word of the command line (mostly a path), and of a line
 LONGEST_PART, LONGEST_LINE = 300, 600
-LONGEST_KEY = 200  # Hydra looks for a file of the key's name, and file systems take 255 characters
-MOST_ELEMENTS = 2000  # of a list: Hydra's parser takes seconds for that many, and four times as long for twice as many
+LONGEST_KEY = 200  # Hydra searches for a file with the key's name; file names have at most 255 characters
+MOST_ELEMENTS = 2000  # longest list: Hydra's parser needs seconds for it, and its time grows with the square
 MORE = "(-h shows more)"
-LISTED = (*AXES, "lr", "plugins", "logger")  # keys of a sweep that hold several values in brackets
-NO_PART = ("auto", "none")  # choices of cross and position that need no code of their own
+LISTED = (*AXES, "lr", "plugins", "logger")  # keys of a sweep with several values in brackets
+NO_PART = ("auto", "none")  # choices of cross and position without code
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
-    """Return the text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its
-    beginning and its length."""
+    """Return the text on one line; a long one is cut and its length added.
+
+    Control characters and invalid UTF-8 are escaped.
+    """
     short = text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
     return visible(short)
 
 
 def printable(message: str, invocation: Invocation) -> str:
-    """Return a message as a terminal can show it: what of it comes from the command line as `shown` does it, and no
-    line longer than a few rows."""
+    """Return a message safe for a terminal: quoted words as in `shown`, and no line longer than a few rows."""
     parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
     unprintable = [part for part in parts if len(part) > LONGEST_PART or visible(part) != part]
     for part in sorted(unprintable, key=len, reverse=True):
@@ -41,7 +44,11 @@ def printable(message: str, invocation: Invocation) -> str:
 
 
 def check_repetitions(invocation: Invocation) -> None:
-    """Refuse a key with two values, of which Hydra would use the last. Errors: ``ValueError`` of one line."""
+    """Refuse a key with two values: Hydra would silently use the last.
+
+    Raises:
+        ValueError: a key has two values; one line.
+    """
     first: dict[str, tuple[Word, str | None]] = {}
     for word in invocation.words:
         for set_by_it in word.for_hydra():
@@ -53,7 +60,7 @@ def check_repetitions(invocation: Invocation) -> None:
 
 
 def _repeated(invocation: Invocation, key: str, first: Word, second: Word) -> str:
-    """Say that two words set one key; ``key``: as Hydra gets it."""
+    """Describe two words for one key; ``key`` is the one given to Hydra."""
     if first.key != second.key:  # e.g. init=… and init.source=…
         return f"{shown(str(first))} and {shown(str(second))} both set {key}; give one of them"
     values = list(dict.fromkeys(word.value or "" for word in invocation.words if word.key == first.key))
@@ -66,15 +73,20 @@ def _repeated(invocation: Invocation, key: str, first: Word, second: Word) -> st
 
 
 def check_words(invocation: Invocation, root: str) -> None:
-    """Refuse what Hydra would take without a word, or raise something else about than `HydraException`. Errors:
-    ``ValueError`` of one line."""
+    """Refuse words that Hydra would accept silently or fail on with an unexpected error.
+
+    An expected error is a `HydraException`.
+
+    Raises:
+        ValueError: there is such a word; one line.
+    """
     for word in invocation.words:
         typed = shown(str(word))
         if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:
             raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
             raise ValueError(f"'{typed}' is not of the form key=value; e.g. {_example(root, word)} {MORE}")
-        if "${" in str(word):  # it could read the environment, and what it stands for would be in no record
+        if "${" in str(word):  # it could read the environment, and no record would hold its value
             raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
         if len(word.key) > LONGEST_KEY or not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
             raise ValueError(
@@ -84,13 +96,13 @@ def check_words(invocation: Invocation, root: str) -> None:
         if word.group == "hydra":
             raise ValueError(f"{typed}: settings of Hydra itself are not read here; leave it out {MORE}")
         if word.key in _groups(root):
-            for override in word.for_hydra():  # of lr=1e-3: lr=values lr.values=[1e-3]
+            for override in word.for_hydra():  # lr=1e-3 becomes lr=values lr.values=[1e-3]
                 if override.key == word.key and override.value is not None:
                     _check_choice(override.sign, override.key, override.value)
 
 
 def _example(root: str, word: Word) -> str:
-    """Return words that an entry takes: a sweep's, or the typed word as the value of the entry's subject."""
+    """Return valid words for an entry: a sweep's, or the typed word as the value of the entry's subject."""
     fields = SPECS[root].model_fields
     subject = next((key for key in ("ckpt", "name") if key in fields), None)
     if "what" in fields and word.key in choices_of(fields["what"]):
@@ -102,12 +114,12 @@ def _example(root: str, word: Word) -> str:
 
 @cache
 def _groups(root: str) -> dict[str, str]:
-    """Return the groups of which an entry's yaml makes a choice, with that choice."""
+    """Return the choices in the defaults list of an entry's yaml, by group."""
     return {group: choice for group, choice in defaults(root).items() if "@" not in group}
 
 
 def _check_choice(sign: str, group: str, value: str) -> None:
-    """Raise a ``ValueError`` where a word that chooses of a group names nothing that the group has."""
+    """Raise a ValueError if a word for a group names none of its choices."""
     from hydra.core.config_store import ConfigStore
 
     if sign.startswith("+"):
@@ -121,7 +133,7 @@ def _check_choice(sign: str, group: str, value: str) -> None:
     if group not in AXES and names != [value.strip()]:
         wanted = "a rate like 1e-3, a list like [1e-4,1e-3], or one name" if group == "lr" else "one name"
         raise ValueError(f"{group}={shown(value)}: takes {wanted}; {near_misses(value, choices(group))}")
-    plugins = ConfigStore.instance().repo.get(group, {})  # where `stability.cli.compose.store_plugins` has put them
+    plugins = ConfigStore.instance().repo.get(group, {})  # stored by `stability.cli.compose.store_plugins`
     known = (*choices(group), *(name.removesuffix(".yaml") for name in plugins))
     wrong = next((name for name in names if name not in known), None)
     if group == "mechanism" and wrong in set(choices("cross")) - {"auto", "none"}:
@@ -141,7 +153,7 @@ def _check_choice(sign: str, group: str, value: str) -> None:
 
 
 def _check_halves(group: str, name: str, *, is_yaml: bool, is_plugin: bool) -> None:
-    """Refuse a part of which only the code or only the yaml is there. Errors: ``ValueError`` that names both files."""
+    """Raise a ValueError with both files' names if only a part's code or yaml exists."""
     family = {"cross": "mechanisms", "data": "data"}.get(group, f"{group}s")
     if family not in FAMILIES or is_plugin or name in NO_PART:
         return
@@ -153,7 +165,7 @@ def _check_halves(group: str, name: str, *, is_yaml: bool, is_plugin: bool) -> N
 
 
 def _names(value: str) -> list[str]:
-    """Return the names of ``[sa,sc]`` or of ``sa``, with or without quotes, right or wrong."""
+    """Return the names in ``[sa,sc]`` or ``sa``, without quotes, valid or not."""
     text = value.strip()
     listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
     return [
@@ -164,7 +176,13 @@ def _names(value: str) -> list[str]:
 
 
 def explained(error: Exception, root: str, invocation: Invocation) -> str:
-    """Say what Hydra could not read or compose."""
+    """Describe an error of Hydra's parser or composition in one line.
+
+    Args:
+        error: Hydra's error.
+        root: name of the entry's root yaml.
+        invocation: the command line.
+    """
     for word in invocation.words:
         if reason := _unreadable(word):
             return reason
@@ -183,7 +201,7 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
 
 
 def _unreadable(word: Word) -> str | None:
-    """Say what is wrong with the way in which a word is written; None: nothing."""
+    """Describe the syntax error in a word; None if there is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -193,7 +211,7 @@ def _unreadable(word: Word) -> str | None:
         several = [
             override for override in word.for_hydra() if parser.parse_override(str(override)).is_sweep_override()
         ]
-    except (HydraException, ValueError, RecursionError):  # ValueError: a number of more digits than Python reads
+    except (HydraException, ValueError, RecursionError):  # ValueError: a number with more digits than Python parses
         if re.search(r"\d{1000}", value):
             return f"{typed}: a number of that many digits cannot be read"
         as_text = (
@@ -206,7 +224,7 @@ def _unreadable(word: Word) -> str | None:
 
 
 def _at_fault(root: str, invocation: Invocation) -> Word:
-    """Return the first word with which the command line cannot be composed, while it can with those before it."""
+    """Return the word at which composing fails: all words before it compose."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -221,7 +239,7 @@ def _at_fault(root: str, invocation: Invocation) -> Word:
 
 
 def _reason(text: str) -> str:
-    """Return Hydra's reason in our words."""
+    """Return Hydra's reason in this project's words."""
     if "Could not delete" in text:
         held = re.search(r"The value of '[^']*' is (.*) and not", text, re.DOTALL)
         return (

@@ -1,5 +1,7 @@
-"""Find paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and
-how Hydra takes them whole."""
+"""Find paths on the command line, and quote them for Hydra.
+
+The keys of paths are the fields marked with `stability.config.identity.Place`.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,18 @@ from stability.config.parse import SPECS
 from stability.registry import FAMILIES, Registry, plugins_of
 
 QUOTES = ("'", '"')
-# what Hydra reads as the same text with quotes and without: asking which part has the key would import torch
+# Hydra parses such a word to the same text with and without quotes, so its key's part need not be imported (torch)
 WORD = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORECASE)
 ELEMENT = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)\s*(?:,|$)""")
 
 
 def quoted(key: str, value: str) -> str | None:
-    """Return the value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra
-    reads it as it is.
+    """Return the value of ``key=value`` in Hydra's quotes; None if it needs none.
 
-    Never quoted are what begins with a quote, ``null``, and a word, which Hydra reads as the same text either way
-    (`WORD`). Whatever else the field of a place is given is quoted; of ``[…]`` in a field of several places, each
-    element that does not begin with a quote. Under any other key, text with a ``/`` in it is quoted, since no number
-    has one, but for what stands in brackets or has a backslash, and for a key that is a group of choices.
+    Never quoted: a value that begins with a quote, ``null``, and a word (`WORD`). Any other value of a place is quoted;
+    in ``[…]`` for a field of several places, each element that does not begin with a quote. Under any other key, text
+    with a ``/`` is quoted, since no number has one; exceptions are text in brackets or with a backslash, and keys of
+    groups of choices.
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None
@@ -42,8 +43,7 @@ def quoted(key: str, value: str) -> str | None:
 
 
 def places_in(key: str) -> str | None:
-    """Return ``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no
-    place."""
+    """Return ``one`` or ``several`` for a key with paths, as declared by its field; None for other keys."""
     return _entries_places().get(key) or next(
         (found for config, field in _settings_of(key) if (found := _of_field(config, field))), None
     )
@@ -54,14 +54,14 @@ def _in_brackets(value: str) -> bool:
 
 
 def _in_quotes(value: str) -> str:
-    """Quote a value as Hydra takes it: a backslash is itself, except before a quote, where it is doubled."""
+    """Quote a value for Hydra: a backslash is literal except before a quote, where it is doubled."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 @cache
 def _entries_places() -> dict[str, str]:
-    """Return the places among the settings that are no part's, by key, of all entries."""
+    """Return the places outside parts' settings, by key, of all entries."""
     return dict(found for spec in SPECS.values() for found in _walked(spec, ""))
 
 
@@ -81,15 +81,12 @@ def _of_field(config: type[BaseModel], key: str) -> str | None:
 
 
 def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the Configs that a key like ``data.path`` or ``mechanism.sc.window`` may belong to, and the field's name.
-
-    Of our own parts data sources alone have places (tests/identity), so that no others are imported for this; of
-    plugins, which are, all.
-    """
+    """Yield the possible Configs of a key like ``mechanism.sc.window``, and the field's name."""
     group, *path = key.split(".")
     family = {"data": "data", "cross": "mechanisms"}.get(group, f"{group}s")
     if family not in FAMILIES or len(path) != (2 if group in AXES else 1):
         return
+    # of this project's parts only data sources have places (tests/identity); plugins are all imported already
     names = {*plugins_of(family), *(Registry(family).names() if family == "data" else ())}
     for name in sorted(names):
         if group not in AXES or name == path[0]:

@@ -1,4 +1,4 @@
-"""Show how far a measurement is: one bar in a terminal, a line for each task elsewhere."""
+"""Show the progress of a measurement: one bar in a terminal, else one line per task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from stability.printable import print_text
 
 
 def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
-    """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is
-    done. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
+    """Run the tasks one after another under one progress bar.
+
+    If the output is no terminal, print a line per finished task instead.
+
+    Args:
+        tasks: each yields once a step.
+        labels: name of each task.
+        lengths: planned steps of each task; a task may have fewer (no paper state for SGD, no checkpoint).
+    """
     from rich import get_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -37,7 +44,7 @@ def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequ
 
 
 def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
-    """Print a line for each task: a bar is drawn over itself, which a file or a CI log cannot show."""
+    """Run the tasks and print a line for each: files and CI logs cannot show a bar."""
     start = time.monotonic()
     for name, steps in named:
         for _ in steps:

@@ -1,4 +1,4 @@
-"""End a measurement: a study's tables are collected, printed and drawn into its PDF."""
+"""End a measurement: collect a study's tables, print them and draw its PDF."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 def publish(
     study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False
 ) -> Study | None:
-    """Collect the runs into parquet, write the PDF, print the tables (α_max of the phases' checkpoints among them), and
-    return the study as it was read for them. With ``unless_same`` all that is only printed, and nothing returned, where
-    no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200
-    runs."""
+    """Collect the runs into parquet, write the PDF and print the tables.
+
+    Args:
+        study: the study.
+        reports_dir: folder of the PDF; None: no PDF.
+        phases: phases of the checkpoints with α_max in the printed tables.
+        unless_same: whether to print the last result again if no run, table or code file has changed since; drawing
+            takes longer than checking 200 runs.
+
+    Returns:
+        The study as loaded for the tables; None if nothing has changed.
+    """
     from stability.runs.up_to_date import Published
 
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
@@ -42,15 +50,17 @@ def publish(
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
         text = "\n".join([*left_out, summary(known, phases)])
     published.record(text)
-    print_text(text)  # last, since a terminal that is gone or cannot show it takes nothing else along
+    print_text(text)  # last: an error of the terminal then loses no other output
     if written is not None:
         print_text(f"report: {written}")
     return known
 
 
 def collected(study: StudyFolder) -> Study:
-    """Collect a study's runs into parquet anew and return it as its tables and figures read it; a line is printed for
-    each run and file that is left out."""
+    """Collect a study's runs into parquet and load them.
+
+    A line is printed for each skipped run or file.
+    """
     for line in _collect(study):
         print_text(line)
     return _loaded(study)
@@ -63,7 +73,7 @@ def _loaded(study: StudyFolder) -> Study:
 
 
 def _collect(study: StudyFolder) -> list[str]:
-    """Collect a study's runs into parquet; return a line for each run and file that was left out."""
+    """Collect a study's runs into parquet; return a line for each skipped run or file."""
     with uncollected():
         from stability.runs.results import collect, write
 
@@ -73,7 +83,7 @@ def _collect(study: StudyFolder) -> list[str]:
 
 
 def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of `RUNS_COLUMNS` that follow from a run's spec; {} if its plugin is not here."""
+    """Return the columns of `RUNS_COLUMNS` derived from a run's spec; {} if its plugin is missing."""
     from stability.build import sequence_state_bytes
     from stability.config.parse import parse_run
 
@@ -86,14 +96,13 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
         "state_bytes": sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction),
         "settings": _settings(run),
         "reading": _reading(run),
-        # beside a cross mechanism the context may tell the direction
+        # with a cross mechanism, the context may reveal the direction
         "blind_to_order": int(run.cross is None and mechanism.blind_to_order(run.mechanism.settings)),
     }
 
 
 def _settings(run: RunSpec) -> str:
-    """Return the settings of a run's mechanism that are not the defaults, ``"rank=8 rope=absolute"``, and of its cross
-    mechanism, ``"cc.rope=none"``."""
+    """Return the changed settings of a run's mechanisms, e.g. ``"rank=8 rope=absolute cc.rope=none"``."""
     from stability.config.ablation import value_text
     from stability.config.parts import unusual_settings
 
@@ -113,19 +122,25 @@ def _reading(run: RunSpec) -> str:
 
 
 def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:
-    """Print tables of a study, or ``nothing`` where there are none, and what draws them."""
+    """Print a study's tables, and the command that draws them.
+
+    Args:
+        study: the study.
+        tables: the tables.
+        nothing: text printed if there are no tables.
+    """
     print_text("\n\n".join(table.text() for table in tables) or nothing)
     tell_what_draws(study)
 
 
 def tell_what_draws(study: StudyFolder) -> None:
-    """Print the command that comes next: it puts what was just measured into the study's PDF."""
+    """Print the command that draws the new measurements into the study's PDF."""
     runs_dir = study.path.parents[1]
     elsewhere = "" if runs_dir.resolve() == Path("runs").resolve() else f" runs_dir={runs_dir}"
     print_text(f"next, to draw this into the study's PDF: python -m stability.report name={study.path.name}{elsewhere}")
 
 
 def _drawing_code() -> list[Path]:
-    """Return the source of `analysis`, not imported, and of the package that collects."""
+    """Return the source files of `analysis` (not imported) and of the collecting package."""
     package = Path(__file__).resolve().parents[1]
     return [*(package.parent / "analysis").rglob("*.py"), *(package / "runs").rglob("*.py")]

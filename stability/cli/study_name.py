@@ -1,4 +1,4 @@
-"""Name a study that the user did not name, by the words that say what it is."""
+"""Name a study from the words of its command line, without a user's name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stability.cli.conf import conf_dir
 from stability.cli.places import places_in
 from stability.cli.words import CHOICES, SHORT, Invocation
 
-# keys that change where or how a sweep runs, not what it is: they never enter its name
+# keys that change how or where a sweep runs, not its runs: never part of its name
 LABELS = (
     "name",
     "runs_dir",
@@ -28,19 +28,18 @@ LABELS = (
     "plugins",
     "study",
 )
-LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
-LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
-LONGEST, DIGITS = 100, 6  # characters of a name, and of the sum at its end
+LABELS += ("retry", "search.num", "search.batch")  # the extent of a sweep
+LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # prefixes of launcher settings, likewise
+LONGEST, DIGITS = 100, 6  # characters of a name, and of the hash at its end
 EDGES = "-._+="
 EXPONENT = re.compile(r"(?<=\d)[eE][-+](?=\d)")
 
 
 def study_name(invocation: Invocation) -> str:
-    """Return the preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc
-    lr=range`` → ``sc-range``.
+    """Return the preset's name, or a name from the overrides.
 
-    Where a word does not stand in it whole, the name ends in 6 digits of the sha256 of all words: other words, another
-    name.
+    For example, ``mechanism=sc lr=range`` gives ``sc-range``. The name ends in 6 digits of the sha256 of all words if a
+    word cannot be recovered from it: other words, another name.
     """
     given = {word.key: word.value or "" for word in invocation.words}
     asked = {key: value for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)}
@@ -61,8 +60,8 @@ def _word(key: str, value: str) -> str:
 
 
 def _is_whole(key: str, value: str) -> bool:
-    """Return whether a word can be read back from its part of a name: a value of letters and digits or a flat list of
-    such, in which no sign but of an exponent could be the name's own; of a choice, one that no other group has."""
+    """Return whether a word can be recovered from its part of the name."""
+    # yes for letters and digits or a flat list of them (signs only in exponents), and for a choice of one group only
     listed = re.fullmatch(r"\[([^\[\]]*)\]", value)
     plain = EXPONENT.sub("e", re.sub(r"\s*,\s*", "", listed[1] if listed else value))
     is_choice = key in CHOICES and value in _names_of_several_groups()
@@ -74,18 +73,17 @@ def _is_place(key: str) -> bool:
 
 
 def _place(value: str) -> str:
-    """Return the whole path of a file or folder, also behind ``ckpt:`` or ``hf:``; any other value as typed."""
+    """Return the absolute path of a file or folder, also after ``ckpt:`` or ``hf:``; any other value as typed."""
     kind = next((kind for kind in ("ckpt:", "hf:") if value.startswith(kind)), "")
     try:
         path = Path(value.removeprefix(kind)).expanduser()
         return f"{kind}{path.resolve()}" if path.exists() else value
-    except (OSError, RuntimeError):  # longer than a path may be, or of a user who is not known
+    except (OSError, RuntimeError):  # too long for a path, or ~ of an unknown user
         return value
 
 
 @cache
 def _names_of_several_groups() -> frozenset[str]:
-    """Return the names that more than one group of choices has, presets among them: as ``none`` of position and
-    search."""
+    """Return the choices that exist in more than one group, presets included, e.g. ``none``."""
     names = [file.stem for group in (*CHOICES, "study") for file in (conf_dir() / group).glob("*.yaml")]
     return frozenset(name for name in names if names.count(name) > 1)

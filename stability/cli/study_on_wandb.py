@@ -1,4 +1,4 @@
-"""Put a study on W&B: the run about it, with its tables, figures and PDF."""
+"""Send a study to W&B as one run, with its tables, figures and PDF."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from stability.dashboards.study_run import Content
 
 SENT = ("run_id", "series", "residual", "norm", "optimizer", "lr", "seed", "status", "reason", "val_nll", "gen_nll")
-EXPORTS = "exports"  # of the study's folder
+EXPORTS = "exports"  # subfolder of the study
 
 
 def sent(study: StudyFolder, pdf: Path | None, mode: str, place: Mapping[str, Any]) -> tuple[Content, str]:
-    """Send the run about a study whose results are collected; return what was sent, and where it is. ``pdf``: its
-    report; ``mode`` and ``place`` as `stability.dashboards.study_run.send` takes them."""
+    """Send the W&B run of a study with collected results; return its content and location.
+
+    Args:
+        study: the study.
+        pdf: its report, if there is one.
+        mode: online or offline.
+        place: project and entity, as in `stability.dashboards.study_run.send`.
+    """
     from stability.dashboards.study_run import send
 
     content = _content(study, pdf)
@@ -26,8 +32,15 @@ def sent(study: StudyFolder, pdf: Path | None, mode: str, place: Mapping[str, An
 
 
 def send_after_sweep(study: StudyFolder, pdf: Path | None, place: Mapping[str, Any]) -> None:
-    """Send the run about a study at the end of its sweep, and say where it is. What W&B raises is said in a line: the
-    study is complete without it."""
+    """Send the W&B run of a study after its sweep, and print its location.
+
+    An error of W&B is printed in one line: the study is complete without it.
+
+    Args:
+        study: the study.
+        pdf: its report, if there is one.
+        place: project and entity.
+    """
     from stability.runs.wandb_sink import probe_wandb
 
     try:
@@ -41,7 +54,7 @@ def send_after_sweep(study: StudyFolder, pdf: Path | None, place: Mapping[str, A
 
 
 def _content(study: StudyFolder, pdf: Path | None) -> Content:
-    """Return what is sent of a study, with its tables and figures written into its folder on the way."""
+    """Write a study's tables and figures into its folder, and return the W&B content."""
     import pandas as pd
 
     from analysis.export import export

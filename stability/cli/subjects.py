@@ -1,5 +1,7 @@
-"""Resolve what an entry that measures checkpoints works on: a study, a run or one checkpoint, each run under its
-lock."""
+"""Find the runs of ``ckpt=FOLDER`` and measure each under its lock.
+
+The folder may hold a study, a run or one checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,19 @@ from stability.runs.lock import RunLock
 from stability.runs.records import SpecFile, StudyFile
 from stability.runs.study import StudyFolder
 
-MOST_NEAR = 3  # run ids that a message names
+MOST_NEAR = 3  # most run ids in a message
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The runs that ``ckpt=FOLDER`` names: all of a study, one, or the one that a single checkpoint belongs to.
+    """The runs of ``ckpt=FOLDER``: all runs of a study, one run, or the run of a checkpoint.
 
-    ``study`` and ``checkpoint`` are None where the folder is none. ``phase``: the name of a checkpoint's phase:
-    earliest, terminal and last keep theirs, any other is a phase of its own.
+    Attributes:
+        directories: the runs' folders.
+        pool: folder of all runs.
+        study: the study, or None.
+        checkpoint: the checkpoint's folder, or None.
+        phase: the checkpoint's phase: earliest, terminal or last, else the folder's name.
     """
 
     directories: tuple[RunDirectory, ...]
@@ -40,10 +46,12 @@ class Subject:
 
     @classmethod
     def of(cls, ckpt: str, *, kept: str) -> Subject:
-        """Return the runs of what lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
+        """Find the runs of a folder. The checkpoint's files are verified later, by their reader.
 
-        A checkpoint's files are verified by what reads them, once. Errors: ``ValueError`` for a folder that holds
-        neither a study nor a run nor a checkpoint of a run.
+        ``kept`` names the data written into a run's folder, e.g. "rows".
+
+        Raises:
+            ValueError: the folder holds no study, no run and no checkpoint of a run.
         """
         folder = _folder(ckpt)
         if (folder / "study.json").exists():
@@ -68,21 +76,22 @@ class Subject:
 
     @property
     def directory(self) -> RunDirectory:
-        """The run, where the subject is one or a checkpoint of one."""
+        """The run, if the subject is one run or a checkpoint."""
         (directory,) = self.directories
         return directory
 
     @property
     def cache_dir(self) -> Path:
-        """The folder of the runs' prepared data."""
+        """Folder of the runs' prepared data."""
         return self.pool / "cache"
 
     def measurable(self, *, without_checkpoint: str | None = None) -> list[RunDirectory]:
-        """Return the runs that reached their verdict, or the one that a checkpoint belongs to; how many did not is
-        printed.
+        """Return the finished runs, or the run of a checkpoint; print the number of unfinished ones.
 
-        Errors: ``ValueError`` where the only run has not, or has left no checkpoint and ``without_checkpoint`` says
-        what cannot be done then; None: it is no error.
+        ``without_checkpoint`` is the consequence of a missing checkpoint for the message; None: it is no error.
+
+        Raises:
+            ValueError: the only run is unfinished, or has no checkpoint despite ``without_checkpoint``.
         """
         if self.checkpoint is not None:
             return [self.directory]
@@ -102,8 +111,9 @@ class Subject:
         return [directory for directory in asked if directory.finished]
 
     def _with_spec(self) -> list[RunDirectory]:
-        """Return the runs whose spec can be read; a line names each of the others. ``ValueError`` if it is the only
-        run."""
+        """Return the runs with a readable spec; print a line for each other one, or raise ValueError if it is the only
+        run.
+        """
         found = []
         for directory in self.directories:
             try:
@@ -118,7 +128,7 @@ class Subject:
 
 
 def _folder(ckpt: str) -> Path:
-    """Return the whole path of a folder. Errors: ``ValueError`` for a name longer than a file system takes."""
+    """Return the absolute path of a folder; ValueError if its name is too long."""
     folder = Path(ckpt).resolve()
     try:
         (folder / "study.json").exists()
@@ -129,10 +139,10 @@ def _folder(ckpt: str) -> Path:
 
 
 def _nothing_at(folder: Path) -> ValueError:
-    """Return the error of a folder that is not there, with the nearest names of the studies and runs beside it or in
-    the pool that it is thought to be in."""
+    """Return the error for a missing folder, with near names of studies and runs."""
     wrong = f"no checkpoint at {folder}, and no run or study"
     near = _near_runs(folder)
+    # siblings of the folder, then the pools it was probably meant to be in
     for place in (folder.parent, folder.parent / "studies", folder.parent / "runs" / "studies"):
         if names := tuple(sorted(path.parent.name for path in place.glob("*/study.json"))):
             studies = f"studies in {place}: {near_misses(folder.name, names)}"
@@ -142,7 +152,7 @@ def _nothing_at(folder: Path) -> ValueError:
 
 
 def _near_runs(folder: Path) -> str:
-    """Name the runs whose id is nearly a missing folder's name; "" if there is none."""
+    """Name the runs with an id close to a missing folder's name; "" if there is none."""
     for place in (folder.parent, folder.parent / "runs"):
         run_ids = tuple(sorted(path.parent.name for path in place.glob("*/spec.json")))
         if close := [each for each in run_ids if each.startswith(folder.name)] or get_close_matches(
@@ -153,13 +163,14 @@ def _near_runs(folder: Path) -> str:
 
 
 def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
-    """Return the spec of an entry that works on ``ckpt=FOLDER``, as `read` does.
+    """Return the spec of an entry that measures ``ckpt=FOLDER``, as `read` does.
 
     Raises:
-        ValueError: the folder's runs need plugins that the command does not name. That is found before the words are
-            read, among which their settings may stand. `Subject.of` refuses a folder without runs.
+        ValueError: the folder's runs need plugins the command does not name.
     """
     ckpt = next((word.value for word in invocation.words if word.key == "ckpt" and word.value), None)
+    # Plugins are checked before the words are read: some words may be their settings. `Subject.of` refuses a folder
+    # without runs.
     if ckpt is not None:
         store_plugins(invocation)
         folder = _folder(ckpt)
@@ -173,10 +184,13 @@ def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
 
 @dataclass(frozen=True)
 class Work:
-    """The work that is to be done on one run: ``steps``, at most ``num_steps`` of them, which leave files in its
-    folder.
+    """A pending measurement of one run.
 
-    ``checkpoint``: the folder's name where it is one checkpoint's work only.
+    Attributes:
+        directory: the run's folder, where the results are written.
+        steps: the steps of the measurement.
+        num_steps: largest number of steps.
+        checkpoint: name of the checkpoint's folder, if only one is measured.
     """
 
     directory: RunDirectory
@@ -186,15 +200,17 @@ class Work:
 
 
 def take_steps(works: Sequence[Work]) -> None:
-    """Do one work after another under one bar, each under its run's lock. Of several, one with damaged files is left
-    out with a line."""
+    """Run the measurements in order under one progress bar, each under its run's lock.
+
+    If there are several, one with damaged files is skipped with a line.
+    """
     labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
     steps = (locked(work.directory, work.steps if len(works) == 1 else _leave_out_damaged(work)) for work in works)
     follow(steps, labels, [work.num_steps for work in works])
 
 
 def _leave_out_damaged(work: Work) -> Iterator[None]:
-    """Take a work's steps; if a damaged file ends them, print a line and go on with the next run."""
+    """Run a measurement's steps; a damaged file ends them with a printed line."""
     try:
         yield from work.steps
     except ValueError as error:
@@ -202,14 +218,22 @@ def _leave_out_damaged(work: Work) -> Iterator[None]:
 
 
 def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:
-    """Print how many runs are left out since nothing is to be done to them; nothing where there are none."""
+    """Print the number of skipped runs and the reason; nothing if none is skipped.
+
+    Args:
+        num_pending: runs with work to do.
+        num_asked: all requested runs.
+        reason: why the others are skipped.
+    """
     if num_pending < num_asked:
         print_note(f"skips {num_asked - num_pending} of {num_asked}: {reason}")
 
 
 def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
-    """Take ``steps``, which write into a run's folder, under the run's lock; where another process works on the run,
-    none of them, and a line says so."""
+    """Run ``steps`` under the run's lock; skip them with a line if another process holds it.
+
+    The steps write into the run's folder.
+    """
     lock = RunLock(directory.path)
     if not lock.acquire():
         print_note(
@@ -224,5 +248,5 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
 
 
 def spec_of(directory: RunDirectory) -> RunSpec:
-    """Return the spec that a run was trained by."""
+    """Return the spec of a trained run."""
     return parse_run(read_json(directory.spec_file), directory.path)

@@ -59,7 +59,7 @@ class Ablation(Settings):
         return f"ablate.{self.part}.{self.setting}"
 
     def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
-        """Return the base and one variant for each other value, in the order of the values.
+        """Return the base and one variant for each other value, in the given order.
 
         A base value missing from the list is inserted: in order among rising numbers, else first. A mechanism's labels
         have the form ``window=4``, those of other parts ``adamw.beta2=0.95``.
@@ -104,7 +104,7 @@ class Ablation(Settings):
         return self.setting.rsplit(".", 1)[-1]
 
     def _holder(self, axis: str, flat: dict[str, Any]) -> dict[str, Any]:
-        """Return the dict inside a part's flat dict with the setting as one of its keys."""
+        """Return the dict with the setting inside a part's flat dict."""
         held, path, steps = flat, f"ablate.{self.part}", self.setting.split(".")[:-1]
         if steps[:1] == [GROUPS] and axis == "optimizer":
             flat |= written_out(flat)
@@ -135,7 +135,7 @@ def _place(own: Any, values: Sequence[Any]) -> int:
 
 
 def value_text(value: Any) -> str:
-    """Format a value as on the command line: 4, 0.1, true, null, [sa,sc]."""
+    """Write a value as on the command line: 4, 0.1, true, null, [sa,sc]."""
     if isinstance(value, tuple | list):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, bool) or value is None:

@@ -28,7 +28,7 @@ class Settings(BaseModel):
     Frozen; no unknown keys, no NaN, no integer beyond 2^53; tuples for lists.
 
     Attributes:
-        same_for_all: fields with one value for all parts of a sweep's axis, among the parts with such a field.
+        same_for_all: fields that must be equal in all parts of a sweep's axis with such a field.
         written_flat: field whose keys are written beside this spec's keys, without the field's name, also in errors.
         items_written_flat: field whose items are written in place of this spec, e.g. ``values`` for ``lr=[1e-4,1e-3]``.
     """
@@ -142,7 +142,7 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
 
 
 def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
-    """Describe a missing value in one line, with the choices if the spec lists them.
+    """Describe a missing value in one line, with the spec's choices if any.
 
     Args:
         path: the key on the command line.
@@ -161,7 +161,7 @@ def choices_of(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def check_heads(heads: int, width: int, at: str) -> None:
-    """Refuse a number of heads that does not split the width into even head widths.
+    """Refuse a number of heads unless it splits the width into even head widths.
 
     RoPE rotates pairs of coordinates, hence even widths.
 
@@ -193,7 +193,7 @@ def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
-    """Return the nested model at a location, or the deepest one on the path to it."""
+    """Return the nested model at a location, or its deepest existing parent."""
     for step in loc:
         field = model.model_fields.get(str(step))
         for nested in (field.annotation, *get_args(field.annotation)) if field else ():  # X, or X | None

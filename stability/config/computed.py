@@ -51,6 +51,6 @@ def kernels_of_loss(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
 
 
 def use_of(recipe: Any) -> Use:
-    """Return width, heads, direction and attention dropout of the model of a run or sweep."""
+    """Return the properties of a run's or sweep's model that kernels depend on."""
     model, direction = recipe.model, Registry("objectives").load(recipe.objective.name).direction
     return Use(model.width, model.heads, direction, model.dropout_of("attention"))

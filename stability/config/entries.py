@@ -46,7 +46,7 @@ class HessianSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _protocol_is_written_flat(cls, values: Any) -> Any:
-        """Move keys that are no field of this spec into ``curvature``; a dumped spec has none."""
+        """Put keys that are no field of this spec into ``curvature``; a dumped spec has none."""
         if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields and key != "curvature"}
@@ -54,7 +54,7 @@ class HessianSpec(Settings):
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:
-        """Require exactly one of ckpt and hf, and refuse settings that do not apply to it."""
+        """Refuse anything but one of ckpt and hf, and settings of the other one."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
             raise ValueError(
@@ -88,7 +88,7 @@ class HessianSpec(Settings):
 
 
 def _several(value: Any) -> Any:
-    """Parse ``[a,b]`` without Hydra's grammar, since a name may be a path."""
+    """Split the text ``[a,b]`` at its commas; a name may be a path, so the value is not parsed as YAML."""
     if not isinstance(value, str):
         return value
     return (

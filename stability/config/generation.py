@@ -40,7 +40,7 @@ def _together(kinds: tuple[type[Settings], ...]) -> type[Settings]:
 
 
 class GenerationSpec(Settings):
-    """The settings of samples drawn from a checkpoint, and of their NLL under an oracle."""
+    """The settings of sampling from a checkpoint and of scoring by an oracle."""
 
     written_flat: ClassVar[str | None] = "own"
     num: int = Field(

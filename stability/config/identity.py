@@ -32,7 +32,7 @@ UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 
 @dataclass(frozen=True)
 class Place:
-    """Marks a field with a path, a tuple of paths, or a value that may be a path.
+    """Marks a field with one or several paths, or with a possible path.
 
     Attributes:
         names: regular expression of values that are location-independent names, e.g. of a dataset on a hub. Such a
@@ -75,7 +75,7 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """Marks a part or group written as its bare name if all its settings are left out.
+    """Marks a part or group written as its bare name without settings.
 
     Older files had only the name.
     """
@@ -162,7 +162,9 @@ def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
 def without_places(
     values: Mapping[str, Any], schema: type[BaseModel] | None, family: str | None = None
 ) -> dict[str, Any]:
-    """Return a spec's plain JSON values with each path cut to its last part, for publishing.
+    """Return a spec's plain JSON values, each path cut to its last part.
+
+    The result is safe to publish.
 
     Args:
         values: the spec's.

@@ -1,4 +1,4 @@
-"""Turn plain dicts into validated specs: of the entries, and of a run's ``spec.json``."""
+"""Validate plain dicts into specs: of the entries, and of a run's ``spec.json``."""
 
 from __future__ import annotations
 
@@ -28,37 +28,46 @@ SPECS: dict[str, type[Settings]] = {
     "generate": GenerateSpec,
     "train_tokenizer": TokenizerSpec,
     "dashboard": DashboardSpec,
-}  # of each entry, what it works from
+}  # the spec of each entry
 
 
 def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
-    """Validate the spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
-    known first, and ``impl=auto`` of a sweep is settled. Errors: ``ValueError``, at most two lines."""
+    """Validate an entry's spec of class ``kind``; this imports torch.
+
+    The plugins in ``values`` are registered first. A sweep's ``impl=auto`` is resolved.
+
+    Raises:
+        ValueError: a value is invalid or a rule is broken; at most two lines.
+    """
     add_plugins(values.get("plugins"))
     with uncollected():
         spec = checked(kind, values)
         if isinstance(spec, SweepSpec):
             spec = spec.settled()
-            spec.kinds()  # a run that breaks a rule is refused before data are prepared for it
+            spec.kinds()  # check every run's rules before data are prepared
         return cast(AnySettings, spec)
 
 
 def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec:
-    """Return the `RunSpec` behind a ``spec.json`` or a checkpoint's manifest, with neutral values for younger fields.
+    """Return the `RunSpec` of a ``spec.json`` or a checkpoint's manifest.
+
+    Newer fields missing from it have their neutral values.
 
     Args:
-        values: what the file holds.
+        values: the file's content.
         place: the folder, for the message.
 
     Raises:
-        ValueError: a value is wrong, or a plugin is needed that the command has not named: it is not imported.
+        ValueError: a value is invalid, or the command does not name a required plugin; plugins are not imported here.
     """
     return checked(RunSpec, _fill_younger_fields(values, place))
 
 
 def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a ``spec.json`` that may be computed by kernels as `parse_run` does, without reading the
-    rest: by its fields, of those that are there."""
+    """Return the parts with possible kernels in a ``spec.json``, by field, as `parse_run` does.
+
+    No other field is validated; missing fields are left out.
+    """
     known = _fill_younger_fields(values, "this run")
     return {
         key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
@@ -68,6 +77,6 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_younger_fields(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
-    """Return a run's values with neutral ones for younger fields. Errors: ``ValueError`` if a plugin is missing."""
+    """Return a run's values with neutral ones for newer fields; ValueError if a plugin is missing."""
     require_plugins(values.get("plugins"), place)
     return filled(values, RunSpec)

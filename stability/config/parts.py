@@ -1,5 +1,7 @@
-"""Validate the named choices in a spec (a mechanism, an objective, …), each a name with settings, by the Config in the
-part's own file."""
+"""Named choices in a spec, e.g. a mechanism or an objective, with their settings.
+
+The Config in the part's own file validates the settings.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from stability.config.base import AXES, Settings, explain
 from stability.config.groups import GROUPS, Group, given_to_each, groups_of
 from stability.registry import Registry
 
-_TRAINED = {"cross": False, "trainable": True}  # mechanisms that may stand on the axis of a sweep
+_TRAINED = {"cross": False, "trainable": True}  # mechanisms allowed on a sweep's axis
 
 
 class Part(Settings):
-    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2,
-    …}``."""
+    """One named choice of a family, with its settings.
+
+    Its JSON form is flat: ``{"name": "sc", "window": 2, …}``.
+    """
 
     name: str = Field(description="the stem of the part's file")
     settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
@@ -32,8 +36,10 @@ class Part(Settings):
 
 
 def unusual_settings(item: Part) -> dict[str, Any]:
-    """Return the settings of a part that differ from their defaults, by their keys below the part's, e.g. of a mix
-    ``{"sc.rope": "absolute"}``."""
+    """Return a part's settings that differ from their defaults, by key.
+
+    Settings of nested parts have dotted keys, e.g. ``{"sc.rope": "absolute"}`` for a mix.
+    """
     usual = type(item.settings).model_validate({})
     found: dict[str, Any] = {}
     for key in type(item.settings).model_fields:
@@ -49,9 +55,10 @@ def unusual_settings(item: Part) -> dict[str, Any]:
 
 
 def part(family: str, value: Any) -> Part:
-    """Make a `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
+    """Build a `Part` from ``{"name": …, **settings}`` or a bare name, validated by the part's Config.
 
-    A cross mechanism is refused: it is no choice of the axis ``mechanism`` (`cross_part` makes one).
+    Raises:
+        ValueError: a setting is invalid, or the mechanism is a cross mechanism (`cross_part` builds these).
     """
     if isinstance(value, Part):
         return value
@@ -75,8 +82,16 @@ def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def named(family: str, name: str, settings: Any) -> dict[str, Any]:
-    """Return one part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors:
-    ``ValueError`` where it holds no settings."""
+    """Return one part of an axis composed by Hydra: ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``.
+
+    Args:
+        family: the axis's family.
+        name: name of the part.
+        settings: its settings; None: the defaults.
+
+    Raises:
+        ValueError: the settings are no dict.
+    """
     if settings is not None and not isinstance(settings, dict):
         raise ValueError(
             f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. "
@@ -86,8 +101,20 @@ def named(family: str, name: str, settings: Any) -> dict[str, Any]:
 
 
 def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
-    """Validate a part's settings by its Config. Errors: ``ValueError`` of one line under the key as it is written, with
-    the nearest valid one where it is unknown."""
+    """Validate a part's settings by its Config.
+
+    Args:
+        family: family of the part.
+        name: name of the part.
+        settings: plain values by key.
+        path: key of the settings on the command line; None: derived from family and name.
+
+    Returns:
+        The Config.
+
+    Raises:
+        ValueError: a setting is invalid, or unknown (with the nearest valid key); one line.
+    """
     registry = Registry(family)
     config = registry.load(name).Config
     try:
@@ -100,22 +127,21 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
 
 @dataclass(frozen=True, slots=True)
 class _PartsOf(BeforeValidator):
-    """The validator that reads a field's parts; its ``family`` says also to `stability.config.identity` what is in the
-    field."""
+    """Validator of a field with parts; `stability.config.identity` reads its ``family`` as the field's marker."""
 
     family: str = ""
 
 
 def one_part(family: str) -> Any:
-    """Return the validator of a field that holds one part."""
+    """Return the validator for a field with one part."""
     return _PartsOf(lambda value: part(family, value), family=family)
 
 
 def some_parts(family: str) -> Any:
-    """Return the validator of a field that is an axis of a sweep."""
+    """Return the validator for an axis of a sweep."""
 
     def read(value: Any) -> Any:
-        if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
+        if isinstance(value, dict):  # an axis composed by Hydra: {"sa": {…}, "sc": {…}}
             value = [named(family, name, settings) for name, settings in axis_of(family, value).items()]
         return agreeing(family, tuple(part(family, item) for item in value))
 
@@ -123,13 +149,18 @@ def some_parts(family: str) -> Any:
 
 
 def axis_of(family: str, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of an axis as Hydra composes them, by name; of optimizers each with the groups of all."""
+    """Return the parts of an axis composed by Hydra, by name; optimizers include the shared groups."""
     return given_to_each(value) if family == "optimizers" and GROUPS in value else value
 
 
 def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`,
-    since their runs are compared."""
+    """Return the parts of an axis unchanged if they agree in their `Settings.same_for_all` fields.
+
+    Runs of one sweep are compared, so these fields must have one value.
+
+    Raises:
+        ValueError: two parts differ in such a field.
+    """
     seen: dict[str, tuple[str, Any]] = {}
     for item in parts:
         for field in item.settings.same_for_all:
@@ -144,5 +175,5 @@ def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as the command line writes it."""
+    """Write a value as on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,5 +1,7 @@
-"""Define the peak learning rates of a sweep: listed, or in equal ratios between two; as they are, or as multiples of
-each optimizer's own reference rate."""
+"""Peak learning rates of a sweep: a list, or a geometric range.
+
+The numbers are rates, or multiples of each optimizer's reference rate.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from stability.config.base import Settings
 
 
 class EdgeSettings(Settings):
-    """Settings of how finely the best rate and the edges of stability are looked for around a coarse range
-    (`sweeps.search.edge`)."""
+    """Resolution of the search for the best rate and the edges of stability (`sweeps.search.edge`).
+
+    The search starts from a coarse range of rates.
+    """
 
     resolution_decades: float = Field(
         default=0.05, ge=0.02, le=1, description="width of the brackets in which the best rate and both edges end"
@@ -33,9 +37,11 @@ class EdgeSettings(Settings):
 
 
 class LearningRates(Settings):
-    """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with
-    ``edge`` these are only the first. With ``scaled`` the numbers are no rates but multiples of a reference rate that
-    each optimizer has (`AbstractOptimizer.lr_reference`)."""
+    """Listed ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios.
+
+    The rates of a range are rounded to three digits. With ``edge`` they are only the first round. With ``scaled`` the
+    numbers are multiples of each optimizer's reference rate (`AbstractOptimizer.lr_reference`).
+    """
 
     items_written_flat: ClassVar[str | None] = "values"
     values: tuple[float, ...] | None = Field(
@@ -54,8 +60,7 @@ class LearningRates(Settings):
 
     @model_validator(mode="after")
     def _one_form(self) -> LearningRates:
-        """Refuse anything but values alone or low, high and num together, and rates that are not positive, distinct and
-        rising."""
+        """Refuse anything but values, or low, high and num; and rates not positive and distinct."""
         of_range = (self.low, self.high, self.num)
         given = [item is not None for item in of_range]
         if not (all(given) if self.values is None else not any(given)):
@@ -82,12 +87,18 @@ class LearningRates(Settings):
         return self
 
     def rates(self) -> tuple[float, ...]:
-        """Return the rates, rising; with ``edge``, those of the first round; with ``scaled``, their multiples."""
+        """Return the rates in ascending order: with ``edge`` the first round's, with ``scaled`` the multiples."""
         return self._numbers() if self.values is not None else tuple(map(rounded_lr, self._numbers()))
 
     def rates_of(self, reference: float) -> tuple[float, ...]:
-        """Return the rates of an optimizer, rising: with ``scaled`` multiples of its ``reference``, rounded to three
-        digits, else those that all have. Errors: ``ValueError`` where two of them are the same then."""
+        """Return an optimizer's rates in ascending order.
+
+        With ``scaled`` they are multiples of ``reference``, rounded to three digits; else all optimizers have the same
+        rates.
+
+        Raises:
+            ValueError: rounding makes two rates equal, or the smallest is 0.
+        """
         if not self.scaled:
             return self.rates()
         found = tuple(rounded_lr(number * reference) for number in self._numbers())
@@ -99,7 +110,7 @@ class LearningRates(Settings):
         return found
 
     def _numbers(self) -> tuple[float, ...]:
-        """Return the listed numbers, or those of the range, rising and not rounded."""
+        """Return the numbers of the list or the range, ascending and not rounded."""
         if self.values is not None:
             return tuple(sorted(self.values))
         assert self.low is not None and self.high is not None and self.num is not None
@@ -108,5 +119,8 @@ class LearningRates(Settings):
 
 
 def rounded_lr(lr: float) -> float:
-    """Return the rate rounded to three digits, so that what is computed twice names the same run."""
+    """Return the rate rounded to three digits.
+
+    Equal rates computed in different ways then give one run id.
+    """
     return float(f"{lr:.3g}")

@@ -1,4 +1,7 @@
-"""A run is a model of one mechanism, residual and norm, trained by one optimizer at one learning rate from one seed."""
+"""Spec of a run: one model, trained by one optimizer at one learning rate from one seed.
+
+The model has one mechanism, one residual and one norm.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from stability.config.training import (
     WeightsSpec,
 )
 
-# raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
+# Increase it if the same spec would train differently: new runs then get other ids than old ones.
 BEHAVIOUR_VERSION = 1
 
 
 class AbstractRecipe(Settings):
-    """The settings that a sweep and each of its runs share."""
+    """Settings shared by a sweep and each of its runs."""
 
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
@@ -75,7 +78,7 @@ class AbstractRecipe(Settings):
 
 
 class RunSpec(AbstractRecipe):
-    """One training run, completely: equal specs train equal models."""
+    """All settings of one training run: equal specs train equal models."""
 
     mechanism: Annotated[Part, one_part("mechanisms")] = Field(description="sequence mechanism")
     cross: Annotated[Part | None, Family("mechanisms"), Since(None)] = Field(
@@ -106,8 +109,8 @@ class RunSpec(AbstractRecipe):
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take the cross mechanism itself. Its lengths are looked at here, where it is known under which key its
-        settings were written."""
+        """Return the cross mechanism in place of ``auto``."""
+        # lengths are checked here because only here is the settings' key on the command line known
         choice, known = cross_choice(value), info.data
         auto = isinstance(choice, CrossOfEach)
         if isinstance(choice, CrossOfEach) and "mechanism" in known:

@@ -1,5 +1,7 @@
-"""Settings by which a sweep chooses its runs: what `search=optuna` varies, the rungs of `search=asha` and `halving`,
-the segments of `search=pbt`. Neither Optuna nor Ray is imported in here."""
+"""Settings of a sweep's choice of runs: `search=optuna`, `search=asha`, `search=pbt` and `halving`.
+
+This module imports neither Optuna nor Ray.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from stability.config.base import AXES, Settings, explain, parts_listed
 from stability.config.groups import GROUPS, written_out
 from stability.registry import near_misses
 
-NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
+NO_RECIPE = ("seed", "behaviour")  # numeric fields of a run that cannot be searched
 
 
 class Dimension(Settings):
-    """One numeric field, written ``search.space.PATH={low:…,high:…,log:true}``. It is an integer where the field of the
-    recipe is one."""
+    """One searched numeric field, written ``search.space.PATH={low:…,high:…,log:true}``.
+
+    Values are integers if the field is an integer.
+    """
 
     path: str = Field(
         min_length=1,
@@ -44,14 +48,13 @@ class Dimension(Settings):
 
 
 def _dimensions(value: Any) -> Any:
-    """Return the fields of each `Dimension` from what Hydra composes, ``{"mechanism": {"sc": {"step_size": {"low": …,
-    "high": …}}}}``; null takes one away."""
-    if not isinstance(value, dict):
+    """Parse Hydra's nested dict into the fields of each `Dimension`; null removes one."""
+    if not isinstance(value, dict):  # Hydra composes {"mechanism": {"sc": {"step_size": {"low": …, "high": …}}}}
         return value
     found: list[dict[str, Any]] = []
 
     def walk(node: Any, path: str) -> None:
-        """Add the ranges below a node to ``found``; ``ValueError`` where a setting has no range."""
+        """Add the ranges below a node to ``found``; ValueError for a setting without a range."""
         if node is None:
             return
         if not isinstance(node, dict):
@@ -70,8 +73,10 @@ def _dimensions(value: Any) -> Any:
 
 
 class SearchSpec(Settings):
-    """The settings of `search=optuna`: a tree-structured Parzen estimator looks for the lowest validation NLL of each
-    kind of run."""
+    """The settings of `search=optuna`.
+
+    A tree-structured Parzen estimator searches for the lowest validation NLL of each kind of run.
+    """
 
     name: Literal["optuna"] = Field(description="how points are chosen")
     num: int = Field(default=40, ge=1, description="points that are tried of each kind of run, each with all seeds")
@@ -86,13 +91,16 @@ class SearchSpec(Settings):
 
     @property
     def center_lr(self) -> float | None:
-        """The middle of the learning rate's range; None where it does not vary."""
+        """Geometric or arithmetic middle of the learning rate's range; None if it is not searched."""
         return next((dimension.center for dimension in self.space if dimension.path == "lr_peak"), None)
 
 
 class AshaSpec(Settings):
-    """The settings of `search=asha`: asynchronous successive halving over a grid, by Ray Tune. At each rung a run goes
-    on if its validation NLL is among the best of those that were there before it; nobody is waited for."""
+    """The settings of `search=asha`: asynchronous successive halving over a grid, by Ray Tune.
+
+    At each rung a run continues if its validation NLL is among the best of the runs that reached the rung before it. No
+    run waits for others.
+    """
 
     name: Literal["asha"] = Field(description="how points are chosen")
     reduction: int = Field(default=3, ge=2, description="at each rung one in so many goes on; the rungs' ratio, too")
@@ -102,12 +110,17 @@ class AshaSpec(Settings):
 
     @property
     def center_lr(self) -> None:
-        """The learning rates are the sweep's own."""
+        """None: the sweep's own learning rates are used."""
         return
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Return the steps at which runs are compared: the first, a validation's, times powers of the reduction, before
-        the last. Errors: ``ValueError`` where there is none."""
+        """Return the rungs: the first times powers of the reduction, before the last step.
+
+        The first is a validated step. Runs are compared at these steps.
+
+        Raises:
+            ValueError: no validation before the last step.
+        """
         first = self.first_step or -(-steps // self.reduction**2)
         step, found = -(-first // every_steps) * every_steps, []
         while step < steps:
@@ -122,9 +135,11 @@ class AshaSpec(Settings):
 
 
 class PbtSpec(Settings):
-    """The settings of `search=pbt`: population based training of the learning rate. The rates of the sweep are a
-    population's first ones; after each segment the worst take over the weights and the rate of the best, and change the
-    rate."""
+    """The settings of `search=pbt`: population based training of the learning rate.
+
+    The sweep's rates start a population. After each segment the worst members copy the weights and the rate of the
+    best, and change the rate.
+    """
 
     name: Literal["pbt"] = Field(description="how points are chosen")
     every_steps: int | None = Field(default=None, ge=1, description="steps of a segment; null: a tenth of steps")
@@ -142,7 +157,7 @@ class PbtSpec(Settings):
 
     @property
     def center_lr(self) -> None:
-        """The first learning rates are the sweep's own."""
+        """None: the sweep's own learning rates start the population."""
         return
 
     def ends(self, steps: int) -> tuple[int, ...]:
@@ -152,8 +167,10 @@ class PbtSpec(Settings):
 
 
 class HalvingSpec(Settings):
-    """The settings of `halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in
-    so many goes on, the best by validation NLL."""
+    """The settings of `halving.reduction=3` over a grid.
+
+    At each rung one in ``reduction`` of each kind's learning rates continues, the best by validation NLL.
+    """
 
     reduction: int = Field(
         ge=2,
@@ -164,8 +181,11 @@ class HalvingSpec(Settings):
     )
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Return the steps at which runs are compared, each of them validated and before the last. ``ValueError`` where
-        there is none."""
+        """Return the validated steps before the last at which runs are compared.
+
+        Raises:
+            ValueError: no validation before the last step.
+        """
         step, found = self.first_step or -(-steps // self.reduction**2), []
         while (rung := -(-step // every_steps) * every_steps) < steps:
             found += [rung] if rung not in found else []
@@ -179,8 +199,11 @@ class HalvingSpec(Settings):
 
 
 def halving_asked_for(value: Any) -> Any:
-    """Return the field as it is composed, or None for ``halving.reduction=null``. Errors: ``ValueError`` where another
-    setting asks for one without it."""
+    """Return the composed field, or None for ``halving.reduction=null``.
+
+    Raises:
+        ValueError: ``first_step`` is given without ``reduction``.
+    """
     if not isinstance(value, dict) or value.get("reduction") is not None:
         return value
     if value.get("first_step") is not None:
@@ -196,7 +219,11 @@ KINDS: dict[str, type[AnySearch]] = {"optuna": SearchSpec, "asha": AshaSpec, "pb
 
 
 def chosen(value: Any) -> Any:
-    """Return the search that a name stands for, from plain values. ``search=none`` is no search."""
+    """Validate the plain values of a search by its name; None for ``search=none``.
+
+    Raises:
+        ValueError: the name is unknown or a setting is invalid.
+    """
     if not isinstance(value, dict):
         return value
     name = value.get("name")
@@ -214,15 +241,20 @@ def chosen(value: Any) -> Any:
 
 
 def applies(path: str, recipe: Mapping[str, Any]) -> bool:
-    """Return whether a run of this recipe (plain JSON) has the field's part: mechanism.sc.window means nothing to
-    sa."""
+    """Return whether a run of this recipe (plain JSON) has the field's part.
+
+    For example, sa has no mechanism.sc.window.
+    """
     axis, *rest = path.split(".")
     return axis not in AXES or (bool(rest) and recipe[axis]["name"] == rest[0])
 
 
 def current(path: str, recipe: Mapping[str, Any]) -> int | float:
-    """Return what a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number
-    in it."""
+    """Return the number at a path of a recipe.
+
+    Raises:
+        ValueError: the field does not exist or holds no number; one line.
+    """
     holder, key = _holder(path, copy.deepcopy(dict(recipe)))
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -234,7 +266,7 @@ def current(path: str, recipe: Mapping[str, Any]) -> int | float:
 
 
 def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the recipe with other values at the paths."""
+    """Return a copy of the recipe with the given values at their paths."""
     result = copy.deepcopy(dict(recipe))
     for path, value in values.items():
         holder, key = _holder(path, result)
@@ -243,15 +275,14 @@ def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str,
 
 
 def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the dict within a recipe that holds the field, and the field's key there; the groups of an optimizer are
-    written out in the recipe where the field is among them."""
+    """Return the dict with a path's field, and its key in there; an optimizer's groups are written out if needed."""
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
         if step == GROUPS and steps[0] == "optimizer":
             held |= written_out(held)
         inner = {name: item for name, item in held.items() if isinstance(item, dict)} | parts_listed(held)
-        if held.get("name") == step:  # mechanism.sc: the part that stands under mechanism
+        if held.get("name") == step:  # mechanism.sc: `held` is that part already
             continue
         if step not in inner:
             raise ValueError(f"search.space.{path}: {step} holds no settings; {near_misses(step, tuple(inner))}")

@@ -1,5 +1,8 @@
-"""Settle ``impl=auto`` once, when a sweep is read: triton where its kernels run here and do all that is asked of them,
-else reference. What is written, trained and read again afterwards holds the choice, never the question."""
+"""Resolve ``impl=auto`` once, when a sweep is parsed.
+
+The choice is triton if its kernels run here and support the sweep, else reference. Records and runs hold the choice,
+never ``auto``.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ from stability.config.impl import AUTO, Kernels
 from stability.config.parts import Part
 from stability.config.rules.kernels import require_alpha_max, require_trained_through
 
-Choose = Callable[[str, str], str]  # of a setting's path, and what is written there, what is to stand there
+Choose = Callable[[str, str], str]  # (path of the setting, its value) -> its new value
 
 
 def settled(sweep: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return those fields of a sweep's spec in which ``impl=auto`` stands, with triton or reference in its place, and a
-    line for each such setting that says which and why."""
+    """Return the fields of a sweep's spec with ``impl=auto`` resolved, and one line each.
+
+    A line names the choice and its reason.
+    """
     changes, said = {}, []
     for key in COMPUTED:
         held = getattr(sweep, key)
@@ -36,7 +41,7 @@ def settled(sweep: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _of_field(sweep: Any, key: str, held: Any, said: list[str]) -> Any:
-    """Return what a field holds, one part, several or those of ``cross=auto``, with each of them settled."""
+    """Return a field's value (one part, several, or those of ``cross=auto``) with ``impl=auto`` resolved."""
     if isinstance(held, CrossOfEach):
         return CrossOfEach(parts=_of_field(sweep, key, held.parts, said))
     if isinstance(held, tuple):
@@ -45,8 +50,7 @@ def _of_field(sweep: Any, key: str, held: Any, said: list[str]) -> Any:
 
 
 def _of_part(sweep: Any, key: str, item: Part, said: list[str]) -> Part:
-    """Return a part with what its settings, and those of the parts within it, are settled to; adds the lines to
-    ``said``."""
+    """Return a part with ``impl=auto`` resolved in its settings and nested parts; append the lines to ``said``."""
     asked = {each.path: each for each in kernels_of({key: item}) if each.impl == AUTO}
 
     def choose(path: str, written: str) -> str:
@@ -61,7 +65,7 @@ def _of_part(sweep: Any, key: str, item: Part, said: list[str]) -> Part:
 
 
 def _chosen(item: Part, path: str, choose: Choose) -> Part:
-    """Return a part with what ``choose`` says for each ``impl``, of the parts within it, too."""
+    """Return a part with ``choose`` applied to each ``impl``, nested parts included."""
     changes: dict[str, Any] = {}
     for name in type(item.settings).model_fields:
         value = getattr(item.settings, name)
@@ -75,8 +79,7 @@ def _chosen(item: Part, path: str, choose: Choose) -> Part:
 
 
 def _refusal(sweep: Any, asked: Kernels, in_loss: bool) -> str | None:
-    """Return why kernels cannot be taken for all that a sweep asks of them, as they would be refused where they are
-    asked for by name; None where they can."""
+    """Return why kernels cannot be used in a sweep, or None; the rules are those for ``impl=triton``."""
     if (lacking := _lacking(sweep.device)) is not None:
         return f"since triton's kernels need {lacking}"
     try:
@@ -92,18 +95,20 @@ def _refusal(sweep: Any, asked: Kernels, in_loss: bool) -> str | None:
 
 
 def _lacking(name: str) -> str | None:
-    """Return what Triton's kernels lack on the device of this name, "auto", "cpu" or "cuda"; None where they run on it.
-    Interpreted ones would be far slower than the reference."""
+    """Return the missing requirement of Triton's kernels on a device, or None."""
     import torch
 
     from kernels import availability
 
+    # interpreted kernels do not count: they are far slower than the reference
     return availability.lacking(torch.device("cpu") if name == "cpu" else None, interpreted=False)
 
 
 def on_reference(run: Any) -> dict[str, Part]:
-    """Return those parts of a run that ask for kernels, by its fields, with ``impl=reference`` in their place: the same
-    parameters, computed by torch's own operations."""
+    """Return the parts of a run with kernels, by field, with ``impl=reference`` instead.
+
+    They have the same parameters and use torch's own operations.
+    """
     return {
         key: _chosen(item, key, lambda path, written: "reference")
         for key, item in computed_parts(run).items()

@@ -1,4 +1,4 @@
-"""A sweep is a product of runs, and how it is run."""
+"""Spec of a sweep: a product of runs, and how to run it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def _listed(value: Any) -> Any:
 
 
 class SweepSpec(AbstractRecipe):
-    """A product of mechanisms, residuals, optimizers, norms, learning rates and seeds, and how to run it."""
+    """A product of parts, learning rates and seeds, and how to run it.
+
+    The parts are mechanisms, residuals, optimizers and norms.
+    """
 
     mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
         min_length=1, description="sequence mechanisms"
@@ -130,8 +133,7 @@ class SweepSpec(AbstractRecipe):
         return self
 
     def settled(self) -> SweepSpec:
-        """Return the same with triton or reference in the place of each ``impl=auto`` (`stability.config.settled`), and
-        with the lines in `choices` that say which and why."""
+        """Return a copy with each ``impl=auto`` resolved (`stability.config.settled`), and reasons in `choices`."""
         changes, choices = settled(self)
         if not changes:
             return self
@@ -141,16 +143,16 @@ class SweepSpec(AbstractRecipe):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """A line for each ``impl=auto``: how it was settled, and why."""
+        """One line for each ``impl=auto``: the choice and its reason."""
         return self._choices
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The names of what metrics go to beside the run's files, which are always there."""
+        """Names of the metric loggers besides the run's own files."""
         return tuple(name for name in self.logger if name != "files")
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
-        """Return each ablation with its axis and its variants, the base's own value among them."""
+        """Return each ablation with its axis and its variants, including the base's value."""
         axes = [
             (item, axis, base)
             for item in self.ablate
@@ -161,15 +163,20 @@ class SweepSpec(AbstractRecipe):
         return tuple((item, axis, item.variants(axis, base, partial(part, AXES[axis]))) for item, axis, base in axes)
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
-        """Return every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a
-        curve against the learning rate."""
+        """Return every kind of run as (variant label, part by axis); the label is "" for a base.
+
+        Each kind has one curve over learning rates. Variants follow their base.
+        """
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
         bases: list[dict[str, Any]] = [dict(zip(AXES, kind, strict=True)) for kind in kinds]
         return tuple((label, choice) for base in bases for label, choice in self._around(base))
 
     def rates(self) -> tuple[tuple[float, ...], ...]:
-        """Return the learning rates of each of `curves`, rising: with lr=edge those of the first round, with lr=scaled
-        those of the curve's own optimizer; a search over rates has one."""
+        """Return the learning rates of each of `curves`, in ascending order.
+
+        With lr=edge they are the first round's, with lr=scaled those of the curve's optimizer. A search over rates has
+        a single one, the range's middle.
+        """
         center, registry = None if self.search is None else self.search.center_lr, Registry("optimizers")
         return tuple(
             self.lr.rates_of(registry.load(choice["optimizer"].name).lr_reference) if center is None else (center,)
@@ -177,8 +184,13 @@ class SweepSpec(AbstractRecipe):
         )
 
     def kinds(self) -> tuple[tuple[str, RunSpec], ...]:
-        """Return each of `curves` as a run with its variant's label: at learning rate 1, of seed 0, from that seed's
-        weights, of data not read yet. Errors: ``ValueError`` of the first rule that one of them breaks."""
+        """Return each of `curves` as (variant label, run).
+
+        The runs have learning rate 1, seed 0 with that seed's own weights, and a placeholder fingerprint.
+
+        Raises:
+            ValueError: a run breaks a rule; the first broken rule's message.
+        """
         shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
             "cross": self.cross,
             "data_fingerprint": "unread",
@@ -206,7 +218,7 @@ class SweepSpec(AbstractRecipe):
         )
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the base, then the same in each other precision, then each variant of the parts that stand in it."""
+        """Yield the base, then its other precisions, then the variants of its parts."""
         first, *others = self.precision
         base = base | {"precision": first}
         yield "", base

@@ -1,5 +1,4 @@
-"""A structure tokenizer is trained by the spec of `stability.train_tokenizer`, and its id is made of the part of it
-that decides how it turns out."""
+"""Spec of `stability.train_tokenizer`, and the part of it that forms a structure tokenizer's id."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from stability.config.parts import Part, axis_of, named, one_part, part
 from stability.config.rules.model import require_trainable
 from stability.registry import Registry
 
-# Raised when the same recipe would train a different tokenizer.
+# Increase it if the same recipe would train a different tokenizer.
 TOKENIZER_VERSION = 1
-MOST_LEVELS = 512  # of 1,002 the quantizer's margin would reach beyond the outermost
+MOST_LEVELS = 512  # from 1,002 on, the quantizer's margin would exceed the outermost level
 MOST_CODES = 2**20
 
 
 def _single(family: str) -> Any:
-    """Return the validator of a field that holds one part where a sweep has an axis, which Hydra composes as ``{"sa":
-    {…}}``."""
+    """Return the validator for a field with one part; also parses an axis, ``{"sa": {…}}``."""
 
     def read(value: Any) -> Part:
+        """Return the part; ValueError if an axis lists several."""
         if not isinstance(value, dict) or "name" in value:
             return part(family, value)
         value = axis_of(family, value)
@@ -41,7 +40,7 @@ def _single(family: str) -> Any:
 
 
 class StackSize(Settings):
-    """The size of one transformer."""
+    """Size of one transformer."""
 
     layers: int = Field(ge=1, le=10_000, description="number of blocks")
     width: int = Field(ge=2, le=2**20, description="model width d")
@@ -49,7 +48,7 @@ class StackSize(Settings):
 
 
 class AbstractTokenizerRecipe(Settings):
-    """The settings that decide how a tokenizer turns out, but for the data's content."""
+    """Settings that determine the trained tokenizer, except for the data's content."""
 
     data: Annotated[Part, one_part("data"), Fingerprinted()] = Field(description="protein chains")
     mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(
@@ -111,8 +110,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> AbstractTokenizerRecipe:
-        """Refuse a mechanism that is not to be trained, cannot read chains in both directions, has no place for its
-        pattern, or does not fit the length."""
+        """Refuse a mechanism that is untrainable or unfit for direction, edges, depth, length or heads."""
         require_trainable("mechanism", self.mechanism)
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
         if "bidirectional" not in mechanism.supported_directions(settings) or mechanism.needs_edges(settings):
@@ -163,7 +161,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> AbstractTokenizerRecipe:
-        """Refuse heads, kernel, warm-up and cross mechanism that do not fit the rest."""
+        """Refuse heads, kernel, warm-up and cross mechanism that do not fit the other settings."""
         for name in ("encoder", "decoder", "atom_decoder"):
             check_heads(getattr(self, name).heads, getattr(self, name).width, f"{name}.")
         if self.kernel % 2 == 0:
@@ -203,7 +201,7 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take the cross mechanism itself, since ``auto`` does not say which one a later version would take."""
+        """Return the cross mechanism in place of ``auto``: a later version might resolve it differently."""
         choice = cross_choice(value)
         return (
             choice.beside(info.data["mechanism"])
@@ -213,7 +211,7 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
 
 
 class TokenizerSpec(AbstractTokenizerRecipe):
-    """A tokenizer to train, and where."""
+    """A tokenizer to train, its folders and its device."""
 
     runs_dir: Annotated[str, Place()] = Field(
         default="runs", min_length=1, description="folder of the pool of runs; tokenizers lie in its folder tokenizers"
@@ -234,6 +232,6 @@ class TokenizerSpec(AbstractTokenizerRecipe):
     )
 
     def run(self, data_fingerprint: str) -> TokenizerRunSpec:
-        """Return the part that decides how the tokenizer turns out."""
+        """Return the part of the spec that determines the trained tokenizer."""
         values = {name: getattr(self, name) for name in AbstractTokenizerRecipe.model_fields}
         return checked(TokenizerRunSpec, {**values, "data_fingerprint": data_fingerprint})

@@ -1,5 +1,4 @@
-"""Settings say how a run is trained and judged beside its parts: schedule, validation, verdict, checkpoints, guards,
-logs."""
+"""Settings of training and evaluation: schedule, validation, verdict, checkpoints, guards, logs."""
 
 from __future__ import annotations
 
@@ -29,21 +28,25 @@ class ScheduleSpec(Settings):
     )
 
     def decay_steps(self, num_steps: int) -> int:
-        """Return how many of the last steps wsd decays in: at least one."""
+        """Return the number of final steps in which wsd decays, at least one."""
         return max(1, round(self.decay_share * num_steps))
 
 
 class InitSpec(Settings):
-    """The checkpoint of another run of the same pool that a run goes on from: parameters, optimizer, step. A run's id
-    and a step say what is in a checkpoint, wherever it lies."""
+    """The checkpoint of another run in the pool from which a run continues: parameters, optimizer, step.
+
+    Run id and step identify its content, wherever the file is.
+    """
 
     run: str = Field(pattern=r"^[0-9a-f]{12}$", description="id of the run that left it")
     step: int = Field(ge=1, description="its step, which the first step that is taken follows")
 
 
 class WeightsSpec(Settings):
-    """The weights that a run starts from at step 0, with a fresh optimizer: those of a finished run. What they are is
-    part of the run's id (``sha256``), where they came from is not."""
+    """The weights of a finished run, used at step 0 with a fresh optimizer.
+
+    Their content (``sha256``) is part of the run's id, their location is not.
+    """
 
     source: Annotated[str, Place()] = Field(
         description=(
@@ -80,13 +83,16 @@ class WeightsSpec(Settings):
 
     @property
     def place(self) -> str:
-        """The folder that ``source`` names."""
+        """The folder in ``source``."""
         return self.source.partition(":")[2]
 
 
 def weights_asked_for(value: Any) -> Any:
-    """Return a sweep's field ``init`` as it is composed, or None where it names no source. Errors: ``ValueError`` where
-    another of its settings is given without one."""
+    """Return a sweep's composed field ``init``, or None if it has no source.
+
+    Raises:
+        ValueError: another setting of it is given without a source.
+    """
     fields = WeightsSpec.model_fields
     if not isinstance(value, dict) or value.get("source") is not None or value.keys() - fields.keys():
         return value
@@ -116,8 +122,8 @@ class VerdictSpec(Settings):
             "rise of the smoothed loss above its running minimum that counts as a spike, in a loss with little noise"
         ),
     )
-    # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that
-    # verdict until it is trained again.
+    # It does not affect training. Runs from before this field were judged without it (a noisy loss could count as a
+    # spike) and keep their verdict until they are trained again.
     noise_margin: Annotated[float, Since(8.0)] = Field(
         default=8.0,
         ge=0,
@@ -152,8 +158,10 @@ class CheckpointSpec(Settings):
 
 
 class GuardSpec(Settings):
-    """Algorithm 1 of *Frankenstein Transformer* (its section 4.7). A sweep of stability leaves the guards off: they
-    hide divergence."""
+    """Algorithm 1 of *Frankenstein Transformer* (its section 4.7).
+
+    A stability sweep leaves the guards off: they hide divergence.
+    """
 
     post_clip_norm: Annotated[float | None, Since(None)] = Field(
         default=None,
@@ -180,7 +188,7 @@ class GuardSpec(Settings):
 
     @model_validator(mode="after")
     def _budget_belongs_to_what_spends_it(self) -> GuardSpec:
-        """Refuse retries that nothing spends, a guard without them, and skipping steps that are seen too late."""
+        """Refuse retries without a guard, the reverse, and skip_step without checks at every step."""
         if self.on_nonfinite == "stop" and self.retries:
             raise ValueError(
                 f"guards.retries={self.retries} is spent by guards.on_nonfinite=skip_step or restore_last_good; stop "
@@ -200,7 +208,7 @@ class GuardSpec(Settings):
 
 
 class LogSpec(Settings):
-    """Settings of what a run logs that it would not by itself."""
+    """Settings of optional logs."""
 
     gradients: Annotated[int, Since(0)] = Field(
         default=0,

@@ -1,4 +1,4 @@
-"""Specs say where on Weights & Biases runs go, and what a study's dashboard is made of."""
+"""Settings of Weights & Biases: where runs are sent, and a study's dashboard."""
 
 from __future__ import annotations
 

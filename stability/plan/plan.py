@@ -1,4 +1,7 @@
-"""A sweep resolved once: its data, its models, its runs. What prints, trains or records a sweep reads this."""
+"""A sweep resolved once: its data, its models, its runs.
+
+Printing, training and recording a sweep all read it.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from stability.plan.resolved import ResolvedRun, name_kind
 from stability.plan.rules import OF_PLAN
 from stability.plan.weights import resolve_weights
 
-SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # of models whose sources train them on GPT-2's tokens
+SIZES_IN_TOKENS = ("text_", "gpt_", "nanogpt_", "sedd_")  # prefixes of sizes published with GPT-2's tokens
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a sweep is made of.
+    """A resolved sweep.
 
     Attributes:
-        spec: the sweep, with the content of the weights that it starts from.
-        corpus: the prepared data as the objective reads them.
-        is_read: whether they are the data themselves; a dry run downloads nothing and takes random tokens instead.
+        spec: the sweep, with the sha256 of its initial weights.
+        corpus: the prepared data in the objective's form.
+        is_read: whether the corpus is the real data; a dry run downloads nothing and may use random tokens.
         objective: the objective on these data.
-        kinds: the kinds of run, one for each curve against the learning rate, in the order of `SweepSpec.curves`.
-        points: every run with its variant's label, as `SweepSpec.points` gives them.
-        notes: texts for the user that no line of the plan says.
+        kinds: the kinds of run, one for each curve over learning rates, in the order of `SweepSpec.curves`.
+        points: every run with its variant's label (`SweepSpec.points`).
+        notes: further notes for the user.
     """
 
     spec: SweepSpec
@@ -44,10 +47,10 @@ class Plan:
 
     @classmethod
     def of(cls, spec: SweepSpec) -> Plan:
-        """Prepare the data and resolve the runs. Nothing of the study is written.
+        """Prepare the data and resolve the runs, without writing the study.
 
         Raises:
-            ValueError: at most two lines, if the data cannot be prepared or a rule of `stability.plan.rules` is broken.
+            ValueError: the data cannot be prepared, or a rule of `stability.plan.rules` is broken; at most two lines.
         """
         pool = Path(spec.runs_dir).resolve()
         corpus, is_read = (cache.prepare_for_plan if spec.dry_run else _prepare)(spec.data, pool / "cache")
@@ -61,7 +64,7 @@ class Plan:
 
     @property
     def pool(self) -> Path:
-        """The folder of the runs."""
+        """Folder of the runs."""
         return Path(self.spec.runs_dir).resolve()
 
 
@@ -70,7 +73,7 @@ def _prepare(data: Part, cache_dir: Path) -> tuple[Any, bool]:
 
 
 def note_bytes(spec: SweepSpec) -> str:
-    """Return a line if a model's size is known for GPT-2's tokens and the data are read as bytes, else ""."""
+    """Return a note if a size for GPT-2's tokens is trained on bytes, else ""."""
     if getattr(spec.data.settings, "tokenizer", None) != "bytes" or not spec.model.name.startswith(SIZES_IN_TOKENS):
         return ""
     return (
@@ -80,7 +83,7 @@ def note_bytes(spec: SweepSpec) -> str:
 
 
 def _note_short_validation(plan: Plan) -> str:
-    """Return a line if there is less to validate on than was asked for, else ""."""
+    """Return a note if the held-out data are fewer than requested, else ""."""
     asked, positions = plan.spec.evaluation.sequences, plan.objective.tokens_needed(plan.spec.model.positions)
     num = len(plan.corpus.windows("val", asked, positions)) if plan.is_read else asked
     if num >= asked:

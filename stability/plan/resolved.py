@@ -1,4 +1,4 @@
-"""A kind of run, resolved: its spec, and the model that the spec stands for, without memory for its weights."""
+"""A kind of run, resolved: its spec, and its model without memory for the weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stability.models.backbone import Backbone, num_parameters
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """The runs of a sweep that differ in nothing but learning rate and seed.
+    """The runs of a sweep that differ only in learning rate and seed.
 
     Attributes:
-        name: ``mechanism/residual/norm/optimizer``, and what an ablation changes.
+        name: ``mechanism/residual/norm/optimizer``, and the ablation's label.
         spec: one of these runs.
-        format: the `format` of the data that it reads.
+        format: the `format` of its data.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ResolvedRun:
 
     @cached_property
     def model(self) -> Backbone:
-        """The model on torch's meta device: nothing is allocated, whatever its size."""
+        """The model on torch's meta device, without allocated memory."""
         with torch.device("meta"):
             return build_model(self.spec, self.format)
 
@@ -39,13 +39,15 @@ class ResolvedRun:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor of the model's state, by name."""
+        """Shape of each tensor in the model's state, by name."""
         return {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
 
 
 def name_kind(run: RunSpec, variant: str) -> str:
-    """Name a kind of run: ``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an
-    ablation changes."""
+    """Name a kind of run: ``mechanism/residual/norm/optimizer``, and the ablation's label.
+
+    With a cross mechanism the first name is e.g. ``sa+ca``.
+    """
     mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
     kind = "/".join((mechanism, run.residual.name, run.norm.name, run.optimizer.name))
     return " ".join(filter(None, (kind, variant)))

@@ -1,5 +1,7 @@
-"""Rules of a plan: what a sweep's spec asks of its data, its models and its pool of runs. They stand beside those of
-`stability.config.rules`, which a spec alone can break."""
+"""Rules of a plan: requirements of a sweep on its data, its models and its pool of runs.
+
+Rules of the spec alone are in `stability.config.rules`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def data_are_long_enough(plan: Plan) -> None:
-    """Refuse data that are too short for the model's windows, and an objective that lacks something. The data stay in
-    the cache: they are whole, and other settings fit."""
+    """Refuse data too short for the model's windows, and an objective with missing requirements."""
     spec, objective = plan.spec, plan.objective
+    # refused data stay in the cache: they are complete, and other settings may fit them
     objective.require()
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     remedy = Registry("data").load(spec.data.name).remedy(spec.data.settings, plan.corpus)
@@ -25,8 +27,7 @@ def data_are_long_enough(plan: Plan) -> None:
 
 
 def optimizers_have_their_parameters(plan: Plan) -> None:
-    """Refuse settings of an optimizer for a role that no parameter of a model plays, and an optimizer of matrices for a
-    model without any."""
+    """Refuse optimizer settings for a role without parameters, and a matrix optimizer without matrices."""
     for kind in plan.kinds:
         optimizer = kind.spec.optimizer
         takes_matrices = Registry("optimizers").load(optimizer.name).takes_matrices
@@ -37,8 +38,7 @@ def optimizers_have_their_parameters(plan: Plan) -> None:
 
 
 def samples_can_be_drawn(plan: Plan) -> None:
-    """Refuse a sampler that does not fit the objective, an oracle that cannot score it, and finished samples that would
-    be replaced. A dry run asks for no oracle that may have to be downloaded, nor for one if the data were not read."""
+    """Refuse an unfit sampler, an unfit oracle, and finished samples that would be replaced."""
     spec = plan.spec
     if spec.generate is None:
         return
@@ -46,6 +46,7 @@ def samples_can_be_drawn(plan: Plan) -> None:
 
     run = plan.points[0][1]
     resolved_sampler(run, spec.generate)
+    # a dry run checks no oracle that might be downloaded, and none if the data were not read
     oracle = spec.generate.oracle
     if oracle is not None and (not spec.dry_run or (plan.is_read and oracle.startswith("ckpt:"))):
         check_oracle(run, spec.generate, plan.corpus)

@@ -1,4 +1,4 @@
-"""Weights that the runs of a plan start from."""
+"""Initial weights of a plan's runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from stability.training.weights import Weights, described
 def resolve_weights(
     spec: SweepSpec, kinds: Sequence[ResolvedRun], cache_dir: Path
 ) -> tuple[SweepSpec, tuple[str, ...]]:
-    """Find the weights that ``init`` names and copy them to where runs look for them; a dry run copies nothing.
+    """Find the weights named by ``init`` and copy them into the pool's cache; a dry run copies nothing.
 
     Args:
         spec: the sweep.
-        kinds: its kinds of runs, whose tensors the weights must fit.
+        kinds: its kinds of runs; the weights must fit their tensors.
         cache_dir: the pool's folder of prepared data.
 
     Returns:
-        The spec with the content of its weights, and a text that says which tensors each kind takes; without ``init``
-        the spec itself and no text.
+        The spec with the sha256 of its weights, and a text with the tensors used by each kind; without ``init`` the
+            spec itself and no text.
 
     Raises:
-        ValueError: one or two lines, if there are no such weights or they do not fit every kind.
+        ValueError: the weights do not exist or do not fit every kind; one or two lines.
     """
     if spec.init is None:
         return spec, ()

@@ -1,9 +1,9 @@
-"""Rules say which parts and settings go together.
+"""Rules about valid combinations of parts and settings.
 
-A rule is a function of a spec that raises a ``ValueError`` of one line: the setting that does not fit, the reason, and
-what to write instead. A rule stands once, in the file of its subject; the tables below are all that a spec is checked
-by beside the fields and bounds of its own classes. `RunSpec` and `SweepSpec` are checked whenever one is validated, so
-that a hand-written ``spec.json`` is refused by the same rules as a command line.
+A rule is a function of a spec that raises a one-line ``ValueError``: the invalid setting, the reason, and a remedy.
+Each rule is defined once, in the module of its subject. The tables below hold all checks of a spec beyond the fields
+and bounds of its classes. `RunSpec` and `SweepSpec` run them in every validation, so a hand-written ``spec.json`` and a
+command line are checked alike.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ OF_SWEEP = (*training.OF_SWEEP, *launchers.OF_SWEEP, *search.OF_SWEEP, *kernels.
 
 
 def check_rules(rules: Iterable[Callable[[Any], None]], spec: Any) -> None:
-    """Raise the ``ValueError`` of the first rule that a spec breaks."""
+    """Raise the ``ValueError`` of the first broken rule."""
     for rule in rules:
         rule(spec)

@@ -1,4 +1,4 @@
-"""Rules of kernels: what a run, or its measurement, needs of the kernels that its parts ask for."""
+"""Rules of kernels: requirements of a run and its measurements on the kernels of its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stability.config.run import RunSpec
     from stability.config.sweep import SweepSpec
 
-DIFFERENTIATED_TWICE = ("sharpness", "density", "blocks")  # of `CurvatureSpec.measure`: Hessian-vector products
+DIFFERENTIATED_TWICE = ("sharpness", "density", "blocks")  # `CurvatureSpec.measure` with Hessian-vector products
 
 
 def kernels_compute_the_run(run: RunSpec) -> None:
@@ -34,12 +34,15 @@ def kernels_are_measured_through(sweep: SweepSpec) -> None:
 
 
 def require_trained_through(kernels: Iterable[Kernels], optimizer: Part, *, compiled: bool) -> None:
-    """Raise a ``ValueError`` of one line if the kernels that compute a loss cannot be trained through.
+    """Refuse kernels of a loss that training cannot differentiate.
 
     Args:
-        kernels: those of the loss.
-        optimizer: one that may need Hessian-vector products.
-        compiled: whether torch.compile makes the training step's passes.
+        kernels: kernels of the loss.
+        optimizer: optimizer, possibly one with Hessian-vector products.
+        compiled: whether torch.compile compiles the training step.
+
+    Raises:
+        ValueError: the optimizer needs second derivatives a kernel lacks, or the step is compiled; one line.
     """
     listed = tuple(kernels)
     if Registry("optimizers").load(optimizer.name).takes_hessian:
@@ -53,13 +56,16 @@ def require_trained_through(kernels: Iterable[Kernels], optimizer: Part, *, comp
 
 
 def require_alpha_max(kernels: Iterable[Kernels], curvature: CurvatureSpec, what: str, remedy: str) -> None:
-    """Raise a ``ValueError`` of one line if a measurement cannot go through the kernels that compute a loss.
+    """Refuse kernels of a loss without the derivatives needed by a measurement.
 
     Args:
-        kernels: those of the loss; ``impl=auto`` among them is passed by.
+        kernels: kernels of the loss; ``impl=auto`` is ignored.
         curvature: the measurement.
-        what: who asks for it, e.g. ``hessian=true measures``.
-        remedy: what to write instead.
+        what: subject of the message, e.g. ``hessian=true measures``.
+        remedy: last words of the message, e.g. ``use hessian=false``.
+
+    Raises:
+        ValueError: a kernel lacks such a derivative; one line.
     """
     listed = tuple(kernels)
     by_autograd = [name for name in curvature.measure if name in DIFFERENTIATED_TWICE]
@@ -73,14 +79,17 @@ def require_alpha_max(kernels: Iterable[Kernels], curvature: CurvatureSpec, what
 def require_second_derivatives(
     kernels: Iterable[Kernels], what: str, remedy: str, *, along_a_line: bool = False
 ) -> None:
-    """Raise a ``ValueError`` of one line if one of the kernels that compute a loss has no second derivative.
+    """Refuse kernels of a loss without a second derivative.
 
     Args:
-        kernels: those of the loss; ``impl=auto`` among them is passed by.
-        what: what needs the derivative.
-        remedy: what to write instead.
-        along_a_line: whether the kernels' own rule along a line (method taylor) is enough; else autograd differentiates
-            twice.
+        kernels: kernels of the loss; ``impl=auto`` is ignored.
+        what: subject of the message: the user of the derivative.
+        remedy: last words of the message.
+        along_a_line: whether the kernels' own derivative along a line (method taylor) is enough; else autograd must
+            differentiate twice.
+
+    Raises:
+        ValueError: a kernel has no such derivative; one line.
     """
     for asked in kernels:
         if asked.impl != AUTO and not (along_a_line and asked.second_order):

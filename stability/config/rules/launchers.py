@@ -1,4 +1,4 @@
-"""Rules of launchers and devices: a launcher reads the settings given for it, and a run's devices have work."""
+"""Rules of launchers and devices: settings match the launcher, and no device is idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stability.registry import Registry
 if TYPE_CHECKING:
     from stability.config.sweep import SweepSpec
 
-INSTEAD = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}  # of cpus_per_trial and gpus_per_trial
+INSTEAD = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}  # remedies for cpus_per_trial, gpus_per_trial
 
 
 def shards_are_not_compiled(sweep: SweepSpec) -> None:
@@ -18,7 +18,7 @@ def shards_are_not_compiled(sweep: SweepSpec) -> None:
 
 
 def settings_are_of_the_launcher(sweep: SweepSpec) -> None:
-    """Refuse a setting that the chosen launcher does not read."""
+    """Refuse a setting ignored by the chosen launcher."""
     launcher = sweep.launcher
     for owner, settings in (("ray", sweep.ray), ("slurm", sweep.slurm)):
         fields = type(settings).model_fields
@@ -44,7 +44,7 @@ def settings_are_of_the_launcher(sweep: SweepSpec) -> None:
 
 
 def shards_are_equal(sweep: SweepSpec) -> None:
-    """Refuse to split parameters over one device, a batch that it does not divide, or optimizers of whole tensors."""
+    """Refuse sharding over one device, of an indivisible batch, or with a non-elementwise optimizer."""
     if not sweep.shard_parameters:
         return
     devices, registry = sweep.devices_per_trial, Registry("optimizers")
@@ -66,7 +66,7 @@ def shards_are_equal(sweep: SweepSpec) -> None:
 
 
 def devices_have_work(sweep: SweepSpec) -> None:
-    """Refuse more devices than sequences or microbatches, and fewer GPUs of a job than devices."""
+    """Refuse more devices than sequences or microbatches, and fewer GPUs per job than devices."""
     devices, batch, gpus = sweep.devices_per_trial, sweep.batch, sweep.slurm.gpus
     parts = devices if sweep.shard_parameters else -(-batch // (sweep.microbatch or batch))
     if devices > batch:

@@ -1,5 +1,7 @@
-"""Rules of a model: its mechanism, positions, head, linear maps and cross mechanism go together, and with the
-objective."""
+"""Rules of a model: its parts fit each other and the objective.
+
+The parts are mechanism, positions, head, linear maps and cross mechanism.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def data_fit_objective(recipe: AbstractRecipe) -> None:
-    """Refuse data of another kind than the objective reads; the message names what fits."""
+    """Refuse data of another kind than the objective's; the message lists fitting choices."""
     sources, objectives = Registry("data"), Registry("objectives")
     data, objective = recipe.data.name, recipe.objective.name
     needed, given = objectives.load(objective).corpus_kind, sources.load(data).corpus.kind
@@ -37,8 +39,10 @@ def positions_are_added_once(recipe: AbstractRecipe) -> None:
 
 
 def head_can_be_tied(recipe: AbstractRecipe) -> None:
-    """Refuse a tied head, or a table of another width, if the embedding is no table of the predicted tokens; and a tied
-    head that would start at zero."""
+    """Refuse a tied or factorised embedding unless the embedded tokens are also predicted.
+
+    A tied head that starts at zero is refused, too.
+    """
     objective, size = Registry("objectives").load(recipe.objective.name), recipe.model
     factorised = size.embedding_width is not None
     if (size.tied or factorised) and not objective.embeds_tokens:
@@ -93,7 +97,7 @@ def lengths_and_heads_fit(run: RunSpec) -> None:
 
 
 def linear_maps_are_called(run: RunSpec) -> None:
-    """Refuse a kind of linear map if a mechanism takes the weights of its maps without calling them."""
+    """Refuse a non-affine linear map if a mechanism reads its maps' weights directly."""
     registry = Registry("mechanisms")
     if Registry("linears").load(run.linear.name).is_affine:
         return
@@ -106,7 +110,7 @@ def linear_maps_are_called(run: RunSpec) -> None:
 
 
 def cross_has_context(run: RunSpec) -> None:
-    """Refuse a context that nothing reads, and a cross mechanism without a context or that cannot be trained."""
+    """Refuse a context without a cross mechanism, and an untrainable one or one without context."""
     num_context, contexts = num_context_of(run.objective), contexts_of(run.objective)
     if run.cross is None:
         if num_context:
@@ -129,9 +133,12 @@ def cross_has_context(run: RunSpec) -> None:
 
 
 def require_trainable(key: str, item: Part) -> None:
-    """Raise a ``ValueError`` of one line if a mechanism, or one that its settings name, is not to be trained.
+    """Refuse a mechanism that is untrainable or contains one.
 
-    ``key``: where it is written, e.g. ``mechanism``.
+    ``key`` is the mechanism's key in the message, e.g. ``mechanism``.
+
+    Raises:
+        ValueError: one line with the trainable choices.
     """
     registry = Registry("mechanisms")
     mechanism = registry.load(item.name)

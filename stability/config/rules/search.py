@@ -1,4 +1,4 @@
-"""Rules of a sweep's axes: rates, searches and ablations go together, and with the launcher and the schedule."""
+"""Rules of a sweep's axes: rates, searches and ablations fit each other, the launcher and the schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def ablated_parts_are_swept(sweep: SweepSpec) -> None:
-    """Refuse an ablation of a part that the sweep does not select once, and one whose variants are not valid."""
+    """Refuse an ablation of a part not selected exactly once, and invalid variants."""
     names = [item.name for axis in AXES for item in getattr(sweep, axis)]
     known = [name for family in AXES.values() for name in Registry(family).names()]
     for ablation in sweep.ablate:
@@ -29,8 +29,7 @@ def ablated_parts_are_swept(sweep: SweepSpec) -> None:
 
 
 def one_way_of_searching(sweep: SweepSpec) -> None:
-    """Refuse two of search, lr=edge, lr=scaled, ablate and halving if they exclude each other, and rates that are not
-    distinct."""
+    """Refuse conflicts between search, lr=edge, lr=scaled, ablate and halving, and equal rates."""
     search, lr = sweep.search, sweep.lr
     if search is not None and (lr.edge is not None or sweep.ablate):
         raise ValueError(
@@ -50,7 +49,7 @@ def one_way_of_searching(sweep: SweepSpec) -> None:
 
 
 def search_fits_sweep(sweep: SweepSpec) -> None:
-    """Refuse a search that does not fit the sweep's launcher, its schedule or its number of learning rates."""
+    """Refuse a search unfit for the launcher, the schedule or the number of rates."""
     search, num_rates = sweep.search, len(sweep.lr.rates())
     if search is None:
         return

@@ -1,4 +1,4 @@
-"""Rules of training: schedule, optimizer, clipping, guards, batch and compiler go together."""
+"""Rules of training: schedule, optimizer, clipping, guards, batch and compiler fit each other."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
+    """Refuse more steps of warm-up and decay than there are in training."""
     schedule, num_steps = recipe.schedule, recipe.steps
     if schedule.warmup_steps >= num_steps and schedule.warmup_steps > 0:
         raise ValueError(f"schedule.warmup_steps={schedule.warmup_steps} must be below steps={num_steps}")
@@ -25,7 +26,7 @@ def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
 
 
 def guards_can_act(recipe: AbstractRecipe) -> None:
-    """Refuse a guard that could never act in a run with these settings."""
+    """Refuse a guard that could never act with these settings."""
     guards = recipe.guards
     if guards.post_clip_norm is not None and guards.post_clip_norm >= recipe.clip_norm:
         raise ValueError(
