@@ -106,7 +106,7 @@ def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, tab
 
 
 def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
-    """Set initial biases by which mixers and cross mechanisms attend to nearby positions."""
+    """Set initial biases so mixers and cross mechanisms attend to nearby positions first."""
     for block in model.blocks:
         cast(Any, block).mixer.start_local(bias)
     if isinstance(embedding, Conditioned):

@@ -1,4 +1,4 @@
-"""Name a study from the words of its command line, without a user's name."""
+"""Name a study from its command line, if the user gave no name."""
 
 from __future__ import annotations
 

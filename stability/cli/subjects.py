@@ -46,9 +46,10 @@ class Subject:
 
     @classmethod
     def of(cls, ckpt: str, *, kept: str) -> Subject:
-        """Find the runs of a folder. The checkpoint's files are verified later, by their reader.
+        """Find the runs of a study's, a run's or a checkpoint's folder.
 
-        ``kept`` names the data written into a run's folder, e.g. "rows".
+        A checkpoint's files are verified later, by their reader. ``kept`` names the data written into a run's folder,
+        e.g. "rows".
 
         Raises:
             ValueError: the folder holds no study, no run and no checkpoint of a run.
@@ -111,15 +112,13 @@ class Subject:
         return [directory for directory in asked if directory.finished]
 
     def _with_spec(self) -> list[RunDirectory]:
-        """Return the runs with a readable spec; print a line for each other one, or raise ValueError if it is the only
-        run.
-        """
+        """Return the runs with a readable spec; print a line for each other run."""
         found = []
         for directory in self.directories:
             try:
                 read_json(directory.spec_file, SpecFile)
             except ValueError as error:
-                if len(self.directories) == 1:
+                if len(self.directories) == 1:  # nothing would be left to do
                     raise
                 print_text(f"leaves out run {directory.run_id}: {error}")
             else:
@@ -163,7 +162,7 @@ def _near_runs(folder: Path) -> str:
 
 
 def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
-    """Return the spec of an entry that measures ``ckpt=FOLDER``, as `read` does.
+    """Return the spec of an entry with ``ckpt=FOLDER``, as `read` does.
 
     Raises:
         ValueError: the folder's runs need plugins the command does not name.
@@ -184,13 +183,13 @@ def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
 
 @dataclass(frozen=True)
 class Work:
-    """A pending measurement of one run.
+    """Pending work on one run: a measurement or samples.
 
     Attributes:
-        directory: the run's folder, where the results are written.
-        steps: the steps of the measurement.
+        directory: the run's folder; the steps write into it.
+        steps: the steps of the work.
         num_steps: largest number of steps.
-        checkpoint: name of the checkpoint's folder, if only one is measured.
+        checkpoint: name of the checkpoint's folder, if only one is used.
     """
 
     directory: RunDirectory
@@ -200,7 +199,7 @@ class Work:
 
 
 def take_steps(works: Sequence[Work]) -> None:
-    """Run the measurements in order under one progress bar, each under its run's lock.
+    """Run the works in order under one progress bar, each under its run's lock.
 
     If there are several, one with damaged files is skipped with a line.
     """
@@ -210,7 +209,7 @@ def take_steps(works: Sequence[Work]) -> None:
 
 
 def _leave_out_damaged(work: Work) -> Iterator[None]:
-    """Run a measurement's steps; a damaged file ends them with a printed line."""
+    """Run a work's steps; a damaged file ends them with a printed line."""
     try:
         yield from work.steps
     except ValueError as error:

@@ -59,13 +59,12 @@ class Label:
 class Since:
     """Marks a field newer than some existing runs.
 
-    ``neutral`` describes the behaviour of those runs and must never change, whatever the field's default becomes: else
+    ``neutral`` describes the behaviour of those runs and must never change, even if the field's default does: else
     their ids would denote other runs.
 
     Attributes:
-        neutral: value that reproduces the behaviour before the field existed; for a group of settings its reduced form,
-            ``{}``.
-        of: names of the parts with runs older than the field, if a Config is inherited by parts that always had it;
+        neutral: value for the behaviour before the field existed; for a group of settings its reduced form, ``{}``.
+        of: names of the parts with runs older than the field, if other parts inherit the Config and always had it;
             empty: all parts.
     """
 

@@ -52,7 +52,7 @@ class Kernels:
     Attributes:
         setting: the setting, e.g. ``sc.impl=triton``; ``mix.sc.impl=triton`` for a part inside another.
         second_order: whether the kernels have second derivatives along a line, so α_max can be measured through them
-            (method taylor). No kernel has one by autograd.
+            (method taylor). No kernel supports second derivatives by autograd.
         lacks: `KernelUser.no_kernel` of these settings.
     """
 

@@ -275,12 +275,12 @@ def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str,
 
 
 def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the dict with a path's field, and its key in there; an optimizer's groups are written out if needed."""
+    """Return the dict with a path's field, and the field's key."""
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
         if step == GROUPS and steps[0] == "optimizer":
-            held |= written_out(held)
+            held |= written_out(held)  # in place: the caller changes a group's setting in this dict
         inner = {name: item for name, item in held.items() if isinstance(item, dict)} | parts_listed(held)
         if held.get("name") == step:  # mechanism.sc: `held` is that part already
             continue

@@ -24,7 +24,7 @@ def _single(family: str) -> Any:
     """Return the validator for a field with one part; also parses an axis, ``{"sa": {…}}``."""
 
     def read(value: Any) -> Part:
-        """Return the part; ValueError if an axis lists several."""
+        """Return the part; ValueError unless an axis lists exactly one."""
         if not isinstance(value, dict) or "name" in value:
             return part(family, value)
         value = axis_of(family, value)

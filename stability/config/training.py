@@ -33,7 +33,7 @@ class ScheduleSpec(Settings):
 
 
 class InitSpec(Settings):
-    """The checkpoint of another run in the pool from which a run continues: parameters, optimizer, step.
+    """The checkpoint from which a run continues: parameters, optimizer and step of another run.
 
     Run id and step identify its content, wherever the file is.
     """
