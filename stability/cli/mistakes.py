@@ -86,7 +86,7 @@ def check_words(invocation: Invocation, root: str) -> None:
             raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
             raise ValueError(f"'{typed}' is not of the form key=value; e.g. {_example(root, word)} {MORE}")
-        if "${" in str(word):  # it could read the environment, and no record would hold its value
+        if "${" in str(word):  # it could read the environment, and no record would contain its value
             raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
         if len(word.key) > LONGEST_KEY or not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
             raise ValueError(

@@ -1,6 +1,6 @@
 """Find the runs of ``ckpt=FOLDER`` and measure each under its lock.
 
-The folder may hold a study, a run or one checkpoint.
+The folder may contain a study, a run or one checkpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Subject:
         e.g. "rows".
 
         Raises:
-            ValueError: the folder holds no study, no run and no checkpoint of a run.
+            ValueError: the folder contains no study, no run and no checkpoint of a run.
         """
         folder = _folder(ckpt)
         if (folder / "study.json").exists():
@@ -229,7 +229,7 @@ def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:
 
 
 def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
-    """Run ``steps`` under the run's lock; skip them with a line if another process holds it.
+    """Run ``steps`` under the run's lock; skip them with a line if another process has locked it.
 
     The steps write into the run's folder.
     """

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from stability.registry import near_misses
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
-# the largest integer that every JSON reader represents exactly; products of a few sizes still fit 64 bits
+# every JSON reader represents integers up to here exactly, and sizes made of a few of them fit 64 bits
 LARGEST_INTEGER = 2**53
 # The axes of a sweep and their families. An axis lists several parts, so settings carry the part's name
 # (mechanism.sc.window).

@@ -54,7 +54,7 @@ class HessianSpec(Settings):
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:
-        """Refuse anything but one of ckpt and hf, and settings of the other one."""
+        """Refuse anything but one of ckpt and hf, and settings that do not apply to it."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
             raise ValueError(
@@ -99,7 +99,7 @@ def _several(value: Any) -> Any:
 
 
 class ReportSpec(Settings):
-    """The settings of `stability.report`: tables, figures and PDF of a finished study."""
+    """The settings of `stability.report`: tables, figures and PDF of studies."""
 
     name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"

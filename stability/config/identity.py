@@ -3,7 +3,7 @@
 A field is part of the id by default. Markers are declared at the field, e.g. ``path: Annotated[str | None, Place()] =
 None``:
 
-- `Place`: a location. Never in an id; its text on the command line may hold any characters.
+- `Place`: a location. Never in an id; its text on the command line may contain any characters.
 - `Fingerprinted`: replaced by the data's fingerprint.
 - `Label`: a name in tables only.
 - `Since`: newer than some existing runs. Its neutral value is left out, so their ids stay the same.
@@ -74,7 +74,7 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """Marks a part or group written as its bare name without settings.
+    """Marks a part or group written as its bare name if no setting is left.
 
     Older files had only the name.
     """
@@ -138,7 +138,7 @@ def filled(
         if key in whole:
             own = family_of(field.metadata) or (family if key == "parts" else None)
             if own is not None and isinstance(whole[key], str) and Bare() in field.metadata:
-                whole[key] = {"name": whole[key]}  # older files hold the name only
+                whole[key] = {"name": whole[key]}  # older files contain the name only
             whole[key] = _filled_inside(whole[key], field.annotation, own)
     return whole
 
@@ -163,7 +163,7 @@ def without_places(
 ) -> dict[str, Any]:
     """Return a spec's plain JSON values, each path cut to its last part.
 
-    The result is safe to publish.
+    They are then sent elsewhere.
 
     Args:
         values: the spec's.
@@ -264,7 +264,7 @@ def family_of(markers: Sequence[Any]) -> str | None:
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the settings class of a field, ``X`` for ``X | None``; None if it holds no group."""
+    """Return the settings class of a field, ``X`` for ``X | None``; None if it contains no group."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((found for item in get_args(annotation) if (found := group_of(item)) is not None), None)

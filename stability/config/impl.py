@@ -75,8 +75,8 @@ class Kernels:
     def written_behind(self, key: str, name: str) -> Kernels:
         """Return a copy with the setting under a run's field.
 
-        Settings on a sweep's axis include the part's name, ``mechanism.sc.impl``, since an axis holds several parts.
-        Other fields hold one part and omit it, ``objective.impl``.
+        Settings on a sweep's axis include the part's name, ``mechanism.sc.impl``, since an axis has several parts.
+        Other fields have one part and omit the name, ``objective.impl``.
         """
         setting = self.setting if key in AXES else self.setting.removeprefix(f"{name}.")
         return replace(self, setting=f"{key}.{setting}")

@@ -253,7 +253,7 @@ def current(path: str, recipe: Mapping[str, Any]) -> int | float:
     """Return the number at a path of a recipe.
 
     Raises:
-        ValueError: the field does not exist or holds no number; one line.
+        ValueError: the field does not exist or is no number; one line.
     """
     holder, key = _holder(path, copy.deepcopy(dict(recipe)))
     value = holder[key]

@@ -1,6 +1,6 @@
 """Resolve ``impl=auto`` once, when a sweep is parsed.
 
-The choice is triton if its kernels run here and support the sweep, else reference. Records and runs hold the choice,
+The choice is triton if its kernels run here and support the sweep, else reference. Records and runs contain the choice,
 never ``auto``.
 """
 

@@ -1,7 +1,7 @@
 """Rules about valid combinations of parts and settings.
 
 A rule is a function of a spec that raises a one-line ``ValueError``: the invalid setting, the reason, and a remedy.
-Each rule is defined once, in the module of its subject. The tables below hold all checks of a spec beyond the fields
+Each rule is defined once, in the module of its subject. The tables below list all checks of a spec beyond the fields
 and bounds of its classes. `RunSpec` and `SweepSpec` run them in every validation, so a hand-written ``spec.json`` and a
 command line are checked alike.
 """
