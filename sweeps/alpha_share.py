@@ -1,4 +1,4 @@
-"""Say what α_max takes of a run's time and of a sweep's."""
+"""Report the share of wall time spent on α_max."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from stability.runs.directory import RunDirectory, readable_rows
 
 
 def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a_time: int) -> str:
-    """Return a line on the share of wall time that measuring α_max took, "" where nothing was measured in between.
+    """Return a line on α_max's share of wall time, or "" if none was measured.
 
-    ``started``, ``ended``: of a launch of the sweep, seconds since 1970; ``at_a_time``: how many runs it had going. Of
-    a run it is α_max's part of training and α_max together, whenever these were; of the sweep what was measured between
-    the two times, over their difference and the runs at a time.
+    Per run the share is α_max's part of training plus α_max, whenever they were measured. For the sweep it is the time
+    measured between ``started`` and ``ended``, divided by their difference and by ``at_a_time``.
+
+    Args:
+        runs: the runs.
+        started: start of the launch, seconds since 1970.
+        ended: end of the launch, seconds since 1970.
+        at_a_time: number of concurrent runs.
     """
     spent = {run: readable_rows(run.curvature_timing_file, ("wall_s", "ended")) for run in runs}
     now = [row["wall_s"] for rows in spent.values() for row in rows if started <= row["ended"] <= ended]

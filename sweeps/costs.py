@@ -1,4 +1,4 @@
-"""Measure what a variant's steps cost in time and memory before a sweep begins."""
+"""Measure or estimate the time and memory of a sweep's runs before it begins."""
 
 from __future__ import annotations
 
@@ -23,28 +23,32 @@ from stability.training.machine import lacking_kernels, peak_memory_mb
 from stability.training.step import Replica
 from sweeps.gpus import DEFAULT, GPUS, Gpu
 
-# In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a
-# forward pass. A Hessian-vector
-# product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes
-# gradients at θ ± εu, and at θ once more.
+# Rough costs in training steps. RECORDED_STEP: a gradient with its graph, a product along the direction, a forward
+# pass. PRODUCT: a Hessian-vector product, two passes through the graph. ALONG: one curvature, a forward pass of three
+# terms. DIFFERENCE: the paper's finite difference, gradients at θ ± εu and once more at θ.
 RECORDED_STEP, PRODUCT, ALONG, FORWARD, DIFFERENCE = 4.0, 3.3, 2.0, 1 / 3, 3.0
-BRACKETING = 6  # loss values that the critical learning rate takes until it is bracketed
+BRACKETING = 6  # loss evaluations to bracket the critical learning rate
 
 
-# On a CPU, what a step may take to be measured; a training step takes 6 operations per parameter and token, and 16
-# bytes per parameter stand.
+# Largest step timed on a CPU. A training step takes 6 operations per parameter and token, and 16 bytes per parameter.
 MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
-OPERATIONS, REFERENCE_SPEED = 6, 1e13  # the speed of one large GPU in float32, roughly
+OPERATIONS, REFERENCE_SPEED = 6, 1e13  # operations per second of one large GPU in float32, roughly
 
 
-TIMED_STEPS, TIMED_S = 3, 3.0  # after a first one that warms up: as many as fit the time, at least one
+TIMED_STEPS, TIMED_S = 3, 3.0  # after one warm-up step: as many as fit the time, at least one
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of one run: seconds of a training step, of all of them with their validations, of what follows them
-    (α_max, samples), and the peak memory of the process that measured a step: on a CPU all that is resident, on a GPU
-    what the allocator held; of a GPU that is not here, what `sweeps.estimated` says of it."""
+    """Times and peak memory of one run.
+
+    Attributes:
+        step_s: seconds of one training step.
+        train_s: seconds of all training steps and validations.
+        after_s: seconds after the training (α_max, samples).
+        memory_mb: peak memory in MiB of the process that timed a step: resident memory on a CPU, allocated memory on a
+            GPU, or the estimate of `sweeps.estimated` for a GPU that this machine lacks.
+    """
 
     step_s: float
     train_s: float
@@ -58,9 +62,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
-    (None: not known), and the bytes that its mixers keep of one sequence to go on reading (None: it cannot
-    be gone on with)."""
+    """Size and cost of one run.
+
+    Attributes:
+        num_params: number of parameters.
+        mixing: multiply-adds of the mechanism per token in one forward pass.
+        timing: the run's timing, or None if unknown.
+        state_bytes: bytes of the mixers' state after one sequence, or None if they cannot continue a sequence.
+    """
 
     num_params: int
     mixing: float
@@ -69,13 +78,18 @@ class Cost:
 
 
 def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
-    """Return the cost of each kind of run by its name: measured on this machine, or estimated for ``gpu``."""
+    """Return the cost of each kind of run, by name.
+
+    Costs are measured on this machine, or estimated for ``gpu`` if one is given.
+    """
     return {kind.name: _cost(kind, plan, gpu) for kind in plan.kinds}
 
 
 def gpu_of(plan: Plan) -> Gpu | None:
-    """Return the GPU that a plan estimates its runs for: ``plan_gpu``, or `DEFAULT` if one of them is too large to be
-    timed on this machine's CPU; None: runs are timed here."""
+    """Return the GPU to estimate a plan for, or None to time it here.
+
+    It is ``plan_gpu``, or `DEFAULT` if a run is too large to time on this machine's CPU.
+    """
     spec = plan.spec
     if spec.shard_parameters:
         return None
@@ -87,16 +101,15 @@ def gpu_of(plan: Plan) -> Gpu | None:
 
 
 def _too_large(kind: ResolvedRun) -> bool:
-    """Return whether a step of a run is too much to be timed on a CPU."""
+    """Return whether a training step is too large to time on a CPU."""
     num_params, tokens = kind.num_params, kind.spec.batch * kind.spec.model.positions
     return num_params > MOST_PARAMETERS or OPERATIONS * num_params * tokens > MOST_OPERATIONS
 
 
 def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
-    """Return the cost of one kind of run. It is timed if the model is not too large for this machine, or estimated for
-    ``gpu``."""
+    """Return the cost of one kind of run, timed here or estimated for ``gpu``."""
     run, spec, corpus, device = kind.spec, plan.spec, plan.corpus, build.resolve_device(plan.spec.device)
-    # what is split may not fit the one device that would be timed, and kernels may be for other machines than this one
+    # a sharded model may not fit the one timed device, and this machine may not run the kernels
     can_run = not spec.shard_parameters and lacking_kernels(computed_parts(run), device) is None
     timing = None
     if gpu is not None:
@@ -109,7 +122,7 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
 
 
 def _estimated(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:
-    """Return a run's timing on a GPU, from its step's; a validation takes a forward pass of its sequences."""
+    """Return a run's estimated timing on a GPU; a validation is one forward pass of its sequences."""
     from sweeps.estimated import estimated_step
 
     step = estimated_step(run, corpus, gpu)
@@ -121,8 +134,7 @@ def _estimated(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) 
 
 
 def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
-    """Time a step and a validation of one run, and add up from them what the whole run takes, α_max and samples
-    included."""
+    """Time one step and one validation, and extrapolate to the whole run."""
     _forget_peak(device)
     replica = Replica(run, corpus, device)
     replica.train_step(1)
@@ -134,7 +146,7 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
 
 
 def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
-    """Return the timing of a whole run, α_max and samples included, from a step's and a validation's seconds."""
+    """Return the timing of a whole run, including α_max and samples."""
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = (
         curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch
@@ -146,9 +158,8 @@ def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, me
 
 
 def _step_s(replica: Replica) -> float:
-    """Return the median of a few steps' seconds, since a machine that does something else for a moment makes one step
-    look long."""
-    seconds: list[float] = []
+    """Return the median seconds of up to `TIMED_STEPS` steps."""
+    seconds: list[float] = []  # a median: other work on the machine can slow a single step
     while len(seconds) < TIMED_STEPS and sum(seconds) < TIMED_S:
         started = time.perf_counter()
         replica.train_step(2 + len(seconds))
@@ -157,8 +168,10 @@ def _step_s(replica: Replica) -> float:
 
 
 def _forget_peak(device: Any) -> None:
-    """Reset the measured peak of memory, so that each kind's is its own. Where the system has no such switch (macOS),
-    it is the largest so far."""
+    """Reset the peak-memory counter, so that each kind of run has its own peak.
+
+    macOS has no such counter: the peak is then the largest so far.
+    """
     if device.type == "cuda":
         import torch
 
@@ -169,8 +182,10 @@ def _forget_peak(device: Any) -> None:
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
-    """Return the multiply-adds of all mixing layers per position in one forward pass, cross mechanisms included; a
-    layer counts as often as its residual connection evaluates it."""
+    """Return the multiply-adds of all mixing layers per position in one forward pass.
+
+    Cross mechanisms are included. A layer counts once per evaluation by its residual connection.
+    """
     from stability.mechanisms import MixerShape
     from stability.registry import Registry
 
@@ -185,7 +200,7 @@ def _mixing(run: RunSpec, direction: str) -> float:
             objective.contexts_of(run.objective.settings),
             objective.num_context(run.objective.settings),
         )
-        if contexts:  # once before the blocks, on a plain connection, counted as if each were as long as the source
+        if contexts:  # once before the blocks, on a plain connection; each is counted as long as the source
             num_context, shapes, evaluations = size.positions, shapes[:1] * len(contexts), 1
         costs = [cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes]
         mixing += evaluations * sum(costs)
@@ -193,7 +208,7 @@ def _mixing(run: RunSpec, direction: str) -> float:
 
 
 def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
-    """Return the cost of the protocol, and of what `measure` adds to it, in training steps."""
+    """Return the cost of the curvature protocol and its tables, in training steps."""
     warm_up = curvature.warmup_steps * len(curvature.state) + (
         curvature.warmup_batches if "paper" in curvature.state else 0
     )
@@ -203,21 +218,23 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
         cost += warm_up + len(curvature.state) * _recorded(curvature)
     tables = _tables(curvature.spectra, layers)
     asked = [tables[name] for name in tables if name in curvature.measure]
-    if asked:  # each state's protocol once more, up to its first recorded step
+    if asked:  # each state repeats the protocol up to its first recorded step
         cost += warm_up + len(curvature.state) * (RECORDED_STEP + sum(asked))
     return phases * cost
 
 
 def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
-    """Return the cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler.
-    An oracle's own cost is not in it."""
+    """Return the cost of sampling in training steps, without the oracle's cost.
+
+    Each step of the sampler costs one forward pass of a batch of samples.
+    """
     from stability.probes.generation.generating import steps_of_a_phase
 
     return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
 
 
 def _recorded(curvature: CurvatureSpec) -> float:
-    """Return the cost of the recorded steps of one state, in training steps."""
+    """Return the cost of one state's recorded steps, in training steps."""
     critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
     return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(
         curvature.parity_steps, curvature.recorded_steps
@@ -229,8 +246,7 @@ def _critical(spectra: SpectraSpec) -> float:
 
 
 def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
-    """Return what each table costs at one step of one state, in training steps. Lanczos is charged with all the
-    products that it may take."""
+    """Return each table's cost for one step of one state, in training steps; Lanczos counts its maximum of products."""
     return {
         "profile": _critical(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
         "sharpness": PRODUCT * (2 * spectra.eigenvalue_products + spectra.trace_products + 2) + spectra.noise_batches,

@@ -1,5 +1,7 @@
-"""Plan what a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes
-nothing but the prepared data."""
+"""Plan a sweep's runs and their cost from one measured step per kind.
+
+A plan trains nothing and writes only the prepared data.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from sweeps.view.board import duration, runs
 
 @dataclass(frozen=True)
 class Left:
-    """The part of a run that is still to be done: the share of its steps, and whether α_max or samples are."""
+    """Remaining work of a run: the fraction of its steps, and whether α_max or samples are missing."""
 
     steps: float
     after: bool
@@ -37,8 +39,11 @@ class Left:
 
 
 def left_of(trial: Trial, retry: str) -> Left:
-    """Return what is left to do by what the ledger holds: nothing of a run that is done, or that failed and is left so;
-    of an interrupted one what its last checkpoint leaves."""
+    """Return a run's remaining work according to its folder.
+
+    Nothing remains of a run that is done, or that failed under ``retry=none``. A trained run lacks only measurements.
+    An interrupted run continues at its last checkpoint.
+    """
     if is_done(trial) or (retry == "none" and trial.directory.status()["state"] == "failed"):
         return Left(0.0, False)
     if trial.directory.finished:
@@ -49,15 +54,15 @@ def left_of(trial: Trial, retry: str) -> Left:
 
 
 def describe(plan: Plan, trials: Sequence[Trial]) -> str:
-    """Return a dry run's text: a line a kind of run, totals, and the runs that the study has from earlier commands.
+    """Return a dry run's text: a line per kind of run, totals, earlier runs of the study.
 
     Args:
         plan: the sweep.
-        trials: its runs, in the order of ``plan.points``. What is finished of them is left out of the costs; of data
-            that were not read nothing can be.
+        trials: its runs, in the order of ``plan.points``. The costs exclude finished runs; if the data were not read,
+            no run counts as finished.
 
     Raises:
-        ValueError: the runs are for this machine and ask for kernels that it cannot run.
+        ValueError: the runs are for this machine and need kernels that it cannot run.
     """
     spec, corpus, is_read = plan.spec, plan.corpus, plan.is_read
     require_for_plan(spec, trials)
@@ -103,7 +108,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
 
 
 def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
-    """Say what times and memory stand on, and what is in them."""
+    """Return the source of the times and memory, and the measurements that they include."""
     listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
     included = [
         *([listed] if spec.hessian else []),
@@ -120,7 +125,7 @@ def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
 
 
 def _room(costs: dict[str, Cost], gpu: Gpu) -> list[str]:
-    """Return a line for each kind of run whose step has no room in a GPU's memory."""
+    """Return a line for each kind of run too large for the GPU's memory."""
     return [
         f"{kind}: no room in {gpu.memory / 1e9:.0f} GB; a smaller microbatch needs less"
         for kind, cost in costs.items()
@@ -129,7 +134,7 @@ def _room(costs: dict[str, Cost], gpu: Gpu) -> list[str]:
 
 
 def _rates_text(spec: SweepSpec) -> str:
-    """Name the learning rates that all kinds of run have, or of which optimizer's reference rate they are multiples."""
+    """Describe the learning rates, or their multiples of each optimizer's reference rate."""
     own = spec.lr.scaled
     rates = list(spec.lr.rates()) if own else sorted({lr for each in spec.rates() for lr in each})
     text = (
@@ -144,12 +149,12 @@ def _rates_text(spec: SweepSpec) -> str:
 
 
 def objective_line(spec: SweepSpec) -> str:
-    """Return a line on the objective, whose default is not next-token prediction."""
+    """Return a line with the objective's name."""
     return f"objective: {spec.objective.name}"
 
 
 def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:
-    """Return a line on the data: their counts, those left out among them, their tokens, their fingerprint."""
+    """Return a line on the data: counts, left-out items, tokens, fingerprint."""
     from stability.build import described
 
     tokens = Registry("data").load(spec.data.name).tokens_of(spec.data.settings)
@@ -162,7 +167,7 @@ def _stand_in_line(corpus: AbstractCorpus) -> str:
 
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:
-    """Return what a model's positions are called: tokens, or an objective's own word."""
+    """Return the name of a model's positions: tokens, or the objective's own word."""
     one, many = Registry("objectives").load(spec.objective.name).words.position
     return one if number == 1 else many
 
@@ -180,8 +185,15 @@ def _timing_columns(timing: Timing | None, gpu: Gpu | None) -> str:
 
 
 def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float, gpu: Gpu | None = None) -> str:
-    """Return the totals as text. ``costs`` and ``left`` are of each run; ``gpu``: what their timings are of, None: this
-    machine."""
+    """Return the totals as text.
+
+    Args:
+        spec: the sweep.
+        costs: the cost of each run.
+        left: the remaining work of each run.
+        slots: runs at a time.
+        gpu: the GPU of the timings, or None for this machine.
+    """
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = (
         sum(bool(each.steps or each.after) for each in left),
@@ -206,7 +218,7 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
     if gpu is not None:
         return f"{text}, at least {duration(total_s)} on one {gpu.device.name}"
-    slots = max(1.0, min(slots, missing))  # no more at a time than there are
+    slots = max(1.0, min(slots, missing))  # at most the missing runs
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
     return (
         f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with "
@@ -215,8 +227,10 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
 
 
 def _at_a_time(spec: SweepSpec, slots: float) -> str:
-    """Say how many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator
-    take is measured by the sweep itself."""
+    """Describe the number of runs at a time.
+
+    A plan cannot predict how many share a GPU: the sweep measures their memory when it starts.
+    """
     from stability.build import resolve_device
 
     shares = (
@@ -231,7 +245,7 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
 
 
 def _at_most(costs: dict[str, Cost], most_runs: int, slots: float, gpu: Gpu | None = None) -> str:
-    """Return the most that all rounds of a search cost, each kind of run in the same number."""
+    """Return the maximum cost of all rounds of a search, with equally many runs of each kind."""
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
         return f", at most {runs(most_runs)} in all"

@@ -1,5 +1,4 @@
-"""Runs that a study lists from earlier commands under its name: they stay on record when another command asks for
-others."""
+"""List a study's runs from earlier commands, so that later commands do not drop them."""
 
 from __future__ import annotations
 
@@ -16,18 +15,23 @@ from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.trial import Trial
 
-PARTS = (*AXES, "cross")  # the parts by which a report tells series apart
+PARTS = (*AXES, "cross")  # the parts that separate a report's series
 APART = (*PARTS, "lr_peak", "seed", "plugins")  # runs of one study may differ in these
-MOST_NAMED = 2  # of the runs of a line
-FINGERPRINT = 12  # characters of a fingerprint that a line shows, as a plan's line on the data
-LONGEST_VALUE = 40  # characters of a value that a line shows
+MOST_NAMED = 2  # runs named in a line
+FINGERPRINT = 12  # characters of a fingerprint in a line, equal to a plan's line on the data
+LONGEST_VALUE = 40  # characters of a value in a line
 UNREADABLE = "spec.json, missing, damaged or of a part that is not here"
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """Runs of one earlier command. ``is_reported``: whether they are runs of the study still, beside those that are
-    asked for now; else they are kept on record alone, so that nothing removes them."""
+    """Runs of one earlier command.
+
+    Attributes:
+        command: the command line.
+        run_ids: the runs' ids.
+        is_reported: whether the report includes them. If not, they are on record only, to prevent their removal.
+    """
 
     command: str
     run_ids: tuple[str, ...]
@@ -38,16 +42,16 @@ class Earlier:
 
 
 def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
-    """Return the runs that stay on a study's record beside those of the command, by the commands that asked for them.
+    """Return the earlier runs that stay on a study's record, grouped by command.
 
-    A run is reported that differs from the trials in nothing but the axes of a study (`APART`): any other would pass
-    for another seed of theirs. One with an unreadable spec stays in the report or outside of it. A run that is no
-    longer in the pool goes from the record (`lines` names it).
+    The report includes a run if it differs from the trials only in the axes of a study (`APART`). Any other run would
+    pass for another seed of theirs. A run with an unreadable spec keeps its place in or outside of the report. A run
+    missing from the pool is dropped from the record (`lines` reports it).
 
     Args:
         study: the study, for its pool.
         record: the content of its ``study.json`` before the command.
-        trials: the runs that the command asks for.
+        trials: the runs of the command.
     """
     asked = {trial.run_id for trial in trials}
     before = [
@@ -65,14 +69,17 @@ def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[T
 
 
 def of_last_command(record: Mapping[str, Any]) -> list[str]:
-    """Return the runs that the last command asked for."""
+    """Return the ids of the last command's runs."""
     others = {run_id for each in record.get("earlier", []) for run_id in each["run_ids"]}
     return [run_id for run_id in record.get("run_ids", []) if run_id not in others]
 
 
 def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
-    """Name a setting in which a run differs from all trials, beside the axes of a study, with both values; "" if it is
-    one of theirs by all others; `UNREADABLE` without a spec that can be read."""
+    """Return a setting in which a run differs from all trials, with both values.
+
+    The axes of a study do not count. The result is "" if nothing else differs, and `UNREADABLE` if the spec cannot be
+    read.
+    """
     try:
         whole = read_json(directory.spec_file, SpecFile)
         spec = reduced(whole, RunSpec)
@@ -96,18 +103,18 @@ def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
 
 
 def _settings(part: Any) -> Mapping[str, Any]:
-    return part if isinstance(part, dict) else {"name": part}  # a name alone in runs older than its settings
+    return part if isinstance(part, dict) else {"name": part}  # older runs store the name alone
 
 
 def _first_difference(
     one: Mapping[str, Any], other: Mapping[str, Any], whole: Mapping[str, Any], whole_other: Mapping[str, Any]
 ) -> str:
-    """Name the first setting in which two specs differ, with both values: ``"steps: 30, now 40"``; "" for none.
+    """Return the first setting that differs, with both values: ``"steps: 30, now 40"``; "" for none.
 
     Args:
-        one: the earlier spec, without what is outside of the id.
+        one: the earlier spec, restricted to the fields of the run's id.
         other: the present one, likewise.
-        whole: the earlier spec with all values, a younger setting's neutral one among them.
+        whole: the earlier spec with all values, including neutral values of newer settings.
         whole_other: the present one, likewise.
     """
     before, now = _flat(one), _flat(other)
@@ -116,7 +123,7 @@ def _first_difference(
 
 
 def _value(name: str, values: Mapping[str, Any]) -> str:
-    """Return a setting's value as a command line writes it, a fingerprint or a long value by its beginning."""
+    """Return a setting's value in command-line form; fingerprints and long values are cut."""
     if name not in values:
         return "not set"
     value = values[name]
@@ -126,7 +133,7 @@ def _value(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _gone(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
-    """Return the ids on record, without those of ``trials``, that have no folder in the pool."""
+    """Return the recorded ids, except those of ``trials``, without a folder in the pool."""
     listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
     asked = {trial.run_id for trial in trials}
     return [each for each in dict.fromkeys(listed) if each not in asked and not _is_there(study, each)]
@@ -137,7 +144,7 @@ def _is_there(study: StudyFolder, run_id: str) -> bool:
 
 
 def _kinds(trials: Sequence[Trial]) -> list[Trial]:
-    """Return one trial of each recipe: those that differ in rate and seed alone are one."""
+    """Return one trial per recipe; learning rate and seed do not count."""
     kinds = {
         json.dumps({**trial.spec, "lr_peak": 0, "seed": 0}, sort_keys=True, default=str): trial for trial in trials
     }
@@ -160,13 +167,14 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a line for the earlier runs that the report keeps, one for those that go from it, and one for those
-    that are gone from the pool; no line for runs that the record kept before.
+    """Yield a line each for newly kept, newly unreported and missing earlier runs.
+
+    Runs that an earlier command already listed get no line.
 
     Args:
         study: the study, for its name and pool.
         record: the content of its ``study.json`` before the command.
-        trials: the runs that the command asks for.
+        trials: the runs of the command.
     """
     known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
     found = earlier_of(study, record, trials)

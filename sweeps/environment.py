@@ -1,4 +1,4 @@
-"""Set what Ray and its workers inherit from the process that starts them."""
+"""Set the environment variables that Ray and its workers inherit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pathlib import Path
 
 
 def of_workers(threads: int) -> dict[str, str]:
-    """Return this process's import path, so that a checkout that is not installed works from any folder, and the
-    threads for OpenMP."""
+    """Return the import path and OpenMP threads for workers.
+
+    The import path lets a checkout that is not installed work from any folder.
+    """
     path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
 
 
 def of_driver() -> dict[str, str]:
-    """Return what Ray reads in the driver's environment and in that of its own processes."""
+    """Return Ray's settings for the driver and its own processes."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine that is busy for a minute ends the driver
-        # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine busy for a minute ends the driver
+        # read at import: drop the raylet's messages; a dead worker is reported by its trial
         "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # Tune's workers, too, stay in the driver's folder
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU share has no visible GPU
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # Tune's workers also run in the driver's folder
     }
 
 

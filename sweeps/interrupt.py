@@ -1,4 +1,4 @@
-"""Give Ctrl-C its meaning during a sweep: the first one lets steps finish and saves, the second one stops at once."""
+"""Handle Ctrl-C during a sweep: the first saves, the second stops at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """A ``with`` block within which the first SIGINT or SIGTERM sets `requested`; another one raises
-    ``KeyboardInterrupt``.
+    """Context manager: the first SIGINT or SIGTERM sets `requested`, the next raises ``KeyboardInterrupt``.
 
-    ``on_request`` runs inside the signal handler: it may set a value, it must not print or lock. Outside the main
-    thread, where Python delivers no signals, nothing is installed.
+    ``on_request`` runs inside the signal handler: it may set a value, but must not print or lock. Outside the main
+    thread no handler is installed, because Python delivers no signals there.
     """
 
     def __init__(self, on_request: Callable[[], None] = lambda: None):
@@ -34,8 +33,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def until(self, steps: Iterator[None]) -> Iterator[None]:
-        """Yield the steps, as far as no interrupt is requested; after the one during which it was they are closed,
-        which saves what they work on."""
+        """Yield the steps until an interrupt is requested, then close them, which saves their work."""
         with closing(steps):  # type: ignore[type-var]
             for _ in steps:
                 yield

@@ -1,5 +1,4 @@
-"""Run what is missing of a sweep: choose the trials, hand them to a launcher under the live table, report what
-failed."""
+"""Run a sweep's missing trials with a launcher and a live table, and report failures."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from sweeps.launchers.ray.asha import Asha
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
-Sinks = dict[str, dict[str, Any]]  # of a sweep: their settings by their names
+Sinks = dict[str, dict[str, Any]]  # a sweep's sinks: settings by name
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed. ``place``: the line of our or the user's code that raised, "" if it is not known."""
+    """A failed run; ``place`` is the line of code that raised, or "" if unknown."""
 
     run_id: str
     label: str
@@ -56,8 +55,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked
-    α_max or samples among them."""
+    """The result of a sweep.
+
+    Attributes:
+        num_skipped: trials that were already done.
+        num_trained: trials that this launch completed, including those that lacked only α_max or samples.
+        failures: the failed runs.
+        interrupted: whether Ctrl-C ended the launch.
+    """
 
     num_skipped: int
     num_trained: int
@@ -80,13 +85,25 @@ def run(
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> Outcome:
-    """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``.
+    """Train and measure the trials that are not done.
 
-    What is skipped is said. Runs that another sweep is at are waited for, not trained again. Ctrl-C leaves runs that
-    resume. ``earlier``: runs of the sweep's rounds before. ``sinks``: what `sinks_of` gave, where it was asked
-    already. ``record``: the study's, written with each run's spec once it is known that the trials can be handed out;
-    None: they are on record. Errors: ``RuntimeError`` or ``ValueError`` where they cannot be (`require`), with nothing
-    written, or where the launcher refuses them, which takes back what was.
+    Failed trials are retried unless ``retry=none``. Runs of another sweep are awaited, not trained again. After Ctrl-C,
+    the runs can resume.
+
+    Args:
+        spec: the sweep.
+        trials: its trials.
+        earlier: runs of the sweep's previous rounds.
+        sinks: the result of `sinks_of`, if it was already called.
+        record: the study's record, written once the launcher can run the trials; None if they are already on record.
+        is_measured: replaces the probe's own check in tests.
+        console: the console for the live table and messages.
+        run: runs one trial; replaced in tests.
+
+    Raises:
+        RuntimeError: the launcher cannot run the trials (`require`), with nothing written, or refuses them later, with
+            the study's files put back.
+        ValueError: likewise.
     """
     console = console or SweepConsole()
     done, say = partial(is_done, is_measured=is_measured), partial(print_line, console)
@@ -139,14 +156,14 @@ def run(
 
 
 def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
-    """Return each trial once, as this launch hands it out."""
+    """Return each distinct trial, with this launch's settings."""
     how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
     unique = {trial.run_id: trial for trial in trials}.values()
     return [replace(trial, **how, failed_at=trial.last_failure()) for trial in unique]
 
 
 def _writes_spec(trial: Trial) -> bool:
-    """Write a trial's spec and return whether its folder takes it. One with another spec fails this trial alone."""
+    """Write a trial's spec, and return whether that succeeded; a conflicting spec fails this trial alone."""
     try:
         trial.directory.write_spec(trial.spec)
     except ValueError as error:
@@ -156,7 +173,7 @@ def _writes_spec(trial: Trial) -> bool:
 
 
 def _tidy(trials: Sequence[Trial]) -> None:
-    """Remove what dead processes left of the trials."""
+    """Remove files that dead processes left in the pools and trials."""
     for pool in {trial.pool for trial in trials}:
         remove_abandoned(Path(pool))
     for trial in trials:
@@ -165,7 +182,7 @@ def _tidy(trials: Sequence[Trial]) -> None:
 
 @contextmanager
 def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
-    """Note the first Ctrl-C, and say so in the live table; the second ends what is done within."""
+    """Show the first Ctrl-C in the live table; the second ends the ``with`` block."""
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         try:
             yield interrupt
@@ -174,8 +191,10 @@ def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
-    """Say what a launch will do, ``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max,
-    samples, or both. ``left``: failed ones."""
+    """Describe a launch: ``"skips 12 finished runs, trains 36"``.
+
+    Trained runs may lack α_max, samples, or both. ``left``: failed runs that are not retried.
+    """
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
     parts = [f"skips {skipped} finished run{'s' if skipped != 1 else ''}"] if skipped else []
@@ -191,7 +210,7 @@ def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
 
 
 def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[Trial]) -> Callable[..., None]:
-    """Return the launcher that the sweep asks for. ``say`` takes a line that the launcher has for the user."""
+    """Return the sweep's launcher. ``say`` prints a line for the user."""
     if spec.launcher == "serial":
         from sweeps.launchers.serial import launch
 
@@ -216,7 +235,7 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
-    """Return the scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
+    """Return the scheduler of `search=asha`, initialised from the runs' folders."""
     from sweeps.launchers.ray.asha import Asha
 
     assert isinstance(spec.search, AshaSpec)
@@ -224,21 +243,21 @@ def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
 
 
 def folder_of(spec: SweepSpec) -> Path:
-    """Return the folder of the launcher's own files, within the study's."""
+    """Return the folder of the launcher's own files, within the study's folder."""
     return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
 
 
 def _stop_jobs(
     spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Stop the jobs of the sweep, those of an earlier driver, too: their runs are waited for, not handed out."""
+    """Stop the sweep's Slurm jobs, including those of an earlier driver, whose runs are only awaited."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
 
 
 def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
-    """Return the sinks of ``logger`` with their settings, which are found once a command, and told."""
+    """Return the settings of each sink in ``logger``, and print the sinks' messages."""
     found: Sinks = {}
     for name in spec.sinks:
         settings, message = SINKS[name].prepare(spec.runs_dir, spec.name)
@@ -250,7 +269,7 @@ def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
 
 
 def _with_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[Trial]:
-    """Return each trial with what its sinks are told, where it has any."""
+    """Return the trials with their sinks' settings, if there are sinks."""
     if not sinks:
         return list(trials)
     return [
@@ -260,7 +279,7 @@ def _with_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[
 
 
 def _report(console: Console, outcome: Outcome, retry: str) -> None:
-    """Print the failed runs with their tracebacks' files, and how the command goes on after them or after Ctrl-C."""
+    """Print failed runs with their traceback files, and the commands to continue."""
     for failure in outcome.failures:
         print_line(
             console,
@@ -279,7 +298,7 @@ def _report(console: Console, outcome: Outcome, retry: str) -> None:
 
 
 def _report_sinks(console: Console, trials: Sequence[Trial]) -> None:
-    """Print what a sink raised in the workers, which have no terminal: once, with the number of runs."""
+    """Print each sink's first error from the workers, once, with the number of runs."""
     for name, sink in SINKS.items():
         having = [trial for trial in trials if name in (trial.sinks or {"to": ()})["to"]]
         failed = [path for path in (failure_file(trial.directory, name) for trial in having) if path.exists()]

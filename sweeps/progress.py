@@ -1,5 +1,7 @@
-"""Follow how far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap
-for hundreds of runs."""
+"""Follow a sweep's trials by reading their files, equally for every launcher.
+
+Polling is cheap for hundreds of runs.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,22 @@ from sweeps.trial import Trial
 from sweeps.trial_names import variants
 
 TAIL_BYTES = 8192
-CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
+CURVATURE, SAMPLES = "curvature", "samples"  # phases after the training
 OF_TEXT = Words()
-STALLED = "stalled"  # its status says running, and no process works on it
+STALLED = "stalled"  # status "running" without a process working on the run
 
 
 @dataclass
 class Row:
-    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured
-    and samples are scored, too.
-    ``owner``: "host:pid" of the process that works on it, as seen from outside.
-    ``trained``: whether an earlier launch trained it, so that this one only measures or samples it.
-    ``stood_s``: seconds without a step, where that is unusually long.
-    ``held_by``: the same of a process that works on it for another sweep, as seen by a launch that waits for it.
+    """One trial's state at the last poll; times are in seconds since the epoch.
+
+    Attributes:
+        state: "running" lasts until α_max is measured and samples are scored.
+        owner: "host:pid" of the process working on the run, for a view from outside.
+        stood_s: seconds without a step, if unusually long.
+        held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
+        trained: whether an earlier launch trained the run, so that this one only measures or samples it.
+        signature: modification times at the last poll (`_signature`).
     """
 
     trial: Trial
@@ -71,10 +76,16 @@ class Row:
 
 
 class Progress:
-    """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one.
-    ``from_outside``: of a study that some other process works on, or none; then every status counts, and whether a run
-    is running or stalled is decided by who holds its lock. ``earlier``: runs of the same sweep that had ended before,
-    which count for what is best. ``words``: the objective's."""
+    """The trials of one launch, or of a study viewed from outside.
+
+    A launch ignores statuses written before it. From outside, every status counts, and the run's lock decides between
+    running and stalled. ``earlier``: ended runs of the same sweep; they count for `best` only.
+
+    Attributes:
+        rows: one row per trial.
+        words: the objective's words.
+        most_at_once: largest number of this launch's runs seen running at once.
+    """
 
     def __init__(
         self,
@@ -97,8 +108,10 @@ class Progress:
         self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
-        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run. From
-        outside: at every status and lock."""
+        """Refresh the rows of trials that have not ended; from outside, all rows.
+
+        A launch calls `stat` once per trial and reads the log ends of running trials only.
+        """
         for row in self.rows:
             if self._from_outside:
                 self._look_from_outside(row)
@@ -108,29 +121,29 @@ class Progress:
         self._speeds = _speeds(self.rows)
 
     def _look_at(self, row: Row) -> None:
-        """Bring a row of this launch up to date, reading its status and logs only where they changed."""
+        """Refresh a row of this launch; its files are read only if they changed."""
         row.held_by = str(row.trial.held_by_another() or "")
         signature = _signature(row.trial)
         if row.trained and row.started_at is None and not row.held_by and row.trial.lock.owner():
-            # its status says nothing of it: that was written when it had been trained
+            # the status dates from the end of training: only the lock shows a measurement in progress
             row.state, row.started_at = "running", time.time()
         if signature == row.signature and not row.running:
             return
         row.signature = signature
         try:
             status = row.trial.directory.status()
-        except ValueError:  # statuses are replaced whole; on a failing disk the last one seen stands
+        except ValueError:  # statuses are replaced atomically; on a failing disk the last readable one counts
             return
         if status["state"] == "queued":
             return
         self._read_status(row, status)
-        if row.running and row.phase == "training" or row.state == STOPPED:  # a stopped run has no result but its log
+        if row.running and row.phase == "training" or row.state == STOPPED:  # a stopped run has a log but no result
             _read_logs(row)
 
     def _look_from_outside(self, row: Row) -> None:
-        """Bring a row of somebody else's launch up to date, by its status and by who holds its lock."""
+        """Refresh a row of another process's launch, from its status and its lock."""
         row.signature = _signature(row.trial)
-        # before the status: who ends a run writes that first and lets go of it then
+        # read the lock before the status: a run writes its last status before it releases the lock
         row.owner = str(RunLock(row.trial.directory.path).owner() or "")
         try:
             status = row.trial.directory.status()
@@ -146,7 +159,7 @@ class Progress:
             _read_logs(row)
 
     def _read_status(self, row: Row, status: dict[str, Any]) -> None:
-        """Take step, state, result and times of a row from its status."""
+        """Set a row's step, state, result and times from its status."""
         row.step, row.num_steps = status["step"], status.get("num_steps", row.num_steps)
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
         row.reason, row.stood_s = status.get("reason", ""), None
@@ -163,7 +176,7 @@ class Progress:
             self._time_the_end(row, status["changed_at"])
 
     def _start_of(self, status: dict[str, Any]) -> float | None:
-        """Return when the trial began in this launch; None where an earlier one trained it."""
+        """Return the trial's start in this launch, or None if an earlier one trained it."""
         if status["state"] == "running":
             return status["changed_at"]
         seconds = status.get("result", {}).get("wall_s")
@@ -185,8 +198,10 @@ class Progress:
         return Counter(row.state for row in self.rows if row.ended)
 
     def best(self) -> dict[str, tuple[float, float, int]]:
-        """Return the best of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that
-        ended at an LR; a diverged one counts as inf."""
+        """Return per variant its best (validation NLL, learning rate, number of seeds).
+
+        The score of a learning rate is the median over its ended seeds; a diverged seed counts as inf.
+        """
         found: dict[str, dict[float, list[float]]] = {}
         for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
@@ -199,8 +214,10 @@ class Progress:
         return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
-        """Return the seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was
-        trained before, what follows the training."""
+        """Return the seconds until a trial ends, or None before a step was timed.
+
+        For a trial trained earlier, only the measurements after training count.
+        """
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
         if row.trained and not self.is_timed_whole:
@@ -212,14 +229,16 @@ class Progress:
 
     @property
     def is_timed_whole(self) -> bool:
-        """Whether what follows the training, which `eta_s` leaves out until then, has been timed once."""
+        """Whether the time after training is known, which `eta_s` omits until then."""
         return any(row.curvature_s is not None for row in self.rows) or not any(
             row.trial.measures for row in self.rows if not row.ended
         )
 
     def eta_s(self) -> float | None:
-        """Return the seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most;
-        None before anything was timed."""
+        """Return the seconds until the last trial ends, or None before anything was timed.
+
+        It assumes the speeds measured so far and the largest number of concurrent runs so far.
+        """
         etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
         known = [eta for eta in etas if eta is not None]
         if len(known) < len(etas) or not self.most_at_once:
@@ -230,7 +249,7 @@ class Progress:
 def _has_verdict(trial: Trial) -> bool:
     try:
         return trial.directory.finished
-    except ValueError:  # a damaged status: the trial itself will say so
+    except ValueError:  # a damaged status: the trial itself reports it
         return False
 
 
@@ -240,9 +259,11 @@ def _ended_row(trial: Trial, variant: str) -> Row:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
-    """Return (seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed,
-    else of all that were. A median, since what was measured another day seems to have taken that long."""
-    groups: dict[str, list[Row]] = {}
+    """Return per variant (seconds per step, seconds for α_max and samples).
+
+    Each is the median over the variant's timed trials, else over all timed trials.
+    """
+    groups: dict[str, list[Row]] = {}  # medians: a measurement resumed on another day appears to take that long
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
     step_s, curvature_s = _median(row.step_s for row in rows), _median(row.curvature_s for row in rows)
@@ -261,7 +282,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _measuring(trial: Trial) -> str:
-    """Say what a trained trial is at: α_max, which comes first, until its table is there."""
+    """Return a trained trial's phase: α_max until its table exists, then samples."""
     return (
         CURVATURE
         if trial.curvature is not None and not any(trial.directory.curvature_file("").parent.glob("*.parquet"))
@@ -270,8 +291,7 @@ def _measuring(trial: Trial) -> str:
 
 
 def _signature(trial: Trial) -> tuple[int, int]:
-    """Return what changes when the status is replaced, or a curvature table, samples or their scores are put in their
-    place."""
+    """Return modification times that change with the status, curvature tables, samples or scores."""
     directory = trial.directory
     folders = (directory.curvature_file("").parent, directory.generation_file("").parent, directory.path / "samples")
     return _mtime_ns(directory.status_file), max(map(_mtime_ns, folders))
@@ -289,7 +309,7 @@ def _number(value: Any) -> float | None:
 
 
 def _read_logs(row: Row) -> None:
-    """Take step, loss, validation and speed of a row from the ends of its logs."""
+    """Set a row's step, loss, validation and speed from the ends of its logs."""
     directory = row.trial.directory
     metrics = tail(directory.metrics_file)
     timing = tail(directory.timing_file, numbers=("step", "wall_s", "tokens_per_s"))

@@ -1,5 +1,4 @@
-"""Record in ``study.json`` what is known of a sweep: the runs asked for so far, by which command, of which code and
-data."""
+"""Record a sweep in ``study.json``: its runs, command, code and data."""
 
 from __future__ import annotations
 
@@ -20,16 +19,22 @@ from sweeps.trial import Trial, choice_name
 if TYPE_CHECKING:
     from stability.corpora.base import AbstractCorpus
 
-OF_RUNS = ("variants", "stopped")  # values of single runs in a record, by their ids
+OF_RUNS = ("variants", "stopped")  # a record's keys with values per run, by id
 
 
 @dataclass(frozen=True)
 class StudyRecord:
     """The record of one launch of a sweep.
 
-    ``before``: what ``study.json`` held when the launch began, at ``started`` (seconds since 1970); ``origin``: what it
-    says beside the runs. The methods' ``found`` is what a search keeps of its runs
-    (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
+    The methods' ``found`` is a search's own record (`sweeps.search.rounds.Search.record`), or None for a grid, with all
+    runs fixed from the start.
+
+    Attributes:
+        study: the study's folder.
+        spec: the sweep.
+        before: the content of ``study.json`` when the launch began.
+        origin: the record's values apart from the runs.
+        started: start of the launch, seconds since 1970.
     """
 
     study: StudyFolder
@@ -40,14 +45,16 @@ class StudyRecord:
 
     @classmethod
     def begun(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
-        """Return the record of a launch that begins now. Nothing is written yet."""
+        """Return the record of a launch that begins now, without writing it."""
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
         return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
 
     def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
-        """Put the runs that were asked for so far on record, and keep those of earlier commands there, also of another
-        launch that wrote since this one began."""
+        """Record the runs requested so far, and retain those of earlier commands.
+
+        The file is read again first, so that runs of a concurrent launch stay.
+        """
         record = self.study.read() if self.study.file.exists() else {}
         kept = earlier_of(self.study, record, trials)
         values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
@@ -56,11 +63,14 @@ class StudyRecord:
         )
 
     def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
-        """Put the end of the launch on record, with the seconds that it and earlier ones of the same runs took
-        (``provenance.wall_s``).
+        """Record the end of the launch and its total wall time.
 
-        ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work
-        stays.
+        ``provenance.wall_s`` adds up the seconds of this and earlier launches of the same runs.
+
+        Args:
+            trials: all runs requested so far.
+            found: the search's record, or None for a grid.
+            has_worked: whether this launch worked on a run. If not, the earlier launch's values stay.
         """
         run_ids, begun = [trial.run_id for trial in trials], of_last_command(self.before) or [None]
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
@@ -80,7 +90,10 @@ def _reported(kept: Sequence[Earlier]) -> list[str]:
 def _with_earlier(
     values: dict[str, Any], study: StudyFolder, record: Mapping[str, Any], kept: Sequence[Earlier]
 ) -> dict[str, Any]:
-    """Return a record's values with the runs of earlier commands, and its former values for those that are reported."""
+    """Return a record's values extended by the runs of earlier commands.
+
+    Reported earlier runs retain their former values.
+    """
     if not kept:
         return values
     reported = set(_reported(kept))
@@ -117,8 +130,11 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
 
 def _references(spec: SweepSpec) -> dict[str, Any]:
-    """Return ``lr_references``, each optimizer's reference rate by its name, and with lr=scaled the multiples of it
-    that are swept (``lr_multiples``), for a report that compares optimizers; {} where there is one optimizer."""
+    """Return the optimizers' reference rates, for a report that compares optimizers.
+
+    ``lr_references`` maps an optimizer's name to its rate. With lr=scaled, ``lr_multiples`` lists the swept multiples.
+    The result is {} for a single optimizer.
+    """
     if len(spec.optimizer) == 1:
         return {}
     found = _lr_references(item.name for item in spec.optimizer)
@@ -130,7 +146,7 @@ def _lr_references(optimizers: Iterable[str]) -> dict[str, float]:
 
 
 def words_of(spec: SweepSpec) -> Words:
-    """Return what the objective and the data source of a sweep call things."""
+    """Return the display words of a sweep's objective and data source."""
     objective, data = (
         Registry(family).load(part.name) for family, part in (("objectives", spec.objective), ("data", spec.data))
     )
@@ -143,8 +159,7 @@ def words_of(spec: SweepSpec) -> Words:
 
 
 def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return which variant each run is, where settings vary one at a time, and each setting's values with their
-    variants; {} without ``ablate``."""
+    """Return each run's variant and each ablated setting's values; {} without ``ablate``."""
     if not spec.ablate:
         return {}
     ablations = [

@@ -1,4 +1,4 @@
-"""Refuse a sweep that its launcher cannot run, before any of it is on record."""
+"""Refuse a sweep that its launcher cannot run, before it is on record."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from sweeps.trial import Trial
 
 
 def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
-    """Raise a ``RuntimeError`` or ``ValueError`` where the launcher cannot run ``trials``: what it stands on is not
-    installed or does not answer, this machine has no room for a trial, or not what the trials compute with."""
+    """Raise an error if the launcher cannot run ``trials``.
+
+    Raises:
+        RuntimeError: a package, service or device is missing or does not answer, or this machine has too few resources
+            for a trial.
+        ValueError: this machine cannot run a trial's precision, kernels or compiler.
+    """
     if spec.launcher == "ray":
         from sweeps.launchers.ray import launcher as ray_launcher
         from sweeps.launchers.ray.share import Share
@@ -30,8 +35,10 @@ def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
 
 
 def require_for_plan(spec: SweepSpec, trials: Sequence[Trial]) -> None:
-    """Raise a ``ValueError`` of one line where the trials are to run on this machine and ask for kernels that cannot:
-    a plan could not time them."""
+    """Raise a one-line ``ValueError`` if this machine must run the trials but lacks their kernels.
+
+    A plan could not time such trials.
+    """
     from stability.build import resolve_device
 
     if runs_here(spec):
@@ -47,7 +54,7 @@ def _require_kernels(trials: Sequence[Trial], device: Any) -> None:
 
 
 def runs_here(spec: SweepSpec) -> bool:
-    """Return whether all trials run on this machine. Of other nodes it is not known what they have."""
+    """Return whether all trials run on this machine; other nodes' hardware is unknown."""
     return {
         "serial": True,
         "slurm": spec.slurm.executor == "local",
@@ -56,14 +63,13 @@ def runs_here(spec: SweepSpec) -> bool:
 
 
 def _require_of_this_machine(name: str, trials: Sequence[Trial]) -> None:
-    """Raise an error where a device of this name, or the precision, the kernels or the compiler of one of the trials,
-    is not to be had here."""
+    """Raise an error if this machine lacks the device or a trial's precision, kernels or compiler."""
     from stability.build import resolve_device
     from stability.models.precision import require_precision
     from stability.training.machine import require_compiler
 
     device = resolve_device(name)
-    for precision in {trial.spec.get("precision", "float32") for trial in trials}:  # older than the field: float32
+    for precision in {trial.spec.get("precision", "float32") for trial in trials}:  # specs without the field: float32
         require_precision(precision, device)
     _require_kernels(trials, device)
     if any(trial.spec.get("compile", False) for trial in trials):

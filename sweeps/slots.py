@@ -1,4 +1,4 @@
-"""Say how many trials run side by side, and what of the machine each of them holds."""
+"""Return how many trials run at once, and their share of cores and GPUs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from stability.config.sweep import SweepSpec
 
 
 def cpus_per_trial(spec: SweepSpec) -> float:
-    """Return what a trial holds of the cores: what the spec says, else one for each of its threads on each of its
-    devices."""
+    """Return the cores per trial: the spec's number, else one per thread and device."""
     return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads * spec.devices_per_trial)
 
 
 def gpus_per_trial(spec: SweepSpec) -> float:
-    """Return the share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the
-    trials start, a whole one a device."""
+    """Return the GPUs per trial: the spec's number, or whole GPUs if it is auto.
+
+    The launcher replaces the value for auto by a measured share when the trials start.
+    """
     if spec.gpus_per_trial != "auto":
         return spec.gpus_per_trial
     return float(spec.devices_per_trial) if spec.device != "cpu" and _num_gpus() else 0.0
 
 
 def slots(spec: SweepSpec) -> int:
-    """Return how many trials run at a time: on this machine, or as jobs."""
+    """Return the number of trials that run at once, on this machine or as jobs."""
     if spec.launcher == "serial":
         return 1
     if spec.launcher == "slurm":

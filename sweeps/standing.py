@@ -1,5 +1,7 @@
-"""Find out how long a run has gone without a step, and when that is too long: its process may hang, in native code or
-on a file system, though its lock's heartbeat goes on."""
+"""Detect runs without a step for too long.
+
+The process may hang in native code or on a file system while its lock's heartbeat continues.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from typing import Any
 from stability.runs.directory import RUNNING, RunDirectory
 
 LEAST_S = 60.0
-STEPS = 20  # a validation takes as long as a few of these
-FIRST_S = 300.0  # before two steps are timed: importing, compiling, preparing data
+STEPS = 20  # a validation takes as long as a few steps
+FIRST_S = 300.0  # limit before two steps are timed: imports, compilation, data preparation
 
 
 def idle_s(directory: RunDirectory) -> float:
-    """Return the seconds since a run logged a step or changed its status, by the times of these files."""
+    """Return the seconds since a run last logged a step or changed its status.
+
+    File modification times give the last change.
+    """
     last = 0.0
     for file in (directory.metrics_file, directory.status_file):
         try:
@@ -28,18 +33,19 @@ def idle_s(directory: RunDirectory) -> float:
 
 
 def standing_s(directory: RunDirectory, timing: Sequence[dict[str, Any]]) -> float | None:
-    """Return the seconds that a run in training has gone without a step, or None while that is no longer than usual.
+    """Return a training run's seconds without a step, or None if not unusually long.
 
     Args:
-        directory: the run's.
-        timing: the last rows of its ``timing.jsonl``; 20 times their median step is usual, and 60 s at least.
+        directory: the run's directory.
+        timing: the last rows of its ``timing.jsonl``. The limit is 20 times their median step, at least 60 s; 300 s
+            without timed steps.
     """
     seconds, steps = idle_s(directory), _step_times(timing)
     return seconds if seconds > (max(LEAST_S, STEPS * median(steps)) if steps else FIRST_S) else None
 
 
 def hangs(directory: RunDirectory, limit_s: float) -> bool:
-    """Return whether a run in training has gone for more than ``limit_s`` without a step."""
+    """Return whether a run in training had no step for more than ``limit_s`` seconds."""
     if idle_s(directory) <= limit_s:
         return False
     status = directory.status()
@@ -47,6 +53,6 @@ def hangs(directory: RunDirectory, limit_s: float) -> bool:
 
 
 def _step_times(timing: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the seconds of each step; a run that was resumed begins its clock anew."""
+    """Return the seconds of each step, without gaps between a run and its resumption."""
     pairs = [(row["wall_s"] - before["wall_s"], row["step"] - before["step"]) for before, row in pairwise(timing)]
     return [seconds / steps for seconds, steps in pairs if seconds > 0 and steps > 0]

@@ -1,4 +1,4 @@
-"""Name the trials of a sweep by the choices that it varies."""
+"""Name a sweep's trials by the choices that vary in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stability.config.base import AXES
 
 
 class Named(Protocol):
-    """A trial, as far as its name goes."""
+    """The attributes of a trial that its name depends on."""
 
     @property
     def spec(self) -> dict[str, Any]: ...
@@ -19,18 +19,20 @@ class Named(Protocol):
 
 
 def choice_name(choice: Any) -> str:
-    """Return the name of a part as a ``spec.json`` writes it; of a norm in older ones it is all that there is."""
+    """Return a part's name from ``spec.json``; older files store a norm as the bare name."""
     return choice["name"] if isinstance(choice, dict) else str(choice)
 
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Return a trial's ``several``, from a sweep's choices on each axis."""
+    """Return the axes, without the mechanism, for which a sweep has several choices."""
     return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 
 
 def variants(trials: Sequence[Named]) -> list[str]:
-    """Return a name for each trial without LR and seed: its mechanism, other axes with several choices, an ablation's
-    setting."""
+    """Return each trial's name without learning rate and seed.
+
+    It contains the mechanism, the choices on axes that vary, and an ablation's setting.
+    """
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [

@@ -1,5 +1,7 @@
-"""Put a study back as it was where a launcher refuses its runs only when it is to hand them out: sbatch that knows no
-such partition, a Ray that does not start."""
+"""Restore a study if its launcher refuses the runs only at submission.
+
+Examples: sbatch rejects the partition, or Ray does not start.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ from sweeps.trial import Trial
 
 @contextmanager
 def put_back_unless_begun(study: StudyFolder, trials: Sequence[Trial], own: Path) -> Iterator[None]:
-    """Put ``study.json``, the runs' folders and the launcher's ``own`` folder back as they were where the ``with``
-    block raises an error and none of ``trials`` was begun or queued by then."""
+    """Put the study's files back if the ``with`` block raises before any trial began.
+
+    The files are ``study.json``, the runs' folders and the launcher's folder. A queued trial counts as begun.
+
+    Args:
+        study: the study.
+        trials: the trials to launch.
+        own: the launcher's own folder.
+    """
     before = _Before.of(study, trials, own)
     try:
         yield
@@ -31,11 +40,17 @@ def put_back_unless_begun(study: StudyFolder, trials: Sequence[Trial], own: Path
 
 @dataclass(frozen=True)
 class _Before:
-    """A study, its runs and its launcher's folder as they were before the launch.
+    """A study, its runs and its launcher's folder before the launch.
 
-    ``record``: the bytes of ``study.json``; ``fresh``: trials that had no folder; ``files``: of each other trial, when
-    its files were changed last; ``made``: what lay in the launcher's folder; ``jobs``: what its files said of jobs;
-    ``missing``: folders that were not there, the innermost first.
+    Attributes:
+        study: the study.
+        own: the launcher's folder.
+        record: the bytes of ``study.json``, or None if it did not exist.
+        fresh: trials without a folder.
+        files: for each other trial's folder, its files' modification times in nanoseconds.
+        made: paths in the launcher's folder.
+        jobs: the content of the launcher's job files.
+        missing: folders that did not exist, innermost first.
     """
 
     study: StudyFolder
@@ -49,7 +64,13 @@ class _Before:
 
     @classmethod
     def of(cls, study: StudyFolder, trials: Sequence[Trial], own: Path) -> _Before:
-        """Return what there is now, before anything of the launch is written."""
+        """Return the present state, before the launch writes anything.
+
+        Args:
+            study: the study.
+            trials: the trials to launch.
+            own: the launcher's own folder.
+        """
         fresh = tuple(trial for trial in trials if not trial.directory.path.exists())
         folders = (trial.directory.path for trial in trials if trial not in fresh)
         return cls(
@@ -64,7 +85,7 @@ class _Before:
         )
 
     def is_begun(self) -> bool:
-        """Return whether a run has more than its spec by now, or a file changed, or a launcher queued jobs."""
+        """Return whether a run wrote more than its spec or a launcher queued jobs."""
         queued = {path: jobs for path, jobs in _jobs(self.own).items() if jobs and jobs != self.jobs.get(path)}
         beyond_specs = [
             path for trial in self.fresh for path in trial.directory.path.glob("*") if path != trial.directory.spec_file
@@ -72,8 +93,10 @@ class _Before:
         return bool(queued or beyond_specs or any(_changed_at(folder) != files for folder, files in self.files.items()))
 
     def put_back(self) -> None:
-        """Remove what came since and write the record's bytes again. A run stays that another study lists, or that
-        somebody works on."""
+        """Remove new files and rewrite the old record.
+
+        A run stays if another study lists it or a process works on it.
+        """
         for path in set(self.own.rglob("*")) - self.made:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -84,18 +107,18 @@ class _Before:
         else:
             write_atomically(self.study.file, self.record)
         for folder in self.missing:
-            with suppress(OSError):  # somebody else has put something there by now
+            with suppress(OSError):  # another process has written there
                 folder.rmdir()
         for trial in self.fresh:
-            with suppress(ValueError):  # a damaged study, which may list the run: it stays
+            with suppress(ValueError):  # a damaged study may list the run: it stays
                 remove_run(trial.directory)
 
 
 def _changed_at(folder: Path) -> dict[Path, int]:
-    """Return when each file of a folder was changed last, in nanoseconds."""
+    """Return each file's modification time in nanoseconds."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def _jobs(own: Path) -> dict[Path, Any]:
-    """Return what the files of a launcher's folder say of jobs; a Slurm launcher's alone has such files."""
+    """Return the content of a launcher's job files; only Slurm's launcher has any."""
     return {path: read_json(path) for path in own.glob("*.json")}

@@ -1,4 +1,4 @@
-"""Trials one after another in this process: no Ray, the same numbers."""
+"""Run trials one after another in this process, without Ray, with the same results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from sweeps.trial import RunTrial, Trial, run_trial
 def launch(
     trials: Sequence[Trial], *, on_tick: Callable[[], None], interrupt: Interrupt, run: RunTrial = run_trial
 ) -> None:
-    """Run every trial, or return after the current step once an interrupt is requested; the trial is then closed, which
-    saves it.
+    """Run every trial in turn.
 
-    ``on_tick`` is called after every step.
+    Once an interrupt is requested, the current step ends, the trial is closed, which saves it, and this returns.
+
+    Args:
+        trials: the trials.
+        on_tick: called after every step.
+        interrupt: ends the launch once requested.
+        run: runs one trial; replaced in tests.
     """
     for trial in trials:
         with closing(run(trial)) as steps:

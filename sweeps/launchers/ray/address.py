@@ -1,8 +1,7 @@
-"""Find out whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and
-its C++ parts write to the terminal meanwhile.
+"""Check whether a Ray cluster answers at an address, before Ray itself connects.
 
-``python address.py ADDRESS`` is the look, in a process of its own: what it prints is kept from the terminal, and its
-patience is not the sweep's.
+``python address.py ADDRESS`` is the check, in its own process. Ray itself would retry for minutes, and its C++ parts
+would write to the terminal. The process has its own output and time limit.
 """
 
 from __future__ import annotations
@@ -16,18 +15,21 @@ from contextlib import suppress
 from pathlib import Path
 
 CONNECT_S = 5
-LOOK_S = 60.0  # importing Ray takes a machine that is busy a while
-OWN = "stability-ray-"  # so begins the name of the folder of a Ray that a sweep started for itself
+LOOK_S = 60.0  # importing Ray is slow on a busy machine
+OWN = "stability-ray-"  # prefix of the folder of a Ray that a sweep started for itself
 ANOTHERS = "what runs on this machine is another sweep's own Ray, which ends with it"
-NO_ACCESS = 3  # exit code of the look
+NO_ACCESS = 3  # exit code of the check for a missing token
 TOKEN = "its Ray demands a token; export RAY_AUTH_MODE=token, with that token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
 HOW_TO_START = "start one with: ray start --head"
 NOT_A_HEAD = "what answers there is not the head of a Ray cluster that this version of Ray can join"
 
 
 def check(address: str) -> None:
-    """Raise a ``RuntimeError`` if no cluster answers at ``address`` (auto, or HOST:PORT of a head), if it demands a
-    token that this environment lacks, or if auto finds another sweep's own Ray, whose end would kill this one."""
+    """Raise a ``RuntimeError`` if this environment cannot join a cluster at ``address``.
+
+    ``address`` is "auto" or HOST:PORT of a head. Reasons: no cluster answers, it requires a token that this environment
+    lacks, or auto finds another sweep's own Ray, which would end before this sweep.
+    """
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
     try:
@@ -46,8 +48,14 @@ def check(address: str) -> None:
 
 
 def _look(address: str) -> None:
-    """Ask the head at ``address`` for its nodes. Errors: ``ConnectionError`` with the reason if none answers,
-    ``PermissionError`` without its token. Ray's own check ends the process as it likes, or stays."""
+    """Request the list of nodes from the head at ``address``.
+
+    Ray's own check may exit the process or block.
+
+    Raises:
+        ConnectionError: no head answers; the message is the reason.
+        PermissionError: the head requires a token.
+    """
     from ray._private import services
     from ray._private.authentication import authentication_token_setup as tokens
     from ray._raylet import GcsClient  # type: ignore[attr-defined] compiled
@@ -57,7 +65,7 @@ def _look(address: str) -> None:
         found = services.canonicalize_bootstrap_address_or_die(address)
     except ConnectionError:
         raise ConnectionError("none runs on this machine") from None
-    except ValueError as error:  # what RAY_ADDRESS says
+    except ValueError as error:  # an invalid RAY_ADDRESS
         raise ConnectionError(str(error)) from None
     if address == "auto":
         if _is_of_a_sweep(found):
@@ -72,10 +80,13 @@ def _look(address: str) -> None:
 
 
 def _is_of_a_sweep(address: str) -> bool:
-    """Return whether a sweep started the Ray at HOST:PORT for itself: its raylet's command line names the folder."""
+    """Return whether a sweep started the Ray at HOST:PORT for itself.
+
+    Its raylet's command line then contains the folder's prefix.
+    """
     head = re.compile(rf"--gcs-address=[^ ]*:{address.rpartition(':')[2]} ")
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # gone by now
+        with suppress(OSError):  # the process has ended
             words = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if OWN in words and head.search(words):
                 return True
@@ -83,7 +94,7 @@ def _is_of_a_sweep(address: str) -> bool:
 
 
 def connect(address: str) -> None:
-    """Raise a ``ConnectionError`` where nobody listens at HOST:PORT."""
+    """Raise a ``ConnectionError`` if HOST:PORT does not accept connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
@@ -94,7 +105,7 @@ def connect(address: str) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder, whose modules are no top-level ones
+    del sys.path[0]  # this file's folder; its modules must not shadow top-level ones
     try:
         _look(sys.argv[1])
     except ConnectionError as error:

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving by Ray Tune's scheduler, told what the ledger holds before it decides anything."""
+"""Asynchronous successive halving by Ray Tune's scheduler, initialised from the runs' logs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from stability.runs.directory import readable_rows
 from sweeps.launchers.ray.trainable import RUN
 from sweeps.trial import Trial, mark_stopped
 
-WORST = 1e9  # the NLL of a run that diverged, at the rungs that it did not reach
+WORST = 1e9  # a diverged run's NLL at the rungs that it did not reach
 
 
 class Asha(FIFOScheduler):
-    """One `AsyncHyperBandScheduler` for each kind of run and seed: runs that differ in nothing but the learning rate.
+    """One `AsyncHyperBandScheduler` per kind of run and seed; its runs differ in the learning rate only.
 
-    ``trials``: all runs of the sweep, of which those that have been at a rung before count there: begun again, the
-    search knows what it knew. ``rungs``: steps, each ``reduction`` times the one before.
+    Runs with earlier results at a rung count there, so that a restarted search has all its former results.
+
+    Attributes:
+        milestones: the rungs: steps, each ``reduction`` times the previous one.
     """
 
     def __init__(self, trials: Sequence[Trial], rungs: tuple[int, ...], reduction: int):
@@ -37,7 +39,7 @@ class Asha(FIFOScheduler):
             self._count_divergence(trial.run_id, trial.directory.status())
 
     def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
-        pass  # all are known from the start
+        pass  # all runs entered at the start
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: Mapping[str, Any]) -> str:
         run_id, step, nll = trial.config[RUN]["id"], result.get("step"), result.get("val_nll")
@@ -49,7 +51,7 @@ class Asha(FIFOScheduler):
         return TrialScheduler.CONTINUE
 
     def settle(self) -> bool:
-        """Mark runs that were stopped and that their workers have left by now; return whether none is to come."""
+        """Mark stopped runs that their workers have left, and return whether all are marked."""
         for run_id, step in list(self._leaving.items()):
             reason = f"stopped at step {step}: not among the best 1 in {self._reduction} of its kind so far"
             if not self._trials[run_id].lock.owner() and mark_stopped(self._trials[run_id], reason):
@@ -69,7 +71,7 @@ class Asha(FIFOScheduler):
         self._group(run_id).on_trial_add(*_named(run_id))
 
     def _group(self, run_id: str) -> AsyncHyperBandScheduler:
-        """Return the scheduler of a run's kind and seed, made where it is the first of them."""
+        """Return the scheduler of a run's kind and seed, created at its first run."""
         spec = self._trials[run_id].spec
         key = json.dumps({name: value for name, value in spec.items() if name != "lr_peak"}, sort_keys=True)
         if key not in self._groups:
@@ -78,7 +80,7 @@ class Asha(FIFOScheduler):
                 metric="val_nll",
                 mode="min",
                 grace_period=self.milestones[0],
-                max_t=self.milestones[-1] * 3 // 2,  # beyond the last rung, whichever way a logarithm is rounded
+                max_t=self.milestones[-1] * 3 // 2,  # beyond the last rung in spite of rounded logarithms
                 reduction_factor=self._reduction,
                 stop_last_trials=False,
             )
@@ -86,6 +88,8 @@ class Asha(FIFOScheduler):
 
 
 def _named(run_id: str) -> tuple[Any, Any]:
-    """Return the arguments that stand for a Tune trial under the run's own id, which stays the same from launch to
-    launch."""
+    """Return the arguments in place of a Tune trial, with the run's id as trial id.
+
+    The run's id is equal in all launches, unlike Tune's.
+    """
     return None, SimpleNamespace(trial_id=run_id)

@@ -1,4 +1,4 @@
-"""Callbacks of a Tuner's loop: what it tells the sweep, and when the sweep tells it to end."""
+"""Connect the Tuner's loop with the sweep: live table, failures, interrupts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
 from sweeps.standing import hangs
 from sweeps.trial import mark_failed
 
-GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be saved
-LOOK_S = 1.0  # between two looks at which nodes there are
-FAILURE = "Failure # "  # before each failure in Tune's file of a trial's errors
-NO_NODE_S = 120.0  # a cluster may start a node in place of one that died
+GRACE_S = 60.0  # limit after Ctrl-C for steps to end and be saved
+LOOK_S = 1.0  # between two checks of the nodes and of hanging runs
+FAILURE = "Failure # "  # prefix of each failure in Tune's error file of a trial
+NO_NODE_S = 120.0  # a cluster may replace a node that died
 
 
 class Board(tune.Callback):
-    """The sweep's part in the Tuner's loop, which calls it some ten times a second. ``on_tick`` refreshes the live
-    table; ``settle`` marks what the scheduler stopped; ``say`` takes a line for the user."""
+    """The sweep's callbacks in the Tuner's loop, called some ten times a second.
+
+    ``on_tick`` refreshes the live table. ``settle`` marks runs stopped by the scheduler. ``say`` prints a line for the
+    user.
+    """
 
     def __init__(
         self,
@@ -56,14 +59,18 @@ class Board(tune.Callback):
         self._looked_at = self._had_room_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep nothing: a Tuner pickles what it is given beside its results, to be restored from there, which nobody
-        does."""
+        """Return no state: a Tuner pickles its callbacks to restore them, and no Tuner is restored here."""
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        """End the Tuner with what a callback could not go on after: an error that a callback itself raises, Tune may
-        take for its trial's."""
-        if self._error is not None:
+        """Refresh the sweep's state, or raise an error that a callback stored.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials.
+            **info: unused.
+        """
+        if self._error is not None:  # raised here: Tune attributes errors of other callbacks to a trial
             raise self._error
         self.num_running = sum(trial.status == TuneTrial.RUNNING for trial in trials)
         self._require_room()
@@ -75,9 +82,9 @@ class Board(tune.Callback):
         self._on_tick()
 
     def _kill_hanging(self, run_ids: Sequence[str]) -> None:
-        """Kill the workers whose runs have had no step for ``hang_s``; Tune then takes them for dead.
+        """Kill workers whose runs had no step for ``hang_s`` seconds; Tune then counts them as dead.
 
-        A process has that long from when it is first seen with the run, whose files may be an earlier one's.
+        The limit counts from the first time that the process holds the run, because the run's files may be older.
         """
         now = time.monotonic()
         if self._hang_s is None or now - self._watched_at < LOOK_S:
@@ -98,8 +105,17 @@ class Board(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Set a run failed whose failure its worker could not write down; put down in Tune's table that one was
-        stopped by the scheduler, which is told nowhere else there."""
+        """Record a failure that the worker could not write, and mark stopped trials in Tune's table.
+
+        Tune itself does not mark trials stopped by the scheduler.
+
+        Args:
+            iteration: Tune's counter, unused.
+            trials: Tune's trials, unused.
+            trial: the trial of the result.
+            result: the result; its state is changed in place.
+            **info: unused.
+        """
         if result.get("done") and result.get("state") == "running":
             result["state"] = STOPPED
         if ACCOUNT in result:
@@ -112,14 +128,15 @@ class Board(tune.Callback):
         self._lost(trial)
 
     def _lost(self, trial: TuneTrial) -> None:
-        """Judge what the loss of a run's worker means: that it goes on in another, or, the last time, that it has
-        failed. A run that Tune gives up earlier is left as it is, and handed out again by the sweep. A node that does
-        not see the runs' folder is left out. Workers that cannot even start end the sweep: they would fail every
-        run."""
+        """Let a run continue after the loss of its worker, or fail it after ``node_retries`` losses.
+
+        If Tune gives a run up earlier, its status stays and the sweep hands it out again. A node without access to the
+        runs' folder is left out. If workers cannot start at all, the sweep ends: every run would fail.
+        """
         run_id, account = _run_id(trial), _account(trial)
         last = account.rpartition(FAILURE)[2]
         if BLIND in last:
-            trial.max_failures += 1  # no failure of the run's
+            trial.max_failures += 1  # the node's fault does not count as a failure of the run
             self._leave_out(_last_line(last).rpartition(BLIND)[2])
             return
         if "error raised in its creation task" in last:
@@ -134,7 +151,7 @@ class Board(tune.Callback):
             self._say(f"a {what} died under {label} ({run_id}), which goes on {_ON_ANOTHER[what]}")
 
     def _leave_out(self, node_id: str) -> None:
-        """Hand nothing more to a node that came later than the sweep and does not see the runs' folder."""
+        """Leave out a node that joined later and does not see the runs' folder."""
         for node in alive():
             if node["NodeID"] == node_id:
                 leave_out(node_id, put(node, next(iter(self._job.trials.values())).pool, "it is not there"), self._say)
@@ -146,7 +163,7 @@ class Board(tune.Callback):
             self._error = error
 
     def _require_room(self) -> None:
-        """Raise a ``RuntimeError`` where for `NO_NODE_S` no run has been worked on and no node has had room for one."""
+        """Raise a ``RuntimeError`` after `NO_NODE_S` without a running trial or a node with room."""
         now = time.monotonic()
         if self.num_running:
             self._had_room_at = now
@@ -162,8 +179,7 @@ class Board(tune.Callback):
 
 
 class Stopping(tune.Stopper):
-    """The Tuner's rule for its end: once an interrupt is requested, and what ran has been saved, nothing more is
-    begun."""
+    """The Tuner's stop rule: after an interrupt, stop once all running trials were saved."""
 
     def __init__(self, board: Board):
         self._board = board
@@ -187,12 +203,12 @@ def _run_id(trial: TuneTrial) -> str:
 
 
 def _account(trial: TuneTrial) -> str:
-    """Return what Ray says of a Tune trial's failures so far, the last at the end."""
+    """Return Ray's text on a Tune trial's failures, the latest last."""
     return Path(trial.error_file).read_text() if trial.error_file else "Ray gave no reason\n"
 
 
 def _reason(what: str, times: int) -> str:
-    """Put into one line what became of a run's workers."""
+    """Return one line on the loss of a run's workers."""
     in_all = f", {times} times in all" if times > 1 else ""
     if what == "node":
         return f"the node it ran on died{in_all}"

@@ -1,4 +1,4 @@
-"""Ray as one driver has it: started on this machine, or joined."""
+"""Start a Ray on this machine, or join one, for a single driver."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ TICK_S = 0.2
 
 @dataclass
 class Session:
-    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``dashboard``: HOST:PORT of the dashboard of one
-    that was joined, until the user is told; ``peaks``: measured GPU memory, by the kinds of runs; ``is_admitted``:
-    whether all nodes were seen to share the runs' folder; ``left_out``: ids of those that came later and don't."""
+    """The Ray within an open `cluster`.
+
+    Attributes:
+        head: the head of the driver's own Ray, or None for a joined cluster.
+        watch: the thread that detects the loss of Ray.
+        dashboard: HOST:PORT of a joined cluster's dashboard, until it was printed.
+        peaks: measured GPU memory, by the kinds of runs.
+        is_admitted: whether all nodes were found to share the runs' folder.
+        left_out: ids of nodes that joined later and do not share it.
+    """
 
     head: Head | None
     watch: Watch
@@ -41,7 +48,7 @@ class Session:
     left_out: set[str] = field(default_factory=set)
 
     def require(self) -> None:
-        """Raise a ``RuntimeError`` where Ray is gone: whoever asks that for anything then waits for minutes."""
+        """Raise a ``RuntimeError`` if Ray is gone; any request to it would block for minutes."""
         if self.head is not None:
             self.head.require()
         self.watch.require()
@@ -51,18 +58,22 @@ _session: Session | None = None
 
 
 def session() -> Session:
-    """Return the session that is open."""
+    """Return the open session."""
     assert _session is not None, "Ray is used within `cluster` only"
     return _session
 
 
 @contextmanager
 def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
-    """Start Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and
-    left running.
+    """Start Ray quietly in a temporary folder, or join a running one; yield the folder or None.
 
-    Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and
-    ``threads`` for OpenMP. Several launches within one ``with`` share it.
+    The folder is removed at the end; a joined Ray is left running. Workers inherit this process's import path, so that
+    a checkout that is not installed works from any folder. Launches within one ``with`` block share the Ray.
+
+    Args:
+        threads: OpenMP threads of a worker.
+        address: address of a cluster to join, or None to start a Ray.
+        num_cpus: CPUs of a started Ray, or None for all.
     """
     global _session
     if _session is not None:
@@ -78,7 +89,7 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
 
 @contextmanager
 def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Session]:
-    """Make this process a driver of Ray: of one of its own, or of one that it joins."""
+    """Make this process a driver of its own Ray or of a joined one."""
     with ExitStack() as stack:
         stack.enter_context(environment(of_driver() | of_workers(threads)))
         stack.enter_context(_quiet())
@@ -96,7 +107,7 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Se
 
 
 def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
-    """Return what this driver cannot do without, as `Watch.begin` takes it: the head, and the node that it is on."""
+    """Return the addresses of Ray's head and this machine's node, for `Watch.begin`."""
     context = ray.get_runtime_context()
     here = next(node for node in alive() if node["NodeID"] == context.get_node_id())
     return {
@@ -106,8 +117,11 @@ def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
 
 
 def require(share: Share, address: str | None) -> None:
-    """Refuse what Ray cannot run, before anything is begun or on record. Errors: ``RuntimeError`` where this machine
-    holds no trial of that share, or no cluster is at ``address``."""
+    """Refuse a request that Ray cannot serve, before anything is on record.
+
+    Raises:
+        RuntimeError: this machine has too few resources for the share, or no cluster answers at ``address``.
+    """
     if _session is not None:
         return
     if address is not None:
@@ -119,8 +133,11 @@ def require(share: Share, address: str | None) -> None:
 
 
 def admit(pool: str, say: Callable[[str], None]) -> None:
-    """Have only nodes in use that see the runs' folder. Errors: ``RuntimeError`` where one doesn't, before anything was
-    begun in this session; later such a node is left out."""
+    """Leave out nodes that do not see the runs' folder.
+
+    Raises:
+        RuntimeError: such a node exists before anything began in this session; nodes that join later are left out.
+    """
     import ray
 
     here, own = ray.get_runtime_context().get_node_id(), session()
@@ -134,14 +151,20 @@ def admit(pool: str, say: Callable[[str], None]) -> None:
 
 
 def leave_out(node_id: str, told: str, say: Callable[[str], None]) -> None:
-    """Hand nothing more to a node, and say so, once."""
+    """Stop using a node, and print the reason once.
+
+    Args:
+        node_id: Ray's id of the node.
+        told: the reason.
+        say: prints a line for the user.
+    """
     if node_id not in session().left_out:
         session().left_out.add(node_id)
         say(f"{told}; it is left out ({RULE})")
 
 
 def alive() -> list[dict[str, Any]]:
-    """Return the nodes that are alive and not left out, as ``ray.nodes()`` describes them."""
+    """Return the living nodes that are not left out, as ``ray.nodes()`` describes them."""
     import ray
 
     left_out = _session.left_out if _session else ()
@@ -151,8 +174,19 @@ def alive() -> list[dict[str, Any]]:
 def gpus_of(
     trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]
 ) -> float:
-    """Return the share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory
-    that the kinds of runs take."""
+    """Return the GPUs per trial, measuring the runs' memory if needed.
+
+    A run on several devices gets whole GPUs, any other a share according to its kinds' peak memory.
+
+    Args:
+        trials: the trials of a launch.
+        on_tick: called while it waits.
+        interrupt: ends the measurement once requested.
+        say: prints a line for the user.
+
+    Returns:
+        GPUs per trial; 0 without GPUs, or if interrupted.
+    """
     import ray
 
     if trials[0].device == "cpu" or not ray.cluster_resources().get("GPU"):
@@ -170,8 +204,11 @@ def gpus_of(
 
 
 def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
-    """Run the probe of GPU memory in a process of its own, with a GPU to itself; None once an interrupt is requested.
-    Errors: ``RuntimeError`` where it could not end."""
+    """Measure the trials' GPU memory in a task with its own GPU; None once interrupted.
+
+    Raises:
+        RuntimeError: the measurement failed.
+    """
     import ray
     from ray import exceptions
 
@@ -192,7 +229,7 @@ def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: I
 
 
 def import_ray(name: str = "ray") -> Any:
-    """Import Ray, or the part of it named. Errors: ``RuntimeError`` where it is missing."""
+    """Import Ray, or a named module of it; raise a ``RuntimeError`` if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -202,13 +239,16 @@ def import_ray(name: str = "ray") -> Any:
 
 
 def _join(ray: Any, address: str | None, head: Head | None) -> str:
-    """Join the Ray at ``address``, or that of ``head``; return HOST:PORT of its dashboard, "" without. Errors:
-    ``RuntimeError`` where it cannot be joined."""
+    """Join a Ray, and return HOST:PORT of its dashboard, or "" without one.
+
+    Raises:
+        RuntimeError: it cannot be joined.
+    """
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     if head is not None:
         ray.init(address=head.address, **quiet)
         return ""
-    # a cluster's workers don't inherit this process's environment
+    # workers of a joined cluster do not inherit this process's environment
     names = ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_CHDIR_TO_TRIAL_DIR")
     inherited = {name: os.environ[name] for name in names}
     try:
@@ -222,7 +262,7 @@ def _join(ray: Any, address: str | None, head: Head | None) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Ray's notes: they say nothing that the live table and the run directories don't say better."""
+    """Silence Ray's messages, because the live table and the run folders show the same facts."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,9 +1,8 @@
-"""Ray on this machine: a process beside the driver starts it, so that it comes up while the driver still imports torch,
-and all of it is killed at the end.
+"""Start Ray on this machine in a separate process, and kill all of it at the end.
 
-``python ray_head.py FOLDER NUM_CPUS`` is that process: it starts Ray in FOLDER, prints the address, and lives until its
-standard input ends. Nothing is asked of Ray before it dies: what a sweep knows is in its run directories, and
-`ray.shutdown` gives each of Ray's processes a second to listen.
+``python ray_head.py FOLDER NUM_CPUS`` is the process. It starts Ray in FOLDER while the driver still imports torch,
+prints the address, and lives until its standard input ends. Ray is killed without a shutdown: a sweep's state is in its
+run folders, and `ray.shutdown` waits a second for each of Ray's processes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,14 @@ ALL_CPUS = "all"
 
 @dataclass
 class Head:
-    """The process of Ray's head. ``scratch``: the folder for Ray's own files, removed with it; ``access``: environment
-    for whoever may join that Ray."""
+    """The process of Ray's head.
+
+    Attributes:
+        scratch: folder of Ray's own files, removed at the end.
+        num_threads: OpenMP threads of a worker.
+        process: the process.
+        access: environment variables required to join this Ray.
+    """
 
     scratch: Path
     num_threads: int
@@ -37,7 +42,7 @@ class Head:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, once Ray is up. Errors: ``RuntimeError`` where it does not start."""
+        """HOST:PORT, once Ray is up; raises a ``RuntimeError`` if Ray does not start."""
         assert self.process.stdout is not None
         self._address = self._address or self.process.stdout.readline().strip()
         if not self._address:
@@ -48,8 +53,10 @@ class Head:
         return self._address
 
     def require(self) -> None:
-        """Raise a ``RuntimeError`` where the head has died, and with it all of its Ray: whoever asks that for anything
-        then waits for minutes."""
+        """Raise a ``RuntimeError`` if the head, and so all of its Ray, has died.
+
+        Any request to a dead Ray would block for minutes.
+        """
         if self.process.poll() is not None:
             raise RuntimeError(
                 f"Ray on this machine was ended from outside ({self._end()}); the same command goes on where this "
@@ -57,7 +64,7 @@ class Head:
             )
 
     def _end(self) -> str:
-        """Return in words how the process ended, once it has."""
+        """Return the process's exit signal or code as text, once it has ended."""
         code = self.process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -67,8 +74,10 @@ _early: tuple[Head, ExitStack] | None = None
 
 @contextmanager
 def early(num_threads: int) -> Iterator[None]:
-    """Begin to start Ray before it is known whether it will be needed: the next `head` of as many threads within the
-    ``with`` block takes it over."""
+    """Start Ray before it is certain to be needed.
+
+    The next `head` with equal ``num_threads`` within the ``with`` block uses it.
+    """
     global _early
     with ExitStack() as stack:
         _early = stack.enter_context(_started(num_threads, None)), stack
@@ -80,7 +89,10 @@ def early(num_threads: int) -> Iterator[None]:
 
 @contextmanager
 def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
-    """Start Ray with ``num_cpus`` (None: all), without waiting for it; its workers have ``num_threads`` for OpenMP."""
+    """Start Ray with ``num_cpus`` (None: all), without waiting for it.
+
+    Its workers have ``num_threads`` OpenMP threads.
+    """
     global _early
     with ExitStack() as stack:
         if _early is not None and _early[0].num_threads == num_threads and num_cpus is None:
@@ -93,8 +105,10 @@ def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
 
 @contextmanager
 def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
-    """Start the process of a head, with a temporary folder and a reaper of its own; process and folder go with the
-    ``with`` block."""
+    """Start a head's process with its own temporary folder and reaper.
+
+    Process and folder end with the ``with`` block.
+    """
     from sweeps.launchers.ray.address import OWN
     from sweeps.launchers.ray.private import make_access
     from sweeps.reaper import reaper
@@ -104,7 +118,7 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     try:
         with reaper(scratch), (scratch / "head.err").open("w") as errors:
             command = [sys.executable, __file__, str(scratch), str(num_cpus or ALL_CPUS)]
-            # a group of its own: what is typed at the driver's terminal is not meant for it
+            # its own process group, so that the terminal's Ctrl-C does not reach it
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -123,7 +137,7 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill the head's process and close its pipes; what it has started is the reaper's to end."""
+    """Kill the head's process and close its pipes; the reaper kills its descendants."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -132,10 +146,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
-    """Return the environment of Ray's processes, and of the workers that descend from them."""
+    """Return the environment of Ray's processes and their workers."""
     from sweeps.environment import of_driver, of_workers
 
-    # workers are started for the driver's actors, none for this process
+    # no prestarted workers: this process runs no tasks
     return {
         "RAY_TMPDIR": str(scratch),
         **of_driver(),
@@ -146,13 +160,15 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
 
 
 def _short_temporary_folder() -> str | None:
-    """Return a folder for Ray's sockets: their paths may have 103 characters (macOS; Linux: 107), and Ray takes 89
-    itself; None: the system's own choice is short enough."""
+    """Return a folder for Ray's sockets, or None if the system's default is short enough.
+
+    A socket's path is limited to 103 characters on macOS and 107 on Linux; Ray uses 89 itself.
+    """
     return "/tmp" if len(tempfile.gettempdir()) > 14 and Path("/tmp").is_dir() else None
 
 
 def _remove(folder: Path) -> None:
-    """Remove what Ray wrote; its workers, which nobody waits for, may write a moment longer."""
+    """Remove Ray's files; its workers may write for a moment longer, because nothing waits for them."""
     for _ in range(30):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -161,9 +177,11 @@ def _remove(folder: Path) -> None:
 
 
 def _without_bystanders() -> None:
-    """Leave out what a Ray of one machine, asked by nobody but its driver, has no use for, and what takes a small
-    machine longer to start than all the rest: the autoscaler, the dashboard, the log monitor. `ray.init` has no
-    switches of its own for them; where Ray calls them otherwise, they start."""
+    """Disable Ray's autoscaler, dashboard and log monitor.
+
+    A Ray with one driver does not need them, and on a small machine they start slower than all the rest. `ray.init` has
+    no switches for them. If other versions of Ray rename these methods, they simply start.
+    """
     from ray._private.node import Node
 
     for name in ("start_monitor", "start_api_server", "start_log_monitor"):
@@ -171,9 +189,9 @@ def _without_bystanders() -> None:
 
 
 def _hold(folder: str, num_cpus: str) -> None:
-    """Start Ray below ``folder``, print its address, and wait for the end of the standard input.
+    """Start Ray below ``folder``, print its address, and wait for the end of standard input.
 
-    Ray opens its folder to everybody. It gets one inside ``folder``, and that stays 0700.
+    Ray makes its folder accessible to everybody. It gets one inside ``folder``, which stays 0700.
     """
     import logging
 
@@ -194,5 +212,5 @@ def _hold(folder: str, num_cpus: str) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder, whose modules are no top-level ones
+    del sys.path[0]  # this file's folder; its modules must not shadow top-level ones
     _hold(*sys.argv[1:])

@@ -1,4 +1,7 @@
-"""Kill a worker of Ray that hangs, on whichever node: one that is stopped does not hear Ray's own request to end."""
+"""Kill a hanging Ray worker on any node.
+
+A stopped process ignores Ray's own request to end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from sweeps.launchers.ray.cluster import alive
 
 
 def kill(process: Process) -> bool:
-    """Kill a process of this machine at once, one of another node by a task there; return whether that was tried."""
+    """Kill a process on its node, and return whether that was attempted.
+
+    Processes of other nodes are killed by a task on that node.
+    """
     if process.lives is not None:
         return kill_here(process)
     import ray
@@ -26,7 +32,7 @@ def kill(process: Process) -> bool:
 
 
 def kill_here(process: Process) -> bool:
-    """Kill a process of this machine, unless its number is another's by now."""
+    """Kill a process of this machine, unless another process has its id by now."""
     if not process.lives:
         return False
     with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""Trials as those of Ray Tune: one Tune trial a run, the ledger beneath it.
+"""Run trials with Ray Tune, one Tune trial per run.
 
-Tune decides where and in which order runs are worked on, tries those again whose worker or node died, shows them in
-Ray's dashboard and in result files of its own. What has been done stands in the run directories alone: Tune is given
-what is missing, never asked to restore anything.
+Tune schedules the runs, retries them after the death of a worker or node, and lists them in Ray's dashboard and its own
+result files. The run folders alone record completed work: Tune receives only the missing runs and never restores
+anything.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 NODE_RETRIES = 2
 SETTLE_S = 10.0  # the last workers end a moment after their Tuner
-COPY_S = 60  # between two copies of Tune's own files to where they stay
-MORE = 8  # trials that a cluster is asked for beyond those that it holds: what makes it grow
+COPY_S = 60  # between two copies of Tune's own files to their storage path
+MORE = 8  # pending trials beyond a cluster's capacity, so that it scales up
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # TensorBoard's writes more than the runs do
@@ -42,18 +42,23 @@ SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a result between two validations has no NLL
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_THRESHOLD_S": "60",
-    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # a node that is taken away counts as one that dies, as for the board
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # a preempted node counts as a dead one, equally for the board
 }
 
 
 class Lost(BaseException):
-    """The sign that Ray is gone. Raised past Tune, which after any `Exception` cleans up first, and would wait for it
-    for minutes."""
+    """The signal that Ray is gone.
+
+    It derives from BaseException to bypass Tune: after an `Exception`, Tune cleans up first and would block for
+    minutes.
+    """
 
 
 def require(share: Share, address: str | None) -> None:
-    """Raise a ``RuntimeError`` where Ray is missing, no cluster is at ``address``, or this machine, where that is None,
-    holds no trial of that share."""
+    """Raise a ``RuntimeError`` if Ray cannot run trials of this share.
+
+    Ray is missing, no cluster answers at ``address``, or, if that is None, this machine has too few resources.
+    """
     with environment(SETTINGS | of_driver()):  # read when Ray is imported
         import_ray("ray.tune")
     ray_cluster.require(share, address)
@@ -74,17 +79,31 @@ def launch(
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
 ) -> None:
-    """Run every trial by a Tuner on this machine's cores (or on the Ray cluster at ``address``), each holding its share
-    of CPUs and GPUs. Tune's own files go to a new folder in ``folder``.
+    """Run every trial by a Tuner, each with its share of CPUs and GPUs.
 
-    ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker or node
-    dies is begun again, ``node_retries`` times, and goes on at its last checkpoint; after that it is set ``failed``,
-    with Ray's account of it as traceback. The worker of one that has no step for ``hang_s`` is killed, and the trial
-    goes on likewise. An error of its own is never tried again. Once an interrupt is requested,
-    steps under way end, their trials are closed, which saves them, and this returns. ``scheduler`` makes what may stop
-    runs early. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is missing, a trial
-    asks for more than there is, a node does not see the runs' folder, or Ray dies; ``OSError`` where not even a failure
-    can be written down.
+    A trial resumes at its last checkpoint after the death of its worker or node, up to ``node_retries`` times; then it
+    is set ``failed``, with Ray's account as traceback. An error of its own is never retried. Once an interrupt is
+    requested, current steps end, trials are saved, and this returns. A Ray that was already running is used and left
+    running.
+
+    Args:
+        trials: the trials.
+        on_tick: refreshes the live table.
+        interrupt: ends the launch once requested.
+        folder: parent of the new folder for Tune's own files.
+        cpus_per_trial: CPUs per trial.
+        gpus_per_trial: GPUs per trial; "auto": as many trials per GPU as their measured memory allows.
+        address: address of a Ray cluster, or None for this machine.
+        node_retries: restarts of a trial after the death of its worker or node.
+        hang_s: seconds without a step until a worker is killed and its trial resumes; None: never.
+        scheduler: creates the scheduler that may stop runs early.
+        say: prints a line for the user.
+        run: runs one trial; replaced in tests.
+
+    Raises:
+        RuntimeError: Ray is missing or dies, a trial needs more resources than exist, or a node does not see the runs'
+            folder.
+        OSError: not even a failure can be written.
     """
     if not trials:
         return
@@ -123,8 +142,11 @@ def _fit(
     interrupt: Interrupt,
     say: Callable[[str], None],
 ) -> None:
-    """Have a Tuner work through the job, then wait up to `SETTLE_S` for the last workers to leave runs that
-    ``scheduler`` stopped. Errors: ``RuntimeError`` where the Tuner itself fails."""
+    """Run the job with a Tuner, then wait up to `SETTLE_S` for workers of runs that ``scheduler`` stopped.
+
+    Raises:
+        RuntimeError: the Tuner itself fails.
+    """
     from ray.tune.error import TuneError
 
     from sweeps.launchers.ray.board import Board
@@ -139,7 +161,7 @@ def _fit(
         tuner.fit()
     except Lost as lost:
         raise RuntimeError(str(lost)) from None
-    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune writes
+    except TuneError as error:  # not a trial's fault, e.g. Tune's disk is full
         reason = str(error).strip().splitlines()[-1]
         raise RuntimeError(
             f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
@@ -150,8 +172,10 @@ def _fit(
 
 
 def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, board: Board) -> tune.Tuner:
-    """Return a Tuner that gives each trial of the job its share and reports to the board; its files go to the job's
-    folder."""
+    """Return a Tuner for the job, with each trial's share and the board as callback.
+
+    Its files go to the job's folder.
+    """
     from ray import tune
     from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
@@ -183,25 +207,25 @@ def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, bo
 
 
 def described(trial: Trial) -> dict[str, Any]:
-    """Return a run's row in Tune's tables: its id and what the sweep varies most."""
+    """Return a run's row in Tune's tables: id, label, learning rate, seed."""
     return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
 
 
 def _announce(say: Callable[[str], None]) -> None:
-    """Tell the user, once a session, where the dashboard of a cluster is."""
+    """Print the address of a cluster's dashboard, once per session."""
     if session().dashboard:
         say(f"Ray's dashboard: http://{session().dashboard}")
         session().dashboard = ""
 
 
 def _tick(on_tick: Callable[[], None]) -> None:
-    """Refresh the live table. Errors: ``RuntimeError`` where Ray has died."""
+    """Refresh the live table; raise a ``RuntimeError`` if Ray has died."""
     session().require()
     on_tick()
 
 
 def _past_tune(tick: Callable[[], None]) -> None:
-    """Refresh the live table from within a Tuner. Errors: `Lost` where Ray has died."""
+    """Refresh the live table from within a Tuner; raise `Lost` if Ray has died."""
     try:
         tick()
     except RuntimeError as error:

@@ -1,4 +1,7 @@
-"""Ray Tune's `OptunaSearch` for `search=optuna`: it keeps nothing, and is told the ledger's points anew each round."""
+"""Wrap Ray Tune's `OptunaSearch` for `search=optuna`, without state between rounds.
+
+Each round passes it all evaluated points again.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,16 @@ from sweeps.launchers.ray.launcher import SETTINGS
 def suggestions(
     kinds: Mapping[str, Any], sampler: Any, told: Sequence[tuple[dict[str, float], float]]
 ) -> Iterator[dict[str, float]]:
-    """Yield points of ``kinds``, Optuna's distributions by field, each suggested with those before it under way.
-    ``told``: evaluated points with what is minimised. Errors: ``RuntimeError`` where Ray Tune is missing."""
+    """Yield suggested points; each suggestion treats the previous ones as running.
+
+    Args:
+        kinds: Optuna's distributions by field.
+        sampler: Optuna's sampler.
+        told: evaluated points, each with its objective, which is minimised.
+
+    Raises:
+        RuntimeError: Ray Tune is missing.
+    """
     with environment(SETTINGS | of_driver()):  # read when Ray is imported
         module = import_ray("ray.tune.search.optuna")
     points, rewards = [values for values, _ in told], [value for _, value in told]

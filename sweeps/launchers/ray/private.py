@@ -1,5 +1,7 @@
-"""Keep a Ray of this machine to its driver: it listens on the loopback address alone and demands a token that only the
-environment of its own processes holds."""
+"""Restrict a Ray of this machine to its driver.
+
+It listens on the loopback address only. It requires a token from the environment of its own processes.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from contextlib import contextmanager
 
 from sweeps.environment import environment
 
-# Ray's switch for one machine alone, named after the systems where it is the default: nodes are then at 127.0.0.1,
-# and the servers of a node at that address bind to nothing else
+# With "0", Ray runs on this machine only, its default on Windows and macOS: nodes have the address 127.0.0.1, and their
+# servers bind to no other address.
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def make_access() -> dict[str, str]:
-    """Return the environment of a new private Ray's processes, with a random token of 256 bits.
+    """Return the environment of a new private Ray, with a random 256-bit token.
 
-    A token of the environment goes before one of a file, so that a cluster's own in ``~/.ray`` stays unused.
+    Ray prefers the environment's token to a token file, so that a cluster's own in ``~/.ray`` stays unused.
     """
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), ONE_MACHINE: "0"}
 
@@ -27,7 +29,7 @@ def make_access() -> dict[str, str]:
 def admitted(access: dict[str, str]) -> Iterator[None]:
     """Let this process join the private Ray of ``access`` within the ``with`` block.
 
-    Ray reads all three variables once, when it is imported, so that its copies are renewed here, too.
+    Ray reads all three variables at import only, so its copies are renewed here.
     """
     from ray._private import ray_constants
 
@@ -43,7 +45,7 @@ def admitted(access: dict[str, str]) -> Iterator[None]:
 
 
 def _read_environment() -> None:
-    """Have Ray read the mode and the token anew."""
+    """Make Ray read the authentication mode and token again."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] compiled
 
     Config.initialize("")
@@ -51,7 +53,10 @@ def _read_environment() -> None:
 
 
 def require_loopback(address: str) -> None:
-    """Raise a ``RuntimeError`` if other machines reach Ray at HOST:PORT, as with a version that lacks the switch."""
+    """Raise a ``RuntimeError`` if other machines can reach Ray at HOST:PORT.
+
+    Versions of Ray without the switch listen on all addresses.
+    """
     host = address.rpartition(":")[0].strip("[]")
     if not ipaddress.ip_address(host).is_loopback:
         raise RuntimeError(f"this version of Ray listens at {address}, where other machines reach it")

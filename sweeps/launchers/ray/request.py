@@ -1,4 +1,4 @@
-"""A trial's request for a share of a node, as Ray Tune makes it. Imported where Ray Tune is wanted only."""
+"""Define a trial's resource request for Ray Tune; import this module only with Ray Tune."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from sweeps.launchers.ray.cluster import session
 from sweeps.launchers.ray.share import Share
 
-NODE_ID = "ray.io/node-id"  # a label that Ray gives every node
+NODE_ID = "ray.io/node-id"  # Ray labels every node with it
 
 
 class Request(tune.PlacementGroupFactory):
-    """A share of a node, of any but those that are left out by the time that it is asked for. Those are no part of the
-    request itself: Tune lets a trial take the worker of another that asked for the same."""
+    """A request for a share of any node that is not left out at that time.
+
+    Left-out nodes are not part of the request's identity: Tune lets a trial reuse the worker of an equal request.
+    """
 
     def to_placement_group(self) -> PlacementGroup:
-        left_out = ",".join(sorted(session().left_out))  # a space would be taken for a part of a name
+        left_out = ",".join(sorted(session().left_out))  # Ray would parse a space as part of a name
         selectors = [{NODE_ID: f"!in({left_out})"} if left_out else {}]
         return placement_group(self.bundles, self.strategy, bundle_label_selector=selectors)
 
 
 def request(share: Share) -> Request:
-    """Return the request of a trial that holds ``share``."""
+    """Return the request of a trial with ``share``."""
     return Request([{"CPU": share.cpus, "GPU": share.gpus}])

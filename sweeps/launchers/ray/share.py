@@ -1,4 +1,4 @@
-"""The share of a node that a trial holds, and how many such shares a node of a Ray cluster has room for."""
+"""Define a trial's share of a node, and count the shares that fit a node."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ class Share:
     gpus: float
 
     def fits(self, resources: dict[str, float]) -> int:
-        """Return how many workers a node of these resources holds."""
+        """Return how many workers fit a node with these resources."""
         numbers = [int(resources.get("CPU", 0.0) / self.cpus + ROUNDING)]
         if self.gpus >= 1:
             numbers.append(int(resources.get("GPU", 0.0) / self.gpus + ROUNDING))
         elif self.gpus:
-            # no worker lies across two GPUs
+            # a worker cannot span two GPUs
             numbers.append(int(resources.get("GPU", 0.0)) * int(1 / self.gpus + ROUNDING))
         return min(numbers)
 
 
 def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise a ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
+    """Raise a ``RuntimeError`` if no node has room for a single worker.
+
+    ``nodes``: the resources of each node.
+    """
     if any(share.fits(node) for node in nodes):
         return
     for name, asked in (("CPU", share.cpus), ("GPU", share.gpus)):
@@ -41,7 +44,7 @@ def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
 
 
 def _room(name: str, most: float, is_alone: bool) -> str:
-    """Say how much there is of a resource at most, and what to ask for instead."""
+    """Describe the largest available amount of a resource, and the value to request instead."""
     if name == "GPU" and not most:
         return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
     there = (

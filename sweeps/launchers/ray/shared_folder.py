@@ -1,5 +1,7 @@
-"""Find out whether every node of a Ray cluster sees the pool of runs: a token is laid there, each node reads it and
-writes it back beside it."""
+"""Check whether every node of a Ray cluster sees the runs' folder.
+
+The driver writes a token there; each node reads it and writes it back beside it.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,36 @@ from typing import Any
 from stability.runs.leftovers import temporary
 
 ANSWER_S = 60.0  # a node starts a process for its answer
-ARRIVAL_S = 10.0  # a network file system shows another machine's new files only after a while
+ARRIVAL_S = 10.0  # delay until a network file system shows another machine's new files
 TOKEN = "token"
-BLIND = "the runs' folder is not there on node "  # before the node's id, as a worker tells it
+BLIND = "the runs' folder is not there on node "  # followed by the node's id in a worker's error
 RULE = "every node must see it under the same path; put runs_dir on a shared file system"
 
 Ask = Callable[[str, str, str, str], Any]
 
 
 def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> None:
-    """Raise a ``RuntimeError`` naming the first node (of ``ray.nodes()``) that doesn't see ``pool``, or that the driver
-    doesn't hear from there."""
+    """Raise a ``RuntimeError`` for the first node without access to ``pool``.
+
+    Args:
+        pool: the runs' folder.
+        nodes: nodes as in ``ray.nodes()``.
+        ask: replaces the remote task in tests.
+    """
     for told in unseen(pool, nodes, ask).values():
         raise RuntimeError(f"{told};\n{RULE}")
 
 
 def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> dict[str, str]:
-    """Return what to tell the user of each node that doesn't see ``pool``, or that the driver doesn't hear from there,
-    by the node's id."""
+    """Return an error message per node id without access to ``pool``.
+
+    A node without an answer counts as such.
+
+    Args:
+        pool: the runs' folder.
+        nodes: nodes as in ``ray.nodes()``.
+        ask: replaces the remote task in tests.
+    """
     folder, token = temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
     _lay(folder, token)
     told = {}
@@ -45,17 +59,30 @@ def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -
 
 
 def put(node: dict[str, Any], pool: str, reason: str) -> str:
-    """Return what to tell the user of a node that doesn't see the runs' folder."""
+    """Return the message on a node that does not see the runs' folder.
+
+    Args:
+        node: the node as in ``ray.nodes()``.
+        pool: the runs' folder.
+        reason: the failure.
+    """
     return f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason}"
 
 
 def name_of(node: dict[str, Any]) -> str:
-    """Return a node's name as messages give it: ``"gpu-07 (10.0.0.7)"``."""
+    """Return a node's name for messages: ``"gpu-07 (10.0.0.7)"``."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def reply(folder: str, token: str, name: str, token_file: str) -> str:
-    """Read the token on a node and write it back under ``name``; return what was wrong, or ""."""
+    """Read the token on a node, and write it back; return the error, or "".
+
+    Args:
+        folder: the folder with the token.
+        token: the expected token.
+        name: name of the file to write.
+        token_file: name of the file to read.
+    """
     deadline = time.monotonic() + ARRIVAL_S
     while not Path(folder).is_dir() and time.monotonic() < deadline:
         time.sleep(0.2)

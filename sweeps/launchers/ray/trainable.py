@@ -1,5 +1,4 @@
-"""A run of the ledger as Ray Tune sees it: the actor that works through it and what it reports. Imported where Ray Tune
-is wanted only."""
+"""Define the Ray Tune actor that works through runs; import this module only with Ray Tune."""
 
 from __future__ import annotations
 
@@ -22,21 +21,27 @@ from sweeps.gpu_memory import release
 from sweeps.launchers.ray.shared_folder import ARRIVAL_S, BLIND
 from sweeps.trial import RunTrial, Trial
 
-REPORT_S = 1.0  # between two results of a run, but for those of its validations
-LOOK_S = 0.2  # between two looks at whether the sweep is to stop
-LAST_BREATH_S = 10.0  # a worker reported dead may still write, until it finds out that it is alone
+REPORT_S = 1.0  # between two results of a run, apart from milestones
+LOOK_S = 0.2  # between two checks for a stop request
+LAST_BREATH_S = 10.0  # a worker reported dead may still write until it notices that its driver is gone
 STOP = "stop"
-COLUMNS = ("step", "loss", "lr", "val_nll")  # of Tune's tables, beside the state: a CSV's are those of its first row
+COLUMNS = ("step", "loss", "lr", "val_nll")  # of Tune's tables, beside the state; a CSV's first row fixes its columns
 LEFT = "left to another sweep"  # in place of a run's state
-RUN = "run"  # the key of a trial's configuration that holds the run's id
-ACCOUNT = "traceback"  # the key of a result that tells of an error which the run's own folder could not be told
+RUN = "run"  # key of the run's row in a Tune trial's configuration
+ACCOUNT = "traceback"  # key of an error that could not be written to the run's folder
 
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one launch, as its workers are told it. ``folder``: of this launch's Tuner, in the pool of runs; a
-    file `STOP` in it asks them to save and end. ``driver``: the process that waits for what they do; ``milestones``:
-    steps that a scheduler decides at."""
+    """The work of one launch, as passed to its workers.
+
+    Attributes:
+        trials: the trials by run id.
+        run: runs one trial.
+        folder: the Tuner's folder in the pool of runs; a file `STOP` in it makes workers save and end.
+        driver: the process that waits for the workers.
+        milestones: steps at which a scheduler decides.
+    """
 
     trials: Mapping[str, Trial]
     run: RunTrial
@@ -50,8 +55,11 @@ class Job:
 
 
 class RunTrainable(tune.Trainable):
-    """The actor that works through runs. Nothing is saved or restored by Tune: a run that is begun anew, here or on
-    another node, finds its own last checkpoint. From run to run it keeps the imported modules only."""
+    """The actor that works through runs, one after another.
+
+    Tune saves and restores nothing: a restarted run, on any node, finds its own last checkpoint. Only the imported
+    modules persist from run to run.
+    """
 
     def setup(self, config: dict[str, Any], job: Job) -> None:
         self._job, self._steps, self._next = job, None, config[RUN]["id"]
@@ -64,25 +72,30 @@ class RunTrainable(tune.Trainable):
             importlib.import_module("stability.training.run")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another run, in the same process."""
+        """Set the next run for this process."""
         self._next = new_config[RUN]["id"]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Work on the run until there is something to tell. Only the death of a worker is for Tune to try again: an
-        error that could not be written down (a full disk) ends the run and is told as its result."""
+        """Work on the run until the next result.
+
+        Tune retries only dead workers. An error that cannot be written (a full disk) ends the run and becomes its
+        result.
+        """
         try:
             if self._next:
                 self._close()
                 self._begin(self._next)
             return self._work()
-        except Exception:  # noqa: BLE001 whatever it is, the driver is told
+        except Exception:  # noqa: BLE001 the driver must receive every error
             account, self._steps = traceback.format_exc(), None
             return {"state": "failed", ACCOUNT: account, "done": True}
 
     def _work(self) -> dict[str, Any]:
-        """Return what there is to tell next: of a step that the scheduler waits for, of a second gone by, of the run's
-        end. Asked to stop, or with the driver gone, it saves first."""
+        """Return the next result: at a milestone, after `REPORT_S`, or at the run's end.
+
+        The run is saved first on a stop request or the driver's death.
+        """
         assert self._steps is not None
         told_at = looked_at = time.monotonic()
         if self._job.stop_file.exists():
@@ -93,7 +106,7 @@ class RunTrainable(tune.Trainable):
                 looked_at = now
                 if self._job.driver.lives is False:
                     self._close()
-                    os._exit(1)  # nobody reads what it would return
+                    os._exit(1)  # without a driver, nothing reads a result
                 if self._job.stop_file.exists():
                     return self._ended()
             self._count += 1
@@ -106,7 +119,7 @@ class RunTrainable(tune.Trainable):
         self._close()
 
     def _begin(self, run_id: str) -> None:
-        """Begin a run, once the worker that had it before and died has let go of it."""
+        """Start a run, after a dead worker's lock on it is gone."""
         trial, self._next = self._job.trials[run_id], ""
         self._trial = trial
         deadline = time.monotonic() + LAST_BREATH_S
@@ -117,7 +130,7 @@ class RunTrainable(tune.Trainable):
         self._begun_at = self._count = 0
 
     def _stands_at_a_milestone(self) -> bool:
-        """Return whether the step that was taken is one that the scheduler decides at."""
+        """Return whether the last step is one at which the scheduler decides."""
         if not self._job.milestones:
             return False
         if self._count == 1:
@@ -127,11 +140,11 @@ class RunTrainable(tune.Trainable):
         if step not in self._job.milestones:
             return False
         self._read()
-        self._begun_at += (self._told["step"] or step) - step  # a guard may have gone back to an earlier step
+        self._begun_at += (self._told["step"] or step) - step  # a guard may have returned to an earlier step
         return self._told["step"] == step
 
     def _close(self) -> None:
-        """Close the run, which saves it where it has not ended."""
+        """Close the run, which saves it if it has not ended."""
         steps, self._steps = self._steps, None
         if steps is not None:
             try:
@@ -140,9 +153,11 @@ class RunTrainable(tune.Trainable):
                 release()
 
     def _ended(self) -> dict[str, Any]:
-        """Close the run, whose status is then on disk, and return its last result, which says what that says: a run
-        that diverged stands at its last good step and has no NLL, whatever its log ends with. One that another sweep
-        works on has not ended: it is left to that sweep."""
+        """Close the run and return its last result from its status.
+
+        A diverged run reports its last good step and no NLL, whatever its log ends with. A run held by another sweep
+        has not ended; that sweep continues it.
+        """
         self._close()
         self._read()
         status = self._trial.directory.status()
@@ -152,7 +167,7 @@ class RunTrainable(tune.Trainable):
         return {**self._told, "state": status["state"], "step": status["step"], **nll, "done": True}
 
     def _read(self) -> None:
-        """Take in the end of the run's log: the last row, and the last validation."""
+        """Read the last row and the last validation of the run's log."""
         rows = tail(self._trial.directory.metrics_file)
         validated = [row["val_nll"] for row in rows if row.get("val_nll") is not None]
         self._told |= {key: rows[-1][key] for key in COLUMNS[:-1] if rows and rows[-1].get(key) is not None}

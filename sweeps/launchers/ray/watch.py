@@ -1,5 +1,8 @@
-"""Watch whether what a driver of Ray cannot do without is still there, without asking Ray: whoever asks a dead head is
-not answered for minutes, and Ray's C++ parts cannot be interrupted meanwhile, or end the process without a word."""
+"""Detect the loss of Ray's head or node without calling Ray.
+
+A call to a dead head blocks for minutes in C++ code. Such a call cannot be interrupted, and may end the process
+silently.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from collections.abc import Mapping
 
 POLL_S = 0.5
 CONNECT_S = 5.0
-GONE_S = 1.0  # nobody listens: dead, and not started anew …
-CLUSTER_S = 15.0  # … but for a cluster's head, which may be
-GRACE_S = 8.0  # for the driver to end by itself, with its own words
+GONE_S = 1.0  # a refused connection means a dead process, which is never restarted …
+CLUSTER_S = 15.0  # … except a cluster's head
+GRACE_S = 8.0  # time for the driver to end by itself with its own message
 EXIT_CODE = 2
 GONE = "{what} ({address}) is gone; the same command goes on where this one stopped"
 
 
 class Watch(threading.Thread):
-    """A thread that within the ``with`` block, from `begin` on, looks whether anybody listens at some addresses.
+    """A thread that polls whether some addresses accept connections, within the ``with`` block.
 
-    A process that is merely busy still listens: the kernel takes its connections. One that nobody listens for is lost:
-    `require` says so, and a driver that does not get round to it, since it waits within Ray, is ended with the same
-    words. Nothing is lost by that: what a sweep knows is in its run directories.
+    A busy process still accepts connections in the kernel. After a refusal for long enough, `require` raises. If the
+    driver hangs within Ray and cannot raise, its process is ended with the same message. Nothing is lost: a sweep's
+    state is in its run folders.
     """
 
     def __init__(self) -> None:
@@ -40,19 +43,20 @@ class Watch(threading.Thread):
         self._closed.set()
 
     def begin(self, watched: Mapping[str, tuple[str, float]]) -> None:
-        """Begin to look. ``watched``: by what it is HOST:PORT, and the seconds after which it is lost where nobody
-        listens."""
+        """Start the thread. ``watched``: {name: (HOST:PORT, seconds of refusal until it counts as lost)}."""
         self._watched = dict(watched)
         self.start()
 
     def require(self) -> None:
-        """Raise a ``RuntimeError`` where something is lost."""
+        """Raise a ``RuntimeError`` if an address was lost."""
         if self.lost:
             raise RuntimeError(self.lost)
 
     def run(self) -> None:
-        """Look every `POLL_S` until something is lost or the ``with`` block is left; end the process where it is still
-        within the block `GRACE_S` after a loss."""
+        """Check every `POLL_S` until a loss or the end of the ``with`` block.
+
+        `GRACE_S` after a loss, the process is ended if it is still within the block.
+        """
         heard = dict.fromkeys(self._watched, time.monotonic())
         while not self.lost and not self._closed.wait(POLL_S):
             for what, (address, patience_s) in self._watched.items():
@@ -67,8 +71,10 @@ class Watch(threading.Thread):
 
 
 def listens(address: str) -> bool:
-    """Return whether somebody listens at HOST:PORT, or may: a machine that does not answer at all is not known to be
-    dead."""
+    """Return whether HOST:PORT accepts connections, or a timeout leaves it open.
+
+    A machine that does not answer at all is not necessarily dead.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

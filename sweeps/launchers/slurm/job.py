@@ -1,5 +1,7 @@
-"""One trial inside a Slurm job: it ends with its verdict, or is saved when the job is to stop, be preempted or run out
-of time."""
+"""Run one trial inside a Slurm job.
+
+The job ends with the trial's verdict, or saves the trial on a stop request, preemption or time limit.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,25 @@ from stability.runs.directory import write_json
 from sweeps.trial import RunTrial, Trial
 
 ENDED, STOPPED, RAISED = "ended", "stopped", "raised"
-LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
+LOOK_S = 1.0  # between two checks for the stop file
 
 
 def end_file(folder: Path, job_id: str) -> Path:
-    """Return the JSON file of a job's end; submitit's own is a pickle, which runs what it holds."""
+    """Return the JSON file of a job's end; submitit's own pickle could run code when loaded."""
     return folder / f"{job_id}_end.json"
 
 
 class TrialJob:
-    """The job that submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and
-    the job with it."""
+    """The callable that submitit pickles; it saves its trial and ends once ``stop_file`` exists."""
 
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
 
     def __call__(self) -> None:
-        """Work through the trial and write its end beside the stop file, as `read_end` gives it; a job that is queued
-        again does not return, and writes none."""
+        """Run the trial, and write the job's end beside the stop file for `read_end`.
+
+        A requeued job does not return and writes no end.
+        """
         from submitit import JobEnvironment
 
         file = end_file(self.stop_file.parent, JobEnvironment().job_id)
@@ -42,7 +45,7 @@ class TrialJob:
             raise
 
     def _work_to_an_end(self) -> str:
-        """Return `ENDED` where the trial came to its end, `STOPPED` where it was saved before."""
+        """Return `ENDED` if the trial ended, or `STOPPED` if it was saved before."""
         with _Signals() as signals:
             if self._work(signals):
                 return ENDED
@@ -50,8 +53,10 @@ class TrialJob:
         return STOPPED
 
     def checkpoint(self) -> Any:
-        """Return what a job that is queued again runs: the same, from the trial's own checkpoint. The name is
-        submitit's."""
+        """Return the requeued job's callable: the same job, which resumes the trial's own checkpoint.
+
+        submitit requires the method's name.
+        """
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -70,8 +75,10 @@ class TrialJob:
 
 
 class _Signals:
-    """Handlers that within the ``with`` block only note signals in ``received``: submitit's own would leave in the
-    middle of a step."""
+    """Context manager whose handlers only note signals in ``received``.
+
+    submitit's own handlers would interrupt a step.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -87,8 +94,10 @@ class _Signals:
             signal.signal(number, handler)
 
     def queue_again(self) -> None:
-        """Queue the job again if the signal of a preemption or of the time limit came: submitit's handler of it does so
-        and ends the process. Others mean stop."""
+        """Queue the job again after the signal of a preemption or time limit.
+
+        submitit's handler does so and ends the process. Other signals mean stop.
+        """
         for number in self.received:
             if number != signal.SIGTERM and callable(handler := self._previous[number]):
                 handler(number, None)

@@ -1,5 +1,7 @@
-"""Jobs of a sweep as Slurm, or this machine, knows them: submitting, which of them live, what they left; and the record
-that outlives the driver."""
+"""Submit, list and cancel a sweep's jobs, in Slurm or as processes of this machine.
+
+`Record` persists the jobs beyond the driver's end.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ TAIL_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Job:
-    """A job that was submitted to Slurm, or a process in its place. ``job_id``: Slurm's, or a process's id;
-    ``started``: tells that process from a later one of the same id;
-    ``asked``: what the trial was to give."""
+    """A submitted Slurm job, or a process in its place.
+
+    Attributes:
+        job_id: Slurm's id, or a process id.
+        started: start of the process, which distinguishes it from a later one with the same id.
+        asked: the trial's requested measurements (`asked_of`).
+    """
 
     job_id: str
     started: str
@@ -37,8 +43,10 @@ class Job:
 
 
 class Record:
-    """The record of a sweep's jobs, ``<study>/slurm/jobs.json``: the run of each job that has not ended, so that the
-    same command finds it instead of submitting another."""
+    """The unfinished jobs of a sweep by run, in ``<study>/slurm/jobs.json``.
+
+    With it, a repeated command finds its jobs instead of submitting them again.
+    """
 
     def __init__(self, folder: Path, executor: str):
         self._file, self._executor = folder / f"{executor}.json", executor
@@ -60,7 +68,7 @@ class Record:
 
 
 class SlurmQueue:
-    """Jobs of Slurm, by sbatch, squeue and scancel."""
+    """Jobs of Slurm, managed by sbatch, squeue and scancel."""
 
     def __init__(self, folder: Path, spec: SlurmSpec, threads: int):
         from submitit import SlurmExecutor
@@ -70,8 +78,11 @@ class SlurmQueue:
         self._spec, self._cpus = spec, spec.cpus or threads
 
     def submit(self, callables: Sequence[TrialJob]) -> list[str]:
-        """Submit the jobs as arrays, and return their ids. Errors: ``RuntimeError`` with sbatch's words where it
-        refuses."""
+        """Submit the jobs as arrays, and return their ids.
+
+        Raises:
+            RuntimeError: sbatch refuses the jobs; the message quotes sbatch.
+        """
         from submitit.core.utils import FailedJobError
 
         parts = [callables[start : start + LARGEST_ARRAY] for start in range(0, len(callables), LARGEST_ARRAY)]
@@ -82,7 +93,7 @@ class SlurmQueue:
                 with self._executor.batch():
                     jobs = [self._executor.submit(item) for item in part]
             except (FailedJobError, subprocess.CalledProcessError) as error:
-                if found:  # of a sweep of several arrays none is left to run that is on no record
+                if found:  # cancel the arrays already submitted: they are not on record yet
                     subprocess.run(
                         ["scancel", *sorted({job_id.split("_")[0] for job_id in found})], capture_output=True
                     )
@@ -91,8 +102,7 @@ class SlurmQueue:
         return found
 
     def _parameters(self, at_once: int) -> dict[str, Any]:
-        """Return submitit's parameters of one array of jobs, of which ``at_once`` run at a time; what the spec leaves
-        open is Slurm's own choice."""
+        """Return submitit's parameters for one array, without the spec's unset ones."""
         spec = self._spec
         values = {
             "job_name": "stability",
@@ -102,7 +112,7 @@ class SlurmQueue:
             "gpus_per_node": spec.gpus or None,
             "mem": None if spec.mem_gb is None else f"{round(1024 * spec.mem_gb)}M",
             "setup": list(spec.setup) or None,
-            "srun_args": [f"--cpus-per-task={self._cpus}"],  # which srun stopped taking from sbatch with Slurm 22.05
+            "srun_args": [f"--cpus-per-task={self._cpus}"],  # since Slurm 22.05, srun does not inherit it from sbatch
             "additional_parameters": {"requeue": True},
             "array_parallelism": at_once,
             "stderr_to_stdout": True,
@@ -115,7 +125,7 @@ class SlurmQueue:
         return {name: value for name, value in values.items() if value is not None or name == "wckey"}
 
     def living(self, jobs: Sequence[Job]) -> set[str] | None:
-        """Return the ids of those that wait, run or end right now; None where Slurm does not answer."""
+        """Return the ids of waiting, running and ending jobs, or None if Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         found = subprocess.run(command, capture_output=True, text=True)
         return (
@@ -130,7 +140,7 @@ class SlurmQueue:
 
 
 class LocalQueue:
-    """Jobs that are processes of this machine, which outlive the driver."""
+    """Jobs as processes of this machine that outlive the driver."""
 
     def __init__(self, folder: Path, spec: SlurmSpec, threads: int):
         from submitit import LocalExecutor
@@ -151,7 +161,7 @@ class LocalQueue:
     def _start(self, item: TrialJob) -> str:
         gpus = self._free_gpus()
         if gpus:
-            self._executor.update_parameters(visible_gpus=gpus)  # else submitit gives every job the first ones
+            self._executor.update_parameters(visible_gpus=gpus)  # by default submitit gives every job the first GPUs
         job = self._executor.submit(item)
         self._submitted.append((job, gpus))
         return job.job_id
@@ -162,12 +172,12 @@ class LocalQueue:
         return tuple(itertools.islice(free, self._num_gpus))
 
     def living(self, jobs: Sequence[Job]) -> set[str]:
-        # takes leave of those that ended
+        # done() also reaps ended child processes
         self._submitted = [(job, gpus) for job, gpus in self._submitted if not job.done()]
         return {job.job_id for job in jobs if started(int(job.job_id)) == job.started}
 
     def cancel_waiting(self, jobs: Sequence[Job]) -> None:
-        """Cancel nothing, since no job waits: the driver submits no more than run at once."""
+        """Cancel nothing: the driver submits only jobs that can run at once."""
 
 
 Queue = SlurmQueue | LocalQueue
@@ -175,8 +185,10 @@ Queue = SlurmQueue | LocalQueue
 
 @contextmanager
 def _ignored_by_children() -> Iterator[None]:
-    """Have the processes started within the ``with`` block ignore Ctrl-C, which reaches every process of a terminal,
-    and the terminal's end: jobs are asked to stop in another way, and stay when the terminal goes."""
+    """Make processes started within the ``with`` block ignore Ctrl-C and the terminal's end.
+
+    Ctrl-C reaches every process of a terminal. Jobs have their own stop file, and must survive the terminal.
+    """
     numbers = (signal.SIGINT, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -187,9 +199,10 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """Return a job's end, as `TrialJob` wrote it, with the traceback of a job that raised; None if it wrote none.
+    """Return (end, traceback) of a job from the file of `TrialJob`, or None without one.
 
-    submitit's own file of results is a pickle and never read: whoever may write into the folder could run code by it.
+    submitit's own result file is a pickle and is never read: anybody with write access to the folder could run code by
+    it.
     """
     file = end_file(folder, job_id)
     if not file.exists():
@@ -204,7 +217,7 @@ def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
 
 
 def log_of(folder: Path, job_id: str) -> str:
-    """Return the end of what a job printed."""
+    """Return the last `TAIL_CHARACTERS` of a job's output."""
     from submitit.core.utils import JobPaths
 
     path = JobPaths(folder, job_id=job_id, task_id=0).stdout
@@ -212,13 +225,13 @@ def log_of(folder: Path, job_id: str) -> str:
 
 
 def forget(folder: Path, job_id: str) -> None:
-    """Remove the files of a job that has ended: a process of the same id may come."""
+    """Remove an ended job's files, because a later process may have the same id."""
     for path in folder.glob(f"{job_id}_*"):
         path.unlink(missing_ok=True)
 
 
 def asked_of(trial: Any) -> str:
-    """Return what a trial is to give beside its training, as one word."""
+    """Return a trial's curvature and sampling requests as JSON."""
     return json.dumps([trial.curvature, trial.generate], sort_keys=True)
 
 

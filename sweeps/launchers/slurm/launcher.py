@@ -1,5 +1,7 @@
-"""Trials as Slurm jobs, one a run, in arrays, by submitit; or as processes of this machine that are fed and watched in
-the same way."""
+"""Run trials as Slurm jobs by submitit, one job per run, in arrays.
+
+Alternatively, jobs are processes of this machine, submitted and polled in the same way.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ from sweeps.trial import RunTrial, Trial, mark_failed, run_trial
 
 TICK_S = 0.2
 COMMANDS = ("srun", "sbatch", "squeue", "scancel")
-POLL_S = {"slurm": 5.0, "local": 0.2}  # squeue is asked no more often: it loads a controller that many share
-ARRIVAL_S = {"slurm": 30.0, "local": 0.0}  # a network file system shows another machine's new files only after a while
-GRACE_S = 60.0  # after Ctrl-C the jobs have this long to end their steps and save, before the driver leaves them to it
+POLL_S = {"slurm": 5.0, "local": 0.2}  # squeue loads a controller that many users share
+ARRIVAL_S = {"slurm": 30.0, "local": 0.0}  # delay until a network file system shows another machine's new files
+GRACE_S = 60.0  # wait after Ctrl-C for jobs to end their steps and save; later jobs save without the driver
 
 
 def launch(
@@ -47,12 +49,22 @@ def launch(
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
 ) -> None:
-    """Submit every trial that no job of an earlier driver works on, and wait for all.
+    """Submit every trial without a job of an earlier driver, and wait for all.
 
-    ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process
-    dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
-    ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
-    jobs.
+    Jobs continue if this process dies, and the same command finds them again. Once an interrupt is requested, waiting
+    jobs are cancelled; running jobs save and end.
+
+    Args:
+        trials: the trials.
+        slurm: settings of the jobs.
+        folder: folder of job scripts, logs and the jobs' record; every node must see it.
+        on_tick: called several times a second.
+        interrupt: ends the launch once requested.
+        say: prints a line for the user.
+        run: runs one trial; replaced in tests.
+
+    Raises:
+        RuntimeError: submitit or Slurm is missing, or Slurm refuses the jobs.
     """
     if trials:
         with environment(of_workers(int(trials[0].spec["threads"]))):
@@ -62,12 +74,20 @@ def launch(
 def stop(
     trials: Sequence[Trial], *, slurm: SlurmSpec, folder: Path, on_tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Cancel the jobs that work on these trials, an earlier driver's among them, or have them save and end."""
+    """Cancel the trials' waiting jobs, and let running ones save and end.
+
+    Args:
+        trials: the trials; jobs of an earlier driver count too.
+        slurm: settings of the jobs.
+        folder: folder of the jobs' record.
+        on_tick: called several times a second.
+        say: prints a line for the user.
+    """
     _Sweep(trials, slurm, folder, run_trial, say).stop(on_tick)
 
 
 def most_at_once(slurm: SlurmSpec, threads: int) -> int:
-    """Return how many jobs run side by side at most."""
+    """Return the maximum number of concurrent jobs."""
     if slurm.executor == "slurm":
         return slurm.max_parallel
     limits = [slurm.max_parallel, cores() // (slurm.cpus or threads)]
@@ -77,7 +97,10 @@ def most_at_once(slurm: SlurmSpec, threads: int) -> int:
 
 
 def require(slurm: SlurmSpec) -> None:
-    """Raise a ``RuntimeError`` where submitit is missing or, but for jobs of this machine, one of Slurm's commands."""
+    """Raise a ``RuntimeError`` if submitit or a Slurm command is missing.
+
+    Jobs of this machine need no Slurm.
+    """
     try:
         importlib.import_module("submitit")
     except ImportError as error:
@@ -93,7 +116,7 @@ def require(slurm: SlurmSpec) -> None:
 
 
 class _Sweep:
-    """One launch of a sweep: trials that wait to be submitted, and jobs by run."""
+    """One launch of a sweep: trials that wait for submission, and jobs by run."""
 
     def __init__(
         self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]
@@ -128,7 +151,7 @@ class _Sweep:
         return {run_id: job for run_id, job in self._record.jobs.items() if run_id in self._trials}
 
     def _adopt(self) -> None:
-        """Find the jobs of an earlier driver again."""
+        """Find the jobs of an earlier driver."""
         self._drop_gone(self._record.jobs, must_answer=True)
         found = self._mine()
         self._waiting = deque(run_id for run_id in self._trials if run_id not in found)
@@ -148,12 +171,12 @@ class _Sweep:
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
-        """Ask, at most every `POLL_S`, which jobs still live, and settle and forget those that are gone."""
+        """Settle and forget jobs that are gone, at most once every `POLL_S`."""
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
         living = self._queue.living(list(self._record.jobs.values()))
-        if living is None:  # a controller that restarts; the jobs go on
+        if living is None:  # the controller restarts; the jobs continue
             return
         for run_id, job in self._mine().items():
             if job.job_id in living:
@@ -164,8 +187,10 @@ class _Sweep:
                 self._ended_at.pop(run_id, None)
 
     def _settle(self, run_id: str, job: Job) -> bool:
-        """Take in the end of a job that is gone: submit its run again or set it failed, where it has not ended. Return
-        whether it is known what became of it."""
+        """Submit a gone job's run again or set it failed, unless it ended.
+
+        The result is False while the outcome is unknown.
+        """
         trial, left = self._trials[run_id], read_end(self._folder, job.job_id)
         if (
             left is None
@@ -174,7 +199,7 @@ class _Sweep:
             return False
         end, account = left or ("", "")
         if end == ENDED:
-            if job.asked != asked_of(trial):  # an earlier command asked for something else
+            if job.asked != asked_of(trial):  # an earlier command requested other measurements
                 self._waiting.append(run_id)
         elif end == STOPPED:
             self._again(trial, job)
@@ -183,8 +208,10 @@ class _Sweep:
         return True
 
     def _again(self, trial: Trial, job: Job) -> None:
-        """Submit the run of a job again that was stopped from outside and has saved it; stopped more often than the
-        spec allows, it has failed."""
+        """Submit a saved run again after its job was stopped from outside.
+
+        The run fails after more than ``requeues`` stops.
+        """
         if self._stopped[trial.run_id] >= self._slurm.requeues:
             mark_failed(
                 trial,
@@ -207,7 +234,7 @@ class _Sweep:
         mark_failed(trial, reason, "\n".join(filter(None, (account, log))) or f"{reason}\n")
 
     def stop(self, on_tick: Callable[[], None]) -> None:
-        """Ask the jobs to save and end; those that take longer than the grace do so without us."""
+        """Let the jobs save and end, and wait for them up to `GRACE_S`."""
         self._stop_file.touch()
         self._queue.cancel_waiting(list(self._mine().values()))
         deadline, polled_at = time.monotonic() + GRACE_S, float("-inf")
@@ -221,7 +248,11 @@ class _Sweep:
             self._say(f"{len(jobs)} jobs are still at a step; they save and end by themselves")
 
     def _drop_gone(self, jobs: dict[str, Job], must_answer: bool = False) -> None:
-        """Forget the jobs that have ended. Errors: ``RuntimeError`` where Slurm must say which and does not answer."""
+        """Forget the jobs that have ended.
+
+        Raises:
+            RuntimeError: ``must_answer`` is set and Slurm does not answer.
+        """
         living = self._queue.living(list(jobs.values())) if jobs else set()
         if living is None and must_answer:
             raise RuntimeError(
