@@ -1,4 +1,7 @@
-"""Estimate what a run takes on a GPU that is not here, from a trace of its step and the card's published peaks."""
+"""Estimate a run's time and memory on an absent GPU.
+
+The estimate uses a trace of a training step and the card's published peaks.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,35 @@ SEED = 0
 
 
 def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float, float] | None:
-    """Return (seconds of one training step at least, bytes of its peak memory) on a GPU; None where that cannot be
-    said: computation in bfloat16, a compiled step, parts that need numbers to say what they do, optimizers whose state
-    is not so many numbers a parameter.
+    """Return (seconds of a training step at least, peak memory in bytes) on a GPU.
 
-    Seconds: of every operation, one after another as torch launches them, the least time by its bytes and its matrix
-    products (`kernels.roofline`), of all microbatches, and what AdamW and its kind read and write. Bytes: of all
-    tensors that live at once in two microbatches one after another (weights, gradients, what is kept for the backward
-    pass, what is in between), the optimizer's state, and the copy that the norm of an update is taken by. Neither
-    counts what the allocator, CUDA's context and libraries take, nor launches.
+    Seconds are the sum of each operation's least time by its bytes and matrix products (`kernels.roofline`), one after
+    another as torch launches them, over all microbatches, plus the reads and writes of AdamW-like optimizers.
+
+    Bytes are the peak of live tensors over two consecutive microbatches (weights, gradients, activations saved for the
+    backward pass, intermediates), plus the optimizer's state and the copy of the weights for the update's norm. Neither
+    includes launches, nor memory of the allocator, CUDA's context and libraries.
+
+    Args:
+        run: the run.
+        corpus: its data.
+        gpu: the GPU.
+
+    Returns:
+        The pair, or None for bfloat16, a compiled step, operations that depend on values, or an optimizer whose state
+            size depends on the parameters' shapes.
     """
     state = state_of(run.optimizer)
     if state is None or run.precision == "bf16" or run.compile:
         return None
     try:
         traced, num_params = _traced(run, corpus, gpu)
-    except (NotImplementedError, RuntimeError):  # of torch, where the meta device has no answer
+    except (NotImplementedError, RuntimeError):  # raised by torch: the meta device cannot run an operation
         return None
     standing = num_params * (state + FLOAT32)
     moved = (
         num_params * (5 * FLOAT32 + 2 * state) / gpu.device.bandwidth
-    )  # state, weights and copy to and fro, gradient
+    )  # read and write state, weights and copy; read the gradient
     num_parts, times = math.ceil(run.batch / _rows(run)), _times(run)
     return traced.seconds / times * num_parts + moved, traced.peak_bytes + standing
 
@@ -49,12 +60,12 @@ def _rows(run: RunSpec) -> int:
 
 
 def _times(run: RunSpec) -> int:
-    """Return how many microbatches are traced: of several the second finds gradients standing."""
+    """Return the number of traced microbatches; in the second of several, gradients already exist."""
     return 1 if _rows(run) == run.batch else 2
 
 
 def _traced(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
-    """Return the trace of a run's first microbatches, and the number of its parameters."""
+    """Return the trace of a run's first microbatches, and its number of parameters."""
     import torch
 
     from stability.build import build_model, build_objective
@@ -79,14 +90,18 @@ def _traced(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
 
 
 def step_traffic(num_params: int, state: float) -> float:
-    """Return the bytes that an optimizer's step reads and writes: state, weights and their copy to and fro, the
-    gradient. ``state``: bytes a parameter."""
+    """Return the bytes that an optimizer's step reads and writes.
+
+    They are state, weights and their copy in both directions, and the gradient. ``state``: bytes per parameter.
+    """
     return num_params * (5 * FLOAT32 + 2 * state)
 
 
 def state_of(optimizer: Part) -> float | None:
-    """Return the bytes of the optimizer's state per parameter's entry, after a step on a small matrix; None where they
-    depend on the shapes of the parameters."""
+    """Return the bytes of optimizer state per parameter, or None if they depend on shapes.
+
+    They are measured after one step on a small matrix.
+    """
     import torch
 
     from stability.optimizers import build, state_bytes

@@ -1,5 +1,7 @@
-"""Measure how many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most
-memory that any of them took decides."""
+"""Measure how many trials fit on a GPU.
+
+One trial of each kind runs briefly in a process of its own. The largest peak memory decides.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,20 @@ from typing import Any
 from stability.runs.leftovers import remove, temporary
 from sweeps.trial import RunTrial, Trial, run_trial
 
-MARGIN = 1.15  # over the measured peak: batches differ in what they mask, and allocators fragment
-CONTEXT_MB = 800.0  # of a process, which PyTorch's allocator does not count: CUDA's context with the libraries' code
-PROBE_STEPS, PROBE_LR = 2, 1e-6  # the second step has the optimizer's state in place; the rate is too small to diverge
+MARGIN = 1.15  # factor over the measured peak: batches differ in their masks, and allocators fragment
+CONTEXT_MB = 800.0  # CUDA context and library code of a process, not counted by PyTorch's allocator
+PROBE_STEPS, PROBE_LR = 2, 1e-6  # the second step includes the optimizer's state; the rate is too small to diverge
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The memory that the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough;
-    ``free_mb``: what the GPU had to give."""
+    """The largest peak memory over the kinds of runs.
+
+    Attributes:
+        label: label of the largest trial.
+        largest_mb: its peak in MiB; infinite if a whole GPU was not enough.
+        free_mb: the GPU's free memory in MiB.
+    """
 
     label: str
     largest_mb: float
@@ -29,12 +36,12 @@ class Peak:
 
     @property
     def num_fitting(self) -> int:
-        """Trials side by side on one GPU, at least one."""
+        """Number of trials that fit on one GPU, at least one."""
         return max(1, int(self.free_mb // (MARGIN * self.largest_mb + CONTEXT_MB)))
 
     @property
     def share(self) -> float:
-        """The share of a GPU that a trial holds, in Ray's steps of 1e-4, rounded down so that as many run as fit."""
+        """Share of a GPU per trial, in Ray's steps of 1e-4, rounded down so that `num_fitting` trials fit."""
         return int(1e4 / self.num_fitting) / 1e4
 
     def described(self) -> str:
@@ -48,8 +55,15 @@ class Peak:
 
 
 def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None) -> Peak:
-    """Begin one trial of each kind. For a process of its own: the context that CUDA makes here stays until the process
-    ends."""
+    """Run the beginning of one trial per kind, and return the largest peak memory.
+
+    Call it in a separate process: its CUDA context stays until the process ends.
+
+    Args:
+        trials: the trials of a launch.
+        run: runs one trial; replaced in tests.
+        device: replaces the first GPU in tests.
+    """
     device = device or _Cuda()
     free_mb, label, largest_mb = device.free_mb(), "no trial", 0.0
     for trial in kinds(trials).values():
@@ -61,7 +75,7 @@ def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None
 
 
 def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
-    """Return one trial for each way in which trials differ beside learning rate and seed, by a description of it."""
+    """Return one trial per kind of run, keyed by its recipe; learning rate and seed do not count."""
     found: dict[str, Trial] = {}
     for trial in trials:
         found.setdefault(json.dumps({**trial.spec, "lr_peak": None, "seed": None}, sort_keys=True), trial)
@@ -69,9 +83,11 @@ def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float:
-    """Return the peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason
-    fails again, and is reported, as a trial."""
-    # a name by which the next launch finds it, should this process be killed
+    """Return the peak memory of a trial's beginning in MiB; infinite if it ran out of memory.
+
+    Other failures are ignored here: the trial itself will fail and report them.
+    """
+    # a temporary name, so that the next launch removes the folder if this process is killed
     folder = temporary(Path(trial.pool) / "probe")
     folder.mkdir()
     try:
@@ -87,8 +103,11 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
 
 
 def beginning(trial: Trial, pool: str) -> Trial:
-    """Cut a trial to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of
-    each table, one batch of samples."""
+    """Shorten a trial to the parts that determine its memory.
+
+    They are two steps, a validation, a checkpoint, one recorded step of α_max and of each table, and one batch of
+    samples.
+    """
     spec = trial.spec
     cut = {
         "steps": PROBE_STEPS,
@@ -113,12 +132,12 @@ def beginning(trial: Trial, pool: str) -> Trial:
 
 
 class _Cuda:
-    """The first GPU that this process sees. MiB."""
+    """The first visible GPU; memory in MiB."""
 
     def free_mb(self) -> float:
         import torch
 
-        # this process's own context is counted with each trial
+        # CONTEXT_MB counts this process's own context with each trial
         return torch.cuda.mem_get_info()[0] / 2**20 + CONTEXT_MB
 
     def peak_mb(self) -> float:
@@ -131,8 +150,7 @@ class _Cuda:
 
 
 def release() -> None:
-    """Give back what a trial that has ended held of a GPU, so that its neighbours can have it, and count the next one's
-    peak from zero."""
+    """Free an ended trial's cached GPU memory for other processes, and reset the peak counter."""
     import gc
 
     torch = sys.modules.get("torch")

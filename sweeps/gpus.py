@@ -1,4 +1,4 @@
-"""The GPUs that a plan can be made for, by the peaks that their maker states."""
+"""List the GPUs available to plans, with their published peaks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kernels.roofline import H100, H200, TERA, Device
 
-# NVIDIA's data sheets of the A40 and of the A100 80GB (SXM): dense rates, of tensor cores but for float32. Shared
-# memory: CUDA C++ Programming Guide, technical specifications of compute capability 8.6 and 8.0.
+# NVIDIA's data sheets of the A40 and A100 80GB (SXM): dense rates, of tensor cores except for float32. Shared memory:
+# CUDA C++ Programming Guide, technical specifications of compute capability 8.6 and 8.0.
 A40 = Device(
     "A40",
     0.696 * TERA,
@@ -28,14 +28,14 @@ A100 = Device(
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its published peaks, and the bytes of its memory."""
+    """A GPU with its published peaks, and its memory in bytes."""
 
     device: Device
     memory: float
 
     @property
     def described(self) -> str:
-        """Its name, memory and peaks in float32, in words."""
+        """The GPU's name, memory, bandwidth and float32 peak, as text."""
         peak = self.device.peaks["float32"] / TERA
         return (
             f"{self.device.name} ({self.memory / 1e9:.0f} GB, {self.device.bandwidth / TERA:.3g} TB/s, {peak:.3g} "
@@ -43,6 +43,6 @@ class Gpu:
         )
 
 
-# by the names that `plan_gpu` takes (stability/config/sweep.py)
+# keys are the values of `plan_gpu` (stability/config/sweep.py)
 GPUS = {"a40": Gpu(A40, 48e9), "a100": Gpu(A100, 80e9), "h100": Gpu(H100, 80e9), "h200": Gpu(H200, 141e9)}
 DEFAULT = "h100"

@@ -1,12 +1,13 @@
-"""A process beside the driver outlives it and ends its Ray: after a kill −9 of the driver no process of Ray may live
-on. Standard library only.
+"""Kill all processes of the driver's Ray after the driver's end, even after its kill −9.
 
-``python reaper.py FOLDER`` reads its standard input, whose other end the driver alone holds. Its end means that the
-driver is gone: then the processes of its session are killed, and FOLDER, which no other session has, is removed. A byte
-before it means that the driver has shut Ray down: what is left of the session, as after a start that failed, is killed
-all the same, but for the driver itself. A process is of the session if it inherited ``RAY_TMPDIR=FOLDER``, writes into
-FOLDER (Ray's agents overwrite their environment with their title, but their logs lie there), or descends from one that
-is; never by its name. Linux only: without /proc Ray is left to end by itself, which takes it a minute or two.
+The reaper is a separate process with the standard library only. ``python reaper.py FOLDER`` reads its standard input;
+only the driver holds the other end. End of input means that the driver is gone: the reaper kills the session's
+processes and removes FOLDER, which belongs to this session only. A byte before it means that the driver has shut Ray
+down: the reaper kills the remaining processes, as after a failed start, except the driver itself.
+
+A process belongs to the session if it inherited ``RAY_TMPDIR=FOLDER``, writes into FOLDER, or descends from such a
+process. Its name never counts. (Ray's agents overwrite their environment with their title, but their logs are in
+FOLDER.) Linux only: without /proc, Ray ends by itself within a minute or two.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from pathlib import Path
 PROC = Path("/proc")
 DEADLINE_S = 60.0
 PAUSE_S = 0.2
-QUIET_LOOKS = 5  # in a row, after a death: what is being started while it is looked for is found by the next look
+QUIET_LOOKS = 5  # consecutive empty searches after the driver's death: a process may start during a search
 
 
 @contextmanager
 def reaper(folder: Path) -> Iterator[None]:
-    """Start a reaper for what is started within the ``with`` block with ``RAY_TMPDIR=folder``."""
+    """Start a reaper for processes started with ``RAY_TMPDIR=folder`` within the ``with`` block."""
     if not (PROC / "self/environ").exists():
         yield
         return
-    # a session of its own: what is typed at the driver's terminal is not meant for it
+    # its own process session, so that the terminal's Ctrl-C does not reach it
     command = [sys.executable, "-I", "-S", __file__, str(folder)]
     watcher = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -42,20 +43,20 @@ def reaper(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(BrokenPipeError):  # somebody killed it
+        with suppress(BrokenPipeError):  # the reaper was killed
             watcher.stdin.write(b".")
             watcher.stdin.close()
         watcher.wait()
 
 
 def session(folder: str, but: frozenset[int] = frozenset()) -> set[int]:
-    """Return the ids of the living processes of a session, without those of ``but``."""
+    """Return the ids of a session's living processes, except those in ``but``."""
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for path in PROC.glob("[0-9]*"):
         if int(path.name) in but:
             continue
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # gone by now, or another user's
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or another user's process
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             if fields[0] in "ZX":
                 continue
@@ -76,7 +77,7 @@ def _inherited(process: Path, folder: str) -> bool:
 def _writes_into(process: Path, folder: str) -> bool:
     """Return whether a process has a file below ``folder`` open for writing."""
     for descriptor in (process / "fd").iterdir():
-        with suppress(FileNotFoundError):  # closed by now
+        with suppress(FileNotFoundError):  # closed meanwhile
             if os.readlink(descriptor).startswith(f"{folder}/"):  # noqa: PTH115 "pipe:[1]" is no path
                 flags = next(
                     line
@@ -89,7 +90,13 @@ def _writes_into(process: Path, folder: str) -> bool:
 
 
 def reap(folder: str, but: frozenset[int], quiet_looks: int) -> None:
-    """Kill until ``quiet_looks`` in a row find nothing, then remove the folder."""
+    """Kill a session's processes, then remove its folder.
+
+    Args:
+        folder: the session's folder.
+        but: ids of processes to spare.
+        quiet_looks: consecutive searches without a process before the end.
+    """
     deadline, quiet = time.monotonic() + DEADLINE_S, 0
     while time.monotonic() < deadline:
         ids = session(folder, but)

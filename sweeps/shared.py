@@ -1,4 +1,4 @@
-"""Wait for runs that another sweep works on: two sweeps that share runs at the same time train each of them once."""
+"""Share runs between concurrent sweeps, so that each run is trained once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sweeps.interrupt import Interrupt
 from sweeps.trial import Trial, mark_failed
 
 POLL_S = 0.5
-MOST_LAUNCHES = 2  # the first may have met another sweep's worker that gave the run back unfinished
+MOST_LAUNCHES = 2  # during the first, another sweep's worker may have released the run unfinished
 SILENT = "its worker ended without a word"
 
 
@@ -22,17 +22,17 @@ def hand_out(
     say: Callable[[str], None],
     interrupt: Interrupt,
 ) -> Iterator[list[Trial]]:
-    """Yield trials to launch, again and again until every trial has ended, whoever ends it.
+    """Yield trials to launch, until every trial has ended in this or another sweep.
 
-    A run of another sweep is waited for, and yielded once that sweep leaves it unfinished. A failed run has ended. A
-    free run that has not ended after two launches is set ``failed``.
+    A run of another sweep is awaited, and yielded once that sweep leaves it unfinished. A failed run has ended. A free
+    run that has not ended after two launches is set ``failed``.
 
     Args:
         trials: all trials of this launch.
         is_done: whether a trial has its verdict and its measurements.
         on_tick: called while it waits.
-        say: takes a line for the user.
-        interrupt: ends the wait, and the trials, once it is requested.
+        say: prints a line for the user.
+        interrupt: ends the wait and the iteration once requested.
     """
     pending, launches = list(trials), Counter()
     free = [trial for trial in pending if trial.held_by_another() is None]
@@ -57,11 +57,9 @@ def hand_out(
 
 
 def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[list[Trial], list[Trial]]:
-    """Return the trials that have not ended, and those of them that nobody else holds.
-
-    Each trial is looked at once, and who holds it is asked before how it stands: a status is written before the lock is
-    released. Two looks at the lock would take for free what another sweep ended between them.
-    """
+    """Return the unfinished trials, and those of them that no other sweep holds."""
+    # One check of the lock per trial, before the status: a status is written before the lock is released. With a second
+    # check of the lock, a run that another sweep ended in between would count as free.
     left, free = [], []
     for trial in trials:
         is_held = trial.held_by_another() is not None

@@ -1,5 +1,7 @@
-"""Plan what a structure tokenizer's training takes on a named GPU, from a trace of a step of each stage; reads no data
-and trains nothing."""
+"""Estimate a structure tokenizer's training cost on a named GPU.
+
+The estimate uses a trace of one step per stage. It reads no data and trains nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from sweeps.gpus import GPUS, Gpu
 from sweeps.traced import trace
 from sweeps.view.board import duration
 
-STAGES = ((1, ("encoder", "decoder")), (2, ("atom_decoder",)))  # what trains in each
+STAGES = ((1, ("encoder", "decoder")), (2, ("atom_decoder",)))  # the parts trained in each stage
 
 
 def describe(run: TokenizerRunSpec, gpu_name: str) -> str:
-    """Return the plan as text: a line a part, a line a stage."""
+    """Return the plan as text: one line per part and one per stage."""
     gpu = GPUS[gpu_name]
     with torch.device("meta"):
         tokenizer = build_tokenizer(run, VOCAB_SIZE)
@@ -42,7 +44,7 @@ def describe(run: TokenizerRunSpec, gpu_name: str) -> str:
 def _stage_line(
     run: TokenizerRunSpec, gpu: Gpu, tokenizer: StructureTokenizer, stage: int, trained: tuple[str, ...], num_steps: int
 ) -> str:
-    """Return what one stage takes, as a line: of a step, of all of them, and the peak memory."""
+    """Return one stage's line: seconds of a step and of all steps, and peak memory."""
     crops, what = _crops(run), f"stage {stage} ({' and '.join(trained)}), {num_steps:,} steps of {run.batch} crops"
     num_params = sum(num_parameters(getattr(tokenizer, name)) for name in trained)
     state = state_of(run.optimizer)

@@ -1,5 +1,8 @@
-"""Count what a training step does without doing it: every operation of a microbatch is traced on torch's meta device,
-which keeps shapes and no numbers, so that a model of any size costs seconds and no memory."""
+"""Count a training step's FLOPs, bytes and live memory without computing it.
+
+Every operation of a microbatch is traced on torch's meta device, with shapes but without numbers. A model of any size
+then costs seconds and no memory.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,22 @@ from torch.utils.flop_counter import flop_registry
 from kernels.roofline import Device, Traffic
 
 aten = torch.ops.aten
-# what reads as much of a table as it gives, not the whole of it
+# operations that read as many bytes as they return, not the whole table
 LOOKUPS = frozenset({aten.embedding, aten.index, aten.gather, aten.index_select})
-# what only sets memory aside
+# operations that only allocate memory
 ALLOCATIONS = frozenset({aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided})
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A summary of a trace: ``seconds``, the sum of each operation's least time on a device (its bytes or its matrix
-    products, whichever take longer); ``flops`` of matrix products and attention, a multiply-add being two;
-    ``peak_bytes``, the most that the tensors alive at a time took."""
+    """The summary of a trace.
+
+    Attributes:
+        seconds: sum over operations of the least time on a device, by bytes or by matrix products, whichever takes
+            longer.
+        flops: FLOPs of matrix products and attention; a multiply-add counts as two.
+        peak_bytes: maximum bytes of simultaneously live tensors.
+    """
 
     seconds: float
     flops: int
@@ -36,9 +44,10 @@ class Traced:
 
 
 class Tracer(TorchDispatchMode):
-    """A mode in which operations on meta tensors are added up; those on others pass uncounted.
+    """A dispatch mode that adds up operations on meta tensors; other tensors are not counted.
 
-    ``num_counted``: how many positions count in the loss, which no meta tensor knows: what `Tensor.nonzero` gives.
+    ``num_counted``: number of positions that count in the loss, as the length of `Tensor.nonzero`'s result: a meta
+    tensor has no values.
     """
 
     def __init__(self, device: Device, precision: str, num_counted: int):
@@ -48,7 +57,7 @@ class Tracer(TorchDispatchMode):
         self._storages: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Pass an operation on, and count what it took and what it left."""
+        """Run the operation, and add its FLOPs, bytes and live memory."""
         kwargs = kwargs or {}
         if func is aten.nonzero.default and args[0].is_meta:
             found = torch.empty(self.num_counted, args[0].ndim, dtype=torch.int64, device="meta")
@@ -63,7 +72,7 @@ class Tracer(TorchDispatchMode):
         return found
 
     def holds(self, tensor: Tensor) -> None:
-        """Count a tensor's memory, once however many views it has, for as long as any of them lives."""
+        """Count a tensor's storage while any of its views lives, once for all views."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
@@ -85,9 +94,11 @@ class Tracer(TorchDispatchMode):
 
 
 class FusedAttention(TorchFunctionMode):
-    """A mode in which `scaled_dot_product_attention` is the one operation that it is in float32 on CUDA (the
-    memory-efficient kernel), and not the products and the softmax that it falls into on the meta device. That kernel
-    takes four axes; of more torch falls into products on CUDA, too."""
+    """A mode that traces `scaled_dot_product_attention` as one fused operation.
+
+    CUDA uses the memory-efficient kernel in float32; the meta device would decompose it into products and a softmax.
+    The kernel needs four axes. With more, torch uses products on CUDA, too.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention and args[0].ndim == 4:
@@ -104,8 +115,7 @@ def _efficient_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Return what the arguments of `scaled_dot_product_attention` give by the one operation of the memory-efficient
-    kernel."""
+    """Return the result of `scaled_dot_product_attention` by the memory-efficient kernel's single operation."""
     shape = (*query.shape[:-1], key.shape[-2])
     bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=query.dtype).expand(shape)
     return aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout_p, is_causal, **options)[
@@ -116,10 +126,21 @@ def _efficient_attention(
 def trace(
     model: nn.Module, loss: Callable[[], Tensor], *, device: Device, precision: str, num_counted: int, times: int
 ) -> Traced:
-    """Return what ``times`` forward and backward passes of one microbatch take, of ``model`` on the meta device.
-    ``loss``: a forward pass, to a scalar. Gradients stay and are added up, as those of a batch's microbatches are.
+    """Return the cost of forward and backward passes of one microbatch.
 
-    Errors: those of torch (``NotImplementedError``, ``RuntimeError``) where an operation needs numbers.
+    Gradients accumulate as over a batch's microbatches.
+
+    Args:
+        model: the model on the meta device.
+        loss: runs a forward pass and returns a scalar.
+        device: the device to estimate for.
+        precision: precision of the matrix products.
+        num_counted: number of positions that count in the loss.
+        times: number of forward and backward passes.
+
+    Raises:
+        NotImplementedError: an operation depends on values (raised by torch).
+        RuntimeError: likewise.
     """
     tracer = Tracer(device, precision, num_counted)
     for parameter in model.parameters():
@@ -135,12 +156,12 @@ def _is_meta(value: Any) -> bool:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes that reading (or writing) a tensor takes: what is expanded is not there as often as it says."""
+    """Return the bytes to read or write a tensor; expanded axes count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _costs_nothing(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
-    """Return whether an operation only looks at memory in another way, or sets some aside."""
+    """Return whether an operation only makes a view or allocates memory."""
     if func._overloadpacket in ALLOCATIONS:
         return True
     there = {tensor.untyped_storage()._cdata for tensor in given}

@@ -1,5 +1,7 @@
-"""Run one trial as every launcher does: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
-status, never an exception."""
+"""Run one trial under its run's lock: train, measure α_max, draw samples.
+
+Every launcher uses it. A failure becomes a status, never an exception.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +28,31 @@ from stability.runs.sinks import Sinks
 from sweeps.trial_names import choice_name, several_of
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
-Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
-DEATH_S = 10.0  # a worker is reported dead before the system has cleared it away
+Points = Sequence[tuple[str, RunSpec]]  # (variant label, run), as in `SweepSpec.points`
+DEATH_S = 10.0  # a worker may be reported dead before its process has ended
 
 
 @dataclass(frozen=True)
 class Trial:
-    """All that a worker needs, picklable, with absolute paths.
+    """A worker's complete input, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``sinks``: what
-      its sinks are asked for (`stability.runs.sinks.Sinks`), or None;
-    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in
-      it, e.g. "window=4";
-    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, ""
-      where nobody asked for one;
-    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
-      last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
-      sweep has more than one choice; ``stopped_by``: the search that may stop the run for good, "" for none;
-    ``failed_at``: when the run had failed before this launch, which tries it once more; None: it had not.
+    Attributes:
+        run_id: the run's id.
+        spec: the RunSpec as plain JSON.
+        pool: the folder of all runs.
+        curvature: the CurvatureSpec as plain JSON, or None.
+        device: the device's name.
+        sinks: settings of the sinks (`stability.runs.sinks.Sinks`), or None.
+        command: the command line, for the run's provenance.
+        variant: an ablation's change, e.g. "window=4".
+        generate: the GenerationSpec as plain JSON, or None.
+        launch: a unique id of the sweep's launch, or "" without one.
+        devices: number of devices that share a run's microbatches, or its parameters with ``shard``.
+        shard: whether the devices share the parameters.
+        stop_at: a step before the last at which the run stops; it may continue later.
+        several: axes, beside the mechanism, with more than one choice in the sweep.
+        stopped_by: the search that may stop the run for good, or "".
+        failed_at: time of the run's failure before this launch, which retries it, or None.
     """
 
     run_id: str
@@ -65,7 +74,7 @@ class Trial:
 
     @property
     def measures(self) -> bool:
-        """Whether anything is asked for after the training: α_max, samples."""
+        """Whether α_max or samples are requested after the training."""
         return self.curvature is not None or self.generate is not None
 
     @property
@@ -79,8 +88,10 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """``"sa hc window=4 lr=0.001 seed=0"``: of residual, optimizer and norm those that tell it from other runs of
-        its sweep."""
+        """The trial's label: ``"sa hc window=4 lr=0.001 seed=0"``.
+
+        It names residual, optimizer and norm only if the sweep varies them.
+        """
         choices = [choice_name(self.spec[axis]) for axis in ("mechanism", *self.several)]
         return " ".join(
             filter(None, (*choices, self.variant, f"lr={self.spec['lr_peak']:g}", f"seed={self.spec['seed']}"))
@@ -92,26 +103,25 @@ class Trial:
         return RunLock(self.directory.path, self.launch)
 
     def held_by_another(self) -> Owner | None:
-        """Return who works on the run, where that is neither a worker of this launch nor nobody."""
+        """Return the owner of the run's lock if it belongs to another launch, else None."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
 
     def has_failed(self) -> bool:
-        """Return whether the run has failed since this launch chose it, whoever tried it."""
+        """Return whether the run has failed since this launch chose it, in any sweep."""
         return self.last_failure() not in (None, self.failed_at)
 
     def last_failure(self) -> float | None:
-        """Return when the run failed, where that is how it stands."""
+        """Return the time of the run's failure if its status is failed, else None."""
         status = self.directory.status()
         return status.get("changed_at", 0.0) if status["state"] == "failed" else None
 
 
-RunTrial = Callable[[Trial], Generator[None, None, None]]  # `run_trial`, or what replaces it in tests
+RunTrial = Callable[[Trial], Generator[None, None, None]]  # `run_trial`, or its replacement in tests
 
 
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
-    """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
-    training."""
+    """Return a sweep's trials in the pool ``spec.runs_dir``, with the requested measurements."""
     shared: dict[str, Any] = {
         "pool": str(Path(spec.runs_dir).resolve()),
         "curvature": spec.curvature.model_dump(mode="json") if spec.hessian else None,
@@ -125,9 +135,12 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
-    """Return whether a trial has its verdict and all measurements. A run with a damaged file is not done: whoever works
-    on it names the file. ``is_measured`` replaces the probe's own in tests."""
-    # at its last step a run has a verdict to come, which an interrupt may have kept it from
+    """Return whether a trial has its verdict and all measurements.
+
+    A run with a damaged file is not done: working on it then reports the file. ``is_measured`` replaces the probe's own
+    check in tests.
+    """
+    # not at the last step: an interrupt may have prevented the run's verdict there
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at < trial.spec["steps"]:
         return True
     if trial.stopped_by and is_stopped(trial):
@@ -163,9 +176,10 @@ def is_stopped(trial: Trial) -> bool:
 
 
 def mark_stopped(trial: Trial, reason: str) -> bool:
-    """Set the run of a trial that was stopped by its search ``stopped``; whether that is done: not yet where somebody
-    works on the run. A run that has ended meanwhile stays as it is; one whose worker was killed while it saved
-    stands at its last checkpoint."""
+    """Set a run ``stopped`` after its search stopped it; return False while a process works on it.
+
+    An ended run keeps its status. If the worker was killed while saving, the step is that of the last checkpoint.
+    """
     lock = trial.lock
     if not lock.acquire():
         return False
@@ -181,12 +195,12 @@ def mark_stopped(trial: Trial, reason: str) -> bool:
 
 
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Generator[None, None, None]:
-    """Train, measure and sample a trial under its run's lock; yields after every step, where a launcher can stop it.
+    """Train, measure and sample a trial under its run's lock, and yield after every step.
 
-    A run that another process works on is left to it, without a step; one that another sweep has failed since this
-    one handed it out is left as it is. Closing the generator leaves a run that resumes where it stopped. A crash is
-    written to ``status.json`` as ``failed`` with its traceback's file and ends the generator quietly, so that the other
-    trials go on. ``work`` replaces all steps in tests.
+    A launcher can stop it between steps: closing the generator leaves a run that can resume. The generator yields no
+    step if another process holds the run, or if another sweep has failed it since this launch chose it. A crash sets
+    the status to ``failed`` with a traceback file and ends the generator without an exception, so that the other trials
+    continue. ``work`` replaces all steps in tests.
     """
     lock = trial.lock
     if not lock.acquire():
@@ -195,12 +209,12 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
         if trial.launch and trial.has_failed():
             return
         _clear(trial.directory)
-        with closing(Sinks(trial.directory, trial.sinks)) as sinks:  # what is measured goes there, too
+        with closing(Sinks(trial.directory, trial.sinks)) as sinks:  # measurements also go to the sinks
             for steps in _parts(trial, sinks) if work is None else [work(trial)]:
                 yield from lock.during(steps)
-    except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
+    except LostLock:  # this machine paused for minutes: another process has the run and continues at its checkpoint
         return
-    # the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+    # the boundary of a trial: after any crash the sweep continues, with the traceback on file
     except Exception as error:  # noqa: BLE001
         trial.directory.fail(f"{type(error).__name__}: {error}", traceback.format_exc(), trial.spec["steps"])
     finally:
@@ -208,8 +222,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
 
 
 def tidy(trial: Trial) -> None:
-    """Remove what a process killed at a bad moment left in a run that nobody works on, so that it does not lie there
-    for good."""
+    """Remove files that a killed process left in a run, unless the run is in use."""
     lock = trial.lock
     if (lock.has_stale_claims() or leftovers(trial.directory.path)) and lock.acquire():
         try:
@@ -224,7 +237,7 @@ def _clear(directory: RunDirectory) -> None:
 
 
 def set_failed(trial: Trial, reason: str) -> None:
-    """Set a trial ``failed`` if its folder holds another run's files, unless somebody works on it."""
+    """Set a trial ``failed`` if its folder contains another run's files, unless the run is in use."""
     lock = trial.lock
     if lock.acquire():
         try:
@@ -234,8 +247,15 @@ def set_failed(trial: Trial, reason: str) -> None:
 
 
 def mark_failed(trial: Trial, reason: str, account: str) -> None:
-    """Set the trial of a worker that died ``failed``, with ``account`` in its traceback's file. A trial that was done
-    by then stays done; a run that another sweep has taken over meanwhile is left to it."""
+    """Set a trial ``failed`` after the death of its worker.
+
+    A completed trial stays done. A run that another sweep has acquired meanwhile stays unchanged.
+
+    Args:
+        trial: the trial.
+        reason: one line for the status.
+        account: the text of the traceback file.
+    """
     lock, deadline = trial.lock, time.monotonic() + DEATH_S
     while not lock.acquire():
         if trial.held_by_another() or time.monotonic() > deadline:
@@ -249,12 +269,11 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 
 
 def _parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
-    """Yield the steps of the training, of what measures α_max and of what draws samples; each part ends before the next
-    is asked for."""
+    """Yield the steps of training, α_max and sampling; each part ends before the next begins."""
     from stability.config.parse import parse_run
     from stability.training.run import train
 
-    add_plugins(trial.spec.get("plugins"))  # a worker has them from the command that made the trial
+    add_plugins(trial.spec.get("plugins"))  # a worker receives them from the command that created the trial
     where = {"cache_dir": trial.cache_dir, "device": trial.device}
     how = {"devices": trial.devices, "shard": trial.shard, "stop_at": trial.stop_at}
     yield train(parse_run(trial.spec), trial.directory, sinks=sinks, command=trial.command, **where, **how)
@@ -269,7 +288,7 @@ def _parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
 
 
 def _measure(trial: Trial, curvature: CurvatureSpec, sinks: Sinks) -> Iterator[None]:
-    """Measure the α_max that is missing, and send its medians to the sinks."""
+    """Measure a missing α_max, and send its medians to the sinks."""
     from stability.probes.curvature.alpha_max import is_measured, measure
     from stability.probes.curvature.medians import medians
 

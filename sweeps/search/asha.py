@@ -1,7 +1,7 @@
-"""`search=asha`: a grid of which Ray Tune stops runs early; what was stopped, and why, from the ledger.
+"""`search=asha`: a grid whose runs Ray Tune may stop early.
 
-The decisions are `sweeps.launchers.ray.asha`'s, as the runs come by; a run that was stopped says so in its status and
-counts as ended for this search. Any other sweep goes on with it.
+`sweeps.launchers.ray.asha` decides as results arrive. A stopped run's status names the search, and the run counts as
+ended for this search only. Any other sweep continues it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from stability.runs.directory import STOPPED, RunDirectory
 
 
 class AshaSearch:
-    """All runs of `SweepSpec.points` in a single round, in an order that has nothing to do with their rates: were the
-    rates to rise, each run would be better than those before it, or each worse."""
+    """All runs of `SweepSpec.points` in one round, in an order independent of their rates.
+
+    With ascending rates, each run could be better than all runs before it, or each worse.
+    """
 
     stop_at = None
 
@@ -47,12 +49,11 @@ class AshaSearch:
         pass
 
     def record(self) -> dict[str, Any]:
-        """Return ``stopped``: why each run that was stopped has no verdict, for the tables."""
+        """Return ``stopped``: the reason for each stopped run, for the tables."""
         statuses = {each: RunDirectory(self._pool, each).status() for each in (run_id(run) for _, run in self._points)}
         return {"stopped": {each: status["reason"] for each, status in statuses.items() if status["state"] == STOPPED}}
 
 
 def name_of(settings: AshaSpec, rungs: tuple[int, ...]) -> str:
-    """Return the name by which a stopped run tells who stopped it: the same search stops it again, another one may
-    not."""
+    """Return the search's name for stopped runs; only an equal search accepts their stop."""
     return f"asha {settings.reduction} at {' '.join(map(str, rungs))}"

@@ -1,9 +1,8 @@
-"""Find how far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates
-tried.
+"""Find a curve's best learning rate and edges of stability with few rates.
 
-A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas,
-and bisections of the largest rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no
-files, no clock, no torch; the same tells give the same asks.
+The search starts with a coarse grid and extends it if the curve continues beyond an end. Then common rounds refine the
+best rate by parabolas, and bisect for the largest rate with a stable verdict and for the largest with an NLL near the
+best. The module is pure (no files, no clock, no torch): equal results give equal requests.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from dataclasses import dataclass
 
 from stability.config.rates import EdgeSettings, rounded_lr
 
-ROUNDING = 0.0044  # decades by which two neighbours can move apart, each rounded to three digits
-NEAR = 1 / 3  # of the resolution: a rate so near to another one tells nothing new
+ROUNDING = 0.0044  # decades by which rounding to three digits can separate two neighbours
+NEAR = 1 / 3  # of the resolution: minimum distance between two rates
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one seed's run. ``nll``: validation NLL in nats; None or not finite: it diverged."""
+    """The end of one seed's run; ``nll`` is its validation NLL in nats, None or not finite after divergence."""
 
     verdict: str
     nll: float | None
@@ -29,8 +28,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Point:
-    """A rate that was tried, all its seeds together. ``nll``: their median, a divergence counting as ∞, as in the
-    report's windows."""
+    """A tried rate with all its seeds.
+
+    Attributes:
+        lr: the learning rate.
+        verdicts: one verdict per seed.
+        nll: median validation NLL in nats over the seeds. Divergence counts as ∞, as in the report's windows.
+    """
 
     lr: float
     verdicts: tuple[str, ...]
@@ -46,15 +50,19 @@ class Point:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no seed diverged or spiked, but not every one learned: what a rate does that is too small."""
+        """Whether the rate is too small: no seed diverged or spiked, but not every seed learned."""
         return all(verdict in ("stable", "plateaued") for verdict in self.verdicts) and not self.is_stable
 
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge of stability of a curve. ``lr``: the largest rate on the good side, None where none is; ``next_lr``: the
-    smallest above it (or of all) on the bad side, None where there is none up to the highest that was tried.
-    ``exceptions``: rates below ``lr`` on the bad side: the curve is not monotone."""
+    """An edge of stability of a curve.
+
+    Attributes:
+        lr: the largest good rate, or None without one.
+        next_lr: the smallest bad rate above it (or of all), or None if no higher tried rate is bad.
+        exceptions: bad rates below ``lr``: the curve is not monotone.
+    """
 
     lr: float | None
     next_lr: float | None
@@ -63,11 +71,19 @@ class Edge:
 
 @dataclass(frozen=True)
 class Found:
-    """The best rate and the edges of a curve, as far as its rates show them. ``best_low`` and ``best_high``: the best
-    rate's neighbours, between which the true best lies; None at an end of what was tried.
+    """The best rate and the edges of a curve, as far as its tried rates determine them.
 
-    ``num_grid_rates``: rates that a grid of the same resolution takes over the range that was tried. ``resolved``:
-    everything lies in a bracket as narrow as asked for, or is known to lie outside the range.
+    Attributes:
+        best_lr: the rate of the lowest NLL.
+        best_nll: its NLL in nats.
+        best_low: the next lower rate, or None at the end of the range. The true best lies between ``best_low`` and
+            ``best_high``.
+        best_high: the next higher rate, or None at the end of the range.
+        by_verdict: the edge according to verdicts.
+        by_nll: the edge according to the NLL.
+        num_rates: number of tried rates.
+        num_grid_rates: number of rates of a grid with the same resolution over the tried range.
+        resolved: whether each bracket is as narrow as requested, or its target lies outside the range.
     """
 
     best_lr: float | None
@@ -82,7 +98,10 @@ class Found:
 
 
 class Curve:
-    """The search of one curve LR → verdict and NLL, by ask and tell. ``grid``: the coarse rates, rising."""
+    """The search of one curve (learning rate → verdict and NLL), by ask and tell.
+
+    ``grid``: the coarse rates, in ascending order.
+    """
 
     def __init__(self, grid: Sequence[float], settings: EdgeSettings):
         self.points: dict[float, Point] = {}
@@ -92,19 +111,21 @@ class Curve:
         self._most = most_rates(grid, settings)
 
     def ask(self) -> tuple[float, ...]:
-        """Return the rates of the next round, which may run side by side; () once everything is found. Asked again
-        before a tell it says the same."""
+        """Return the rates of the next round, which can run in parallel; () at the end.
+
+        Without a tell in between, the result is the same.
+        """
         missing = tuple(lr for lr in self._grid if lr not in self.points)
         return missing or self._wanted()[: self._most - len(self.points)]
 
     def tell(self, lr: float, outcomes: Iterable[Outcome]) -> None:
-        """Take in what became of a rate that was asked for: an outcome for each seed."""
+        """Record the outcomes of one rate, one per seed."""
         ends = tuple(outcomes)
         nlls = [end.nll if end.nll is not None and math.isfinite(end.nll) else math.inf for end in ends]
         self.points[lr] = Point(lr, tuple(end.verdict for end in ends), statistics.median(nlls))
 
     def found(self) -> Found:
-        """Return what the rates told so far show."""
+        """Return the result from the rates recorded so far."""
         points, best = self._ordered(), self._best()
         below = [point.lr for point in points if best is not None and point.lr < best.lr]
         above = [point.lr for point in points if best is not None and point.lr > best.lr]
@@ -127,7 +148,7 @@ class Curve:
         return [self.points[lr] for lr in sorted(self.points)]
 
     def _best(self) -> Point | None:
-        """Return the point of the lowest NLL; of several the smallest rate. None where every rate diverged."""
+        """Return the point of the lowest NLL, at ties the smallest rate; None if every rate diverged."""
         return min(
             (point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None
         )
@@ -137,7 +158,7 @@ class Curve:
         return best is not None and point.nll <= best.nll + self._settings.nll_tolerance * abs(best.nll)
 
     def _too_small(self) -> list[float]:
-        """Return the rates below every stable one that just learned too little: no hole in the stable range."""
+        """Return the rates below all stable ones that learned too little; they are no gaps in stability."""
         stable = [point.lr for point in self._ordered() if point.is_stable]
         return [point.lr for point in self._ordered() if point.is_idle and (not stable or point.lr < stable[0])]
 
@@ -153,7 +174,7 @@ class Curve:
         return Edge(lr, above[0] if above else None, holes)
 
     def _wanted(self) -> tuple[float, ...]:
-        """Return rates that would narrow something down, apart from one another and from those that were tried."""
+        """Return new rates that narrow a bracket, separated from one another and from tried rates."""
         positions = self._extension() or [
             *self._refinement(),
             *self._bisection(_is_stable),
@@ -168,8 +189,10 @@ class Curve:
         return tuple(kept)
 
     def _extension(self) -> list[float]:
-        """Return one position (log10 of a rate) beyond each end of the range that is not an end of the curve's, in
-        growing steps, as far as the settings allow."""
+        """Return at most one position (log10 of a rate) beyond each open end of the range.
+
+        Steps grow up to the settings' limit.
+        """
         points, best = self._ordered(), self._best()
         low, high, most = math.log10(self._grid[0]), math.log10(self._grid[-1]), self._settings.extend_decades
         found = []
@@ -181,7 +204,7 @@ class Curve:
         return found
 
     def _refinement(self) -> list[float]:
-        """Return positions that close the best rate in between neighbours no further than the resolution."""
+        """Return positions that bracket the best rate within the resolution."""
         best = self._best()
         if best is None:
             return []
@@ -195,12 +218,14 @@ class Curve:
             if abs(center - best.x) > self._flank / 2:
                 return [center, center - self._flank, center + self._flank]
         found = [best.x + side * (gap / 2 if gap <= 2 * resolution else self._flank) for side, gap in wide.items()]
-        # a second look further out, so that where the best moves that way the range halves all the same
+        # also the middle of the gap, so that the range halves even if the best moves in that direction
         return found + ([best.x + side * gap / 2 for side, gap in wide.items()] if len(wide) == 1 else [])
 
     def _bisection(self, is_inside: Callable[[Point], bool]) -> list[float]:
-        """Return the middle between the largest rate inside and the next one; where none is inside, between the rates
-        that are too small and the others. [] where they are as near as the resolution."""
+        """Return the middle between the largest rate inside and the next one, or [] at the resolution.
+
+        Without a rate inside, the too small rates take its place.
+        """
         points = self._ordered()
         inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
         above = [point.x for point in points if inside and point.x > inside[-1]]
@@ -210,8 +235,10 @@ class Curve:
 
 
 def most_rates(grid: Sequence[float], settings: EdgeSettings) -> int:
-    """Return the most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the
-    widest gap that can come up."""
+    """Return the maximum number of rates that a curve requests.
+
+    They are the grid, both extensions, two bisections and the refinement of the widest possible gap.
+    """
     spacing = max(math.log10(grid[-1] / grid[0]) / (len(grid) - 1), settings.resolution_decades)
     reach, steps, widest = 0.0, 0, spacing
     while reach < settings.extend_decades:
@@ -226,10 +253,12 @@ def _is_stable(point: Point) -> bool:
 
 
 def _vertex(left: Point, best: Point, right: Point) -> float:
-    """Return the minimum of the parabola through three points; the best itself where one of them diverged or they lie
-    on a line."""
+    """Return the minimum of the parabola through three points.
+
+    It is the best point itself if a neighbour diverged or the points are collinear.
+    """
     down, up = (left.nll - best.nll) / (best.x - left.x), (right.nll - best.nll) / (right.x - best.x)
     if not (math.isfinite(down) and math.isfinite(up)) or down + up <= 0:
         return best.x
-    # slopes at the middles of the two gaps are -down and up; the vertex is where the slope between them passes zero
+    # slopes at the middles of the two gaps are -down and up; the vertex is the zero of the slope between them
     return (left.x + best.x) / 2 + (right.x - left.x) / 2 * down / (down + up)

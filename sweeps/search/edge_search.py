@@ -1,4 +1,4 @@
-"""`lr=edge` over a sweep: every curve of it asks in common rounds, each by its own `sweeps.search.edge.Curve`."""
+"""`lr=edge` over a sweep: all curves in common rounds, each with its own `sweeps.search.edge.Curve`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from sweeps.search.edge import Curve, Edge, Found, Outcome, most_rates
 
 
 class EdgeSearch:
-    """The search of all curves of a sweep: those of `SweepSpec.curves`, in that order. A curve with a failed run asks
-    for no more: the same command tries that run again."""
+    """The searches of all curves of a sweep, in the order of `SweepSpec.curves`.
+
+    A curve with a failed run requests no more runs; a repeated command retries the failed run.
+    """
 
     stop_at = None
     stopped_by = ""
@@ -60,12 +62,15 @@ class EdgeSearch:
                     self._stuck[index] = True
 
     def record(self) -> dict[str, Any]:
-        """Return ``edges``: a row a curve; the report finds the curve by one of its runs."""
+        """Return ``edges``: one row per curve, identified by one of its runs."""
         return {"edges": [self._row(index) for index, curve in enumerate(self._curves) if curve.points]}
 
     def _row(self, index: int) -> dict[str, Any]:
-        """Return a curve's row of the record: best rate and edges with their neighbours, the range that was tried, the
-        numbers of rates, runs and rounds, beside those of a grid as fine, and the state."""
+        """Return a curve's row of the record.
+
+        It contains the best rate and edges with their neighbours, the tried range, numbers of rates, runs and rounds,
+        the number of runs of an equally fine grid, and the state.
+        """
         curve, seeds, settings = self._curves[index], self._spec.seeds, self._settings
         found = curve.found()
         return {
@@ -86,9 +91,13 @@ class EdgeSearch:
         }
 
     def _state(self, index: int, found: Found) -> str:
-        """Return how far a curve has come. ``found``; ``failed``: a run of the curve did, and it stopped there; ``used
-        up``: it has had as many rates as there may be, and its brackets are wider than asked for; ``unfinished``: it
-        was left before its end."""
+        """Return a curve's state.
+
+        - ``found``: the search is complete.
+        - ``failed``: a run failed, and the search stopped.
+        - ``used up``: the number of rates reached its maximum before the brackets were narrow enough.
+        - ``unfinished``: more rates are to be tried.
+        """
         if self._stuck[index] or found.resolved:
             return "failed" if self._stuck[index] else "found"
         return "unfinished" if self._curves[index].ask() else "used up"

@@ -1,8 +1,7 @@
-"""`halving`: successive halving over a grid, by rungs. Of each kind of run the best learning rates go on at every rung,
-the others are left there.
+"""`halving`: successive halving over a grid; the best learning rates of each kind continue at every rung.
 
-Rungs are awaited, which asynchronous halving (ASHA) does not do: then what goes on depends on nothing but the runs, and
-the same command finds the same.
+Each rung waits for all runs, unlike asynchronous halving (ASHA). The survivors then depend only on the runs, and a
+repeated command finds the same ones.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from stability.runs.directory import FINISHED, RunDirectory, readable_rows
 
 
 class HalvingSearch:
-    """Rates of `SweepSpec.points`, all seeds of a rate together. One with a failed run goes on no further: the same
-    command tries that run again."""
+    """The rates of `SweepSpec.points`, each with all its seeds.
+
+    A rate with a failed run does not continue; a repeated command retries the failed run.
+    """
 
     stopped_by = ""
 
@@ -30,7 +31,7 @@ class HalvingSearch:
         self._rungs = spec.halving.rungs(spec.steps, spec.evaluation.every_steps)
         self._round = 0
         self._left: dict[str, str] = {}
-        self._alive: list[list[_Rate]] = []  # of each curve the rates that go on
+        self._alive: list[list[_Rate]] = []  # each curve's surviving rates
         rates = spec.lr.rates()
         if len(rates) < 2:
             raise ValueError(
@@ -45,7 +46,7 @@ class HalvingSearch:
 
     @property
     def stop_at(self) -> int | None:
-        """The step at which the runs asked for last are left; None: they go to their end."""
+        """The step at which the last requested runs stop; None: they run to their end."""
         return self._rungs[self._round - 1] if 0 < self._round <= len(self._rungs) else None
 
     def plan(self) -> str:
@@ -62,8 +63,10 @@ class HalvingSearch:
         return [point for curve in self._alive for rate in curve for point in rate.points]
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """Rank the rates of each curve by their score at the last rung, keep the best of them that are finite, one in
-        ``reduction``, and note of the others where they were left."""
+        """Rank each curve's rates at the last rung, and retain one in ``reduction`` with finite scores.
+
+        The other rates' stops are recorded.
+        """
         if self._round > len(self._rungs):
             return
         step = self._rungs[self._round - 1]
@@ -84,8 +87,11 @@ class HalvingSearch:
             self._alive[index] = sorted(kept, key=lambda rate: rate.lr)
 
     def _score(self, rate: _Rate, statuses: Mapping[str, dict[str, Any]], step: int) -> float:
-        """Return the mean validation NLL of a rate's runs at a rung; infinite where a seed diverged before it, or
-        failed. It is read from the log: by now a run may stand further on."""
+        """Return the mean validation NLL of a rate's runs at a rung, from their logs.
+
+        It is infinite if a seed diverged or failed before the rung. The status does not suffice: a run may have trained
+        beyond the rung.
+        """
         nlls = []
         for each in rate.ids:
             rows = readable_rows(RunDirectory(self._pool, each).metrics_file)
@@ -95,7 +101,7 @@ class HalvingSearch:
         return math.fsum(nlls) / len(nlls)
 
     def record(self) -> dict[str, Any]:
-        """Return ``stopped``: why each run that was left has no verdict, for the tables."""
+        """Return ``stopped``: the reason for each run stopped at a rung, for the tables."""
         return {
             "stopped": {
                 each: why
@@ -106,7 +112,7 @@ class HalvingSearch:
 
 
 class _Rate:
-    """One learning rate of one kind of run: its runs, seed by seed, with their variant's label."""
+    """One learning rate of one kind of run: its runs by seed, with their variant's label."""
 
     def __init__(self, lr: float, points):
         self.lr, self.points = lr, tuple(points)

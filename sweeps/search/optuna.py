@@ -1,5 +1,7 @@
-"""`search=optuna`: a tree-structured Parzen estimator over numeric fields of the recipe. Optuna is imported only here,
-when points are chosen; with `launcher=ray` it is Ray Tune's `OptunaSearch` that asks it."""
+"""`search=optuna`: a tree-structured Parzen estimator over numeric fields of the recipe.
+
+Optuna is imported only when points are chosen. With `launcher=ray`, Ray Tune's `OptunaSearch` calls it.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ from stability.registry import near_misses
 from stability.runs.directory import FINISHED
 
 Values = dict[str, float]
-DRAWS = 20  # proposals for each point that is wanted: most that can be the same as an earlier one, or no valid recipe
+DRAWS = 20  # maximum proposals per wanted point, because a proposal can be a duplicate or an invalid recipe
 
 
 class OptunaSearch:
-    """One search for each of the sweep's curves, all in common rounds.
+    """One search per curve of the sweep, in common rounds.
 
-    What was asked for stands in ``study.json``, what became of it in the ledger; Optuna keeps nothing. Each round it is
-    told all of it anew, in the order in which it was asked for, with a sampler whose seed is the round's: a search that
-    was cut off goes on as if it had not been.
+    Requested points are in ``study.json``, results in the run folders; Optuna stores nothing. Each round passes it all
+    points again in their original order, with a sampler seeded for that round. An interrupted search therefore
+    continues identically.
     """
 
     stop_at = None
@@ -63,14 +65,16 @@ class OptunaSearch:
             curve.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """Return ``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which
-        the same command goes on."""
+        """Return the rows of the report and the points of all rounds.
+
+        ``search`` has one row per run and field. A repeated command continues from ``search_history``.
+        """
         rows = [row for curve in self._curves for row in curve.rows()]
         return {"search": rows, "search_history": {curve.key: curve.rounds for curve in self._curves}}
 
 
 class _Curve:
-    """The search of one kind of run: its rounds of points, and the objective of those that have finished."""
+    """The search of one kind of run: its rounds of points and the finished points' objectives."""
 
     def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int, by_tune: bool):
         self._recipe, self._search, self._seeds, self._batch = base.model_dump(mode="json"), search, seeds, batch
@@ -80,7 +84,7 @@ class _Curve:
             dimension.path for dimension in self._space if isinstance(current(dimension.path, self._recipe), int)
         }
         _check(self._space, self._whole, self._recipe)
-        self.key = run_id(base)  # changes with whatever the points would be tried on
+        self.key = run_id(base)  # identifies the recipe, so that points of another recipe are not reused
         self.rounds: list[list[Values]] = []
         self._told: dict[int, float | None] = {}
         self._ids: list[list[str]] = []
@@ -92,13 +96,12 @@ class _Curve:
 
     @property
     def ids(self) -> list[list[str]]:
-        """The ids of each point's runs, seed by seed."""
+        """The ids of each point's runs, in order of seeds."""
         self._ids += [[run_id(run) for run in self._runs(values)] for values in self.points[len(self._ids) :]]
         return self._ids
 
     def remember(self, rounds: Sequence[Sequence[Values]]) -> None:
-        """Take the rounds of an earlier launch, which come first. Those of another space are left alone: its points are
-        none of this one."""
+        """Load the rounds of an earlier launch, unless the search space has changed."""
         limits = {dimension.path: dimension for dimension in self._space}
         known = [values for each in rounds for values in each]
         if all(
@@ -124,8 +127,7 @@ class _Curve:
                 self._told[index] = _objective([statuses[each] for each in ids])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each run and each field that the search varies: the point's number, round and score, and the
-        field's value."""
+        """Return one row per run and varied field: number, round and score of the point, and the field's value."""
         numbers = [number for number, each in enumerate(self.rounds, 1) for _ in each]
         return [
             {
@@ -146,7 +148,7 @@ class _Curve:
         return [parse_run(recipe | {"seed": seed}) for seed in range(self._seeds)]
 
     def _propose(self, wanted: int) -> list[Values]:
-        """Return new points that make valid recipes; fewer than wanted, or none, where the space holds no more."""
+        """Return up to ``wanted`` new points with valid recipes; fewer if the space is exhausted."""
         known, found = self.points, []
         told = [(self.points[index], value) for index, value in sorted(self._told.items()) if value is not None]
         most, by_tune = wanted * DRAWS, self._by_tune
@@ -168,9 +170,22 @@ def propose(
     *,
     by_tune: bool = False,
 ) -> Iterator[Values]:
-    """Yield points to try next, one after another, each chosen with those before it under way. ``told``: points and
-    their objectives; floats have three digits. ``by_tune``: through Tune's `OptunaSearch`, which gives the same
-    points."""
+    """Yield suggested points; each suggestion treats the previous ones as running.
+
+    Floats are rounded to three digits.
+
+    Args:
+        space: the varied fields and their ranges.
+        whole: fields with integer values.
+        told: evaluated points with their objectives.
+        search: settings of the search.
+        num_asked: number of points requested before; it seeds the sampler.
+        most: maximum number of suggestions.
+        by_tune: whether to call Tune's `OptunaSearch`, with the same points.
+
+    Raises:
+        RuntimeError: Optuna or, if required, Ray Tune is missing.
+    """
     optuna = _import_optuna()
     kinds = {dimension.path: _distribution(optuna, dimension, dimension.path in whole) for dimension in space}
     with warnings.catch_warnings():
@@ -191,7 +206,7 @@ def propose(
 def _drawn(
     optuna: Any, kinds: Mapping[str, Any], sampler: Any, told: Sequence[tuple[Values, float]]
 ) -> Iterator[Values]:
-    """Yield points of a study that is told what the ledger holds."""
+    """Yield points of an Optuna study with all evaluated points."""
     study = optuna.create_study(sampler=sampler)
     study.add_trials(
         [optuna.trial.create_trial(params=values, distributions=kinds, value=value) for values, value in told]
@@ -201,8 +216,7 @@ def _drawn(
 
 
 def _seed(seed: int, num_asked: int) -> int:
-    """Return a generator's seed, hashed: the first draws of generators whose seeds follow one another resemble one
-    another."""
+    """Return a hashed seed, because generators with consecutive seeds have similar first draws."""
     return int.from_bytes(hashlib.sha256(f"{seed} {num_asked}".encode()).digest()[:4], "big")
 
 
@@ -228,8 +242,10 @@ def _rounded(value: float, kind: Any) -> float:
 
 
 def _objective(statuses: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean over seeds of min(validation NLL, NLL at initialisation): finite where runs diverged. None where
-    a run failed: nothing is known."""
+    """Return the mean over seeds of min(validation NLL, NLL at initialisation).
+
+    The second term makes it finite for diverged runs. It is None if a run failed.
+    """
     if any(status["state"] not in FINISHED for status in statuses):
         return None
     values = [_finite_nll(status.get("result", {})) for status in statuses]
@@ -250,8 +266,10 @@ def _is_valid(recipe: Mapping[str, Any], values: Values) -> bool:
 
 
 def _check(space: Sequence[Dimension], whole: set[str], recipe: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` for an integer's range whose ends are none, and for a range of which an end makes no valid
-    run."""
+    """Raise a ``ValueError`` if a range's end is invalid.
+
+    An integer field has a non-integer end, or an end makes no valid run.
+    """
     for dimension in space:
         for end in (dimension.low, dimension.high):
             if dimension.path in whole and end != int(end):

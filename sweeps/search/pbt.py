@@ -1,9 +1,9 @@
-"""`search=pbt`: population based training of the learning rate, in common rounds over the ledger.
+"""`search=pbt`: population based training of the learning rate, in synchronous rounds.
 
-A population is the sweep's learning rates, of one kind of run and one seed. Each round takes every member one segment
-further, as a run of its own that goes on from the checkpoint of the one before (`RunSpec.init`); then the worst take
-over a checkpoint of the best, and change its rate. All of a round are awaited, as halving's are: what goes on depends
-on nothing but the runs and the seed of the draws, on whatever launcher, and the same command finds the same.
+A population consists of the sweep's learning rates, for one kind of run and one seed. In each round every member trains
+one segment, as a run of its own that starts from the previous run's checkpoint (`RunSpec.init`). Then the worst members
+copy a checkpoint of the best and change its rate. Each round waits for all its runs, as in halving: the next segment
+depends only on the runs and the seed of the draws, with any launcher, and a repeated command finds the same runs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from stability.config.search import PbtSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.directory import FINISHED
 
-DRAWS = 20  # most that may give what another member already has
+DRAWS = 20  # maximum draws until a (parent, rate) pair is new
 
 
 @dataclass(frozen=True)
 class _Member:
-    """A member as it goes into the next segment. ``parent``: the run that it goes on from, None in the first segment;
-    ``took_over``: whether that was another member's."""
+    """A member at the start of its next segment.
+
+    Attributes:
+        lr: learning rate.
+        parent: id of the run that it starts from, or None in the first segment.
+        took_over: whether that run was another member's.
+    """
 
     lr: float
     parent: str | None = None
@@ -37,8 +42,10 @@ class _Member:
 
 
 class PbtSearch:
-    """Populations in the order of `SweepSpec.points`. One with a failed run asks for no more: the same command tries
-    that run again."""
+    """Populations in the order of `SweepSpec.points`.
+
+    A population with a failed run requests no more runs; a repeated command retries the failed run.
+    """
 
     stopped_by = ""
 
@@ -57,7 +64,7 @@ class PbtSearch:
 
     @property
     def stop_at(self) -> int | None:
-        """The end of the segment asked for last; None in the last one, whose runs are measured."""
+        """The last step of the current segment; None in the final one, with measurements."""
         return self._ends[self._segment - 1] if 0 < self._segment < len(self._ends) else None
 
     def plan(self) -> str:
@@ -77,13 +84,13 @@ class PbtSearch:
             population.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """Return ``lineage``: a row for each member and segment."""
+        """Return ``lineage``: one row per member and segment."""
         rows = [row for number, population in enumerate(self._populations) for row in population.rows(number)]
         return {"lineage": rows}
 
 
 class _Population:
-    """The members of one kind of run and one seed. ``base``: a run of them, at any rate."""
+    """The members of one kind of run and one seed; ``base`` is any run of the kind."""
 
     def __init__(self, label: str, base: RunSpec, rates: tuple[float, ...], settings: PbtSpec, ends: tuple[int, ...]):
         self.label, self._recipe, self._rates = label, base.model_dump(mode="json"), rates
@@ -94,8 +101,10 @@ class _Population:
         self._is_stuck = False
 
     def ask(self) -> list[RunSpec]:
-        """Return the runs of the next segment, one a member, and note a row of each; [] where one failed, or all
-        diverged."""
+        """Return the next segment's runs, one per member, and record their rows.
+
+        The list is empty if a run failed or all diverged.
+        """
         if self._is_stuck:
             return []
         runs = [self._run(member) for member in self._members]
@@ -118,7 +127,7 @@ class _Population:
         return runs
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """Take in what became of the segment that was asked for last, and choose who goes on from where."""
+        """Record the results of the last segment and choose the next segment's members."""
         if self._is_stuck:
             return
         ends = [statuses[row["run_id"]] for row in self._rows[-1]]
@@ -143,8 +152,10 @@ class _Population:
         return checked(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
 
     def _next(self, scores: list[float]) -> list[_Member]:
-        """Return the members of the next segment: the worst, and all that diverged, take over from one of the best; the
-        others go on as they are."""
+        """Return the next segment's members.
+
+        The worst and all diverged members copy one of the best; the others continue.
+        """
         order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
         most = max(1, int(self._settings.quantile * len(scores)))
         best = [index for index in order[:most] if math.isfinite(scores[index])]
@@ -159,8 +170,10 @@ class _Population:
         return [found[index] for index in range(len(scores))]
 
     def _taken_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
-        """Return a member that takes on a checkpoint of one of the best, at a rate that no other member takes it on
-        with."""
+        """Return a member that copies one of the best, at a rate new for that checkpoint.
+
+        After `DRAWS` draws the rate may repeat.
+        """
         draws = _random(self._settings.seed, self._key, len(self._rows), index)
         low, high = math.log(self._rates[0]), math.log(self._rates[-1])
         source, lr = best[0], self._members[best[0]].lr
@@ -175,11 +188,11 @@ class _Population:
 
 
 def _score(status: Mapping[str, Any]) -> float:
-    """Return the validation NLL at a segment's end; infinite where the run diverged."""
+    """Return the validation NLL at a segment's end, or infinity after divergence."""
     nll = status.get("result", {}).get("val_nll")
     return nll if nll is not None and math.isfinite(nll) and status["state"] != "diverged" else math.inf
 
 
 def _random(*what: Any) -> random.Random:
-    """Return the draws of a member in a segment, which do not depend on anybody else's."""
+    """Return a member's random generator in one segment, independent of all others."""
     return random.Random(hashlib.sha256(" ".join(map(str, what)).encode()).digest())

@@ -1,5 +1,7 @@
-"""Run sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every
-other sweep."""
+"""Run sweeps in rounds if the next runs depend on earlier results.
+
+Rounds use the same run folders and launchers as every other sweep.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +26,57 @@ from sweeps.view.board import SweepConsole
 
 
 class Search(Protocol):
-    """A rule that chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks
-    for the same runs again."""
+    """A rule that chooses runs.
+
+    A search stores nothing on disk: after a restart with the same results, it requests the same runs.
+    """
 
     @property
     def most_runs(self) -> int:
-        """The number of runs that it never asks for more than."""
+        """The maximum number of runs that it requests."""
         ...
 
     @property
     def stop_at(self) -> int | None:
-        """A step at which the runs asked for last are left; None: they go to their end, and are measured there."""
+        """A step at which the last requested runs stop; None: they run to their end and are measured."""
         ...
 
     @property
     def stopped_by(self) -> str:
-        """The name by which runs are stopped that then count as ended (`Trial.stopped_by`); "": none is."""
+        """The search's name in the status of runs that it stopped (`Trial.stopped_by`); "" if it stops none.
+
+        Stopped runs count as ended.
+        """
         ...
 
     def ask(self) -> Points:
-        """Return the next round's runs, which may run side by side; () at the end."""
+        """Return the next round's runs, which can run in parallel; () at the end."""
         ...
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """Take in what became of the round that was asked for last: each run's ``status.json`` by its id. Some may have
-        failed."""
+        """Record the last round's results: each run's ``status.json`` by id, including failed runs."""
         ...
 
     def record(self) -> dict[str, Any]:
-        """Return what ``study.json`` keeps of it, as plain JSON."""
+        """Return the search's record for ``study.json``, as plain JSON."""
         ...
 
     def plan(self) -> str:
-        """Return a sentence for a dry run on what the runs of `SweepSpec.points` are the beginning of."""
+        """Return a sentence for a dry run on the search beyond the runs of `SweepSpec.points`."""
         ...
 
 
 def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
-    """Return the search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors:
-    ``ValueError`` for fields that can't be varied."""
+    """Return a sweep's search, or None for a grid.
+
+    Args:
+        spec: the sweep.
+        fingerprint: the corpus's fingerprint.
+        before: the content of ``study.json`` before the command.
+
+    Raises:
+        ValueError: a field of the search space cannot be varied.
+    """
     if spec.lr.edge is not None:
         from sweeps.search.edge_search import EdgeSearch
 
@@ -94,11 +108,20 @@ def run_rounds(
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> tuple[Outcome, list[Trial]]:
-    """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that
-    was asked for.
+    """Run a search to its end, round by round.
 
-    ``record`` is written before each round that has something to run: whenever the machine stops, the same command
-    goes on from there. One Ray cluster serves all rounds, and the sinks are looked for once.
+    A repeated command continues after an interruption, because the record is written before each round. One Ray cluster
+    serves all rounds. The sinks are prepared once.
+
+    Args:
+        spec: the sweep.
+        search: its search.
+        record: the study's record.
+        console: the console for messages.
+        run: runs one trial; replaced in tests.
+
+    Returns:
+        The total outcome, and every requested trial.
     """
     console = console or SweepConsole()
     known: dict[str, Trial] = {}

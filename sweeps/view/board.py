@@ -1,4 +1,4 @@
-"""Tell the progress of a sweep: in one line, as a table that fits a terminal, and line by line for a log."""
+"""Format a sweep's progress as one line, as a table that fits a terminal, or as log lines."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ STYLES = {
     STOPPED: "blue",
     "queued": "dim",
 }
-SPEED = "speed"  # in what the study counts, a second
+SPEED = "speed"  # in the study's counted units per second
 COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", SPEED, "ETA", "state")
-LAST_ENDED = 6  # of a sweep that doesn't fit the terminal
-AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # counted where there are any
-# a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
+LAST_ENDED = 6  # ended runs in the table if a sweep does not fit the terminal
+AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # states listed only if a run has them
+# a log has a summary each minute, or after another 5 % of the runs (at least 4) have ended
 PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4
 
 
 def counts_line(progress: Progress) -> str:
-    """Count the runs by their states, ``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``;
-    stalled, interrupted and stopped ones where there are any."""
+    """Count the runs by state.
+
+    Example: ``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``. Stalled, interrupted and
+    stopped runs appear only if there are any.
+    """
     counts, verdicts = (
         progress.counts(),
         verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED})),
@@ -56,14 +59,16 @@ def counts_line(progress: Progress) -> str:
 
 
 def _stand(seconds: Sequence[float]) -> str:
-    """Return how many runs have gone without a step for long, ``" (1 with no step for 4 min 00 s)"``; "" for none."""
+    """Return a note on runs long without a step: ``" (1 with no step for 4 min 00 s)"``; "" for none."""
     up_to = "up to " if len(seconds) > 1 else ""
     return f" ({len(seconds)} with no step for {up_to}{duration(max(seconds))})" if seconds else ""
 
 
 def left_text(progress: Progress) -> str:
-    """Say how much time is left, ``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been
-    timed; "" where everything has ended."""
+    """Return the time left, ``"4 min 12 s left"``; "" if everything has ended.
+
+    The text is ``"… of training left"`` until α_max and samples have been timed.
+    """
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
@@ -72,8 +77,10 @@ def left_text(progress: Progress) -> str:
 
 
 def best_line(progress: Progress) -> str:
-    """Name the best results, ``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before
-    any run has ended with one."""
+    """Name each variant's best result, or "" before any run has ended with one.
+
+    Example: ``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``.
+    """
     found = progress.best()
     points = [
         f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "")
@@ -89,10 +96,17 @@ def verdicts_text(verdicts: Counter[str]) -> str:
 
 
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
-    """Return ``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those
-    that run, then those that ended last, and how many are not shown."""
+    """Return heading lines and a table of the runs, limited to the terminal's height.
+
+    If the runs do not fit, the table has the running and the last ended ones, and a line counts the others.
+
+    Args:
+        progress: the runs.
+        lines: (text, style) of each heading line.
+        height: maximum number of lines.
+    """
     shown = [Text(visible(text), style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
-    room = max(0, height - len(shown) - 2)  # the header, the line that may say how many more
+    room = max(0, height - len(shown) - 2)  # two lines for the header and the count of hidden runs
     rows = in_order(progress.rows)
     chosen = rows if len(rows) <= room else _collapsed(rows, room)
     table = run_table(progress, chosen)
@@ -105,15 +119,14 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> 
 
 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
-    """Return the rows that fit: as many running ones as there is room for, beside the last that ended, which take half
-    of it at most."""
+    """Return the rows that fit: running ones, and the last ended ones in at most half of the room."""
     ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
     active = [row for row in rows if row.running or row.state in (STALLED, INTERRUPTED)][: room - len(ended)]
     return [*active, *ended]
 
 
 def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
-    """Return a table with a line for each of ``rows``, in the style of its state."""
+    """Return a table with a line per row, in the style of its state."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(
@@ -127,7 +140,7 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
 
 
 def _cells(progress: Progress, row: Row) -> list[str]:
-    """Return one run's cells by `COLUMNS`; "" where there is nothing to say."""
+    """Return one run's cells by `COLUMNS`; "" for unavailable values."""
     eta = progress.row_eta_s(row) if row.running and row.stood_s is None else None
     stands = "" if row.stood_s is None else f"no step for {duration(row.stood_s)}"
     return [
@@ -146,8 +159,7 @@ def _cells(progress: Progress, row: Row) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows sorted: those that run, those left half-way, those that ended (the last first), those that
-    wait."""
+    """Return the rows in order: running, stalled, interrupted, ended (latest first), queued."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
     states = {
         state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")
@@ -156,9 +168,9 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 class Lines:
-    """A view for a log: a line when a trial starts and one when it ends, and between them how far the whole is.
+    """Log lines at each trial's start and end, and regular summaries between them.
 
-    ``known``: whether what has started or ended before the first look is passed over, as for one who comes later.
+    ``known``: whether to omit starts and ends from before the first call, for a reader who joins later.
     """
 
     def __init__(self, say: Callable[[str], None], *, known: bool = False):
@@ -168,7 +180,7 @@ class Lines:
         self._told_at, self._ended_then = time.monotonic(), 0
 
     def tell(self, progress: Progress) -> None:
-        """Print what changed since it was last called: starts, ends, and from time to time the whole."""
+        """Print starts and ends since the last call, and a summary from time to time."""
         for row in progress.rows:
             if not (row.running or row.ended):
                 continue
@@ -184,7 +196,7 @@ class Lines:
         self._tell_the_whole(progress)
 
     def _tell_standing(self, row: Row) -> None:
-        """Print once that a run has gone without a step for long, and again where it does so after another step."""
+        """Print once if a run is long without a step, and again if that recurs after another step."""
         run_id = row.trial.run_id
         if row.stood_s is None:
             self._standing.discard(run_id)
@@ -224,7 +236,7 @@ def runs(count: int) -> str:
 
 
 class SweepConsole(Console):
-    """The console of a sweep, which trains on after its reader has left."""
+    """The console of a sweep; training continues after the output's reader has gone."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -232,19 +244,19 @@ class SweepConsole(Console):
 
 
 class StatusConsole(Console):
-    """The console of an entry that only shows something: it ends with its reader."""
+    """The console of a command that only displays something; it ends with its output's reader."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # Rich would end the process with exit code 1
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line as it is, control characters `visible`: no markup, no colours of numbers, no folding."""
+    """Print a line verbatim with control characters `visible`: no markup, highlighting or wrapping."""
     console.print(visible(text, keep="\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds as text: ``"42 s"``, ``"4 min 12 s"``, ``"2 h 05 min"``."""
+    """Return seconds as text: ``"42 s"``, ``"4 min 12 s"``, ``"2 h 05 min"``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

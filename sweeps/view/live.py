@@ -1,5 +1,4 @@
-"""Show what every trial of a sweep is doing in a live table, from the run directories; plain lines where there is no
-terminal."""
+"""Show every trial's state in a live table, or as log lines without a terminal."""
 
 from __future__ import annotations
 
@@ -28,16 +27,25 @@ from sweeps.view.board import (
 )
 
 POLL_S = 1.0
-LOW = 12  # lines of a terminal that has none to spare
+LOW = 12  # lines of a terminal too low for a separate line with the best results
 
 
 class LiveView:
-    """Show, within the ``with`` block, a table on the terminal or the lines of a log (`Lines`), refreshed by a thread
-    of its own.
+    """Context manager that shows a table on the terminal, or `Lines` in a log.
 
-    ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
-      trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that
-      had ended before, for what is best so far; ``words``: the objective's.
+    A thread refreshes it.
+
+    Args:
+        trials: the trials of the launch.
+        num_skipped: number of trials that were already done.
+        earlier: ended runs of the sweep; they count for the best result.
+        opening: line above the table until the first trial runs.
+        is_done: whether a trained trial has all measurements.
+        console: the console.
+        words: the objective's words.
+
+    Attributes:
+        note: line above the table once set, e.g. that the sweep is stopping.
     """
 
     def __init__(
@@ -80,18 +88,20 @@ class LiveView:
             self._closing.set()
             self._thread.join()
             self._refresh()
-        finally:  # a second Ctrl-C may come while this waits; the terminal is given back all the same
+        finally:  # release the terminal even if a second Ctrl-C interrupts the wait
             if self._live:
                 self._live.stop()
 
     def tick(self) -> None:
-        """Look at the runs, at most once a second: launchers call this as often as they like."""
+        """Refresh the view, at most once a second; launchers may call this at any rate."""
         if time.monotonic() - self._polled_at >= POLL_S:
             self._refresh()
 
     def summary(self) -> str:
-        """Say what the launch did, ``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``, with what was
-        skipped and what is left."""
+        """Return a summary of the launch, including skipped and remaining runs.
+
+        Example: ``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``.
+        """
         verdicts = self.progress.verdicts()
         parts = verdicts_text(verdicts)
         num_left = len(self.progress.rows) - verdicts.total()
@@ -115,7 +125,7 @@ class LiveView:
                 self._lines.tell(self.progress)
 
     def render(self) -> Group:
-        """Return counts, what is best so far, then the table, no higher than the terminal."""
+        """Return counts, best results and the table, limited to the terminal's height."""
         note = self.note or ("" if self.progress.most_at_once else self._opening)
         skipped = f", {self._num_skipped} skipped" if self._num_skipped else ""
         times = ", ".join(
@@ -125,5 +135,5 @@ class LiveView:
         together = "; ".join(filter(None, (times, best)))
         lines = [together] if len(together) <= size.width or size.height < LOW else [times, best]
         shown = [f"{counts_line(self.progress)}{skipped}", *lines]
-        # the last line is the cursor's
+        # the cursor occupies the last line
         return board(self.progress, [*((line, "") for line in shown), (note, "yellow")], size.height - 1)

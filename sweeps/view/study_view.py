@@ -1,5 +1,4 @@
-"""View a study from another terminal: its trials from what lies on disk, how far they are, and what became of them. No
-torch."""
+"""View a study's progress from another terminal, from its files and without torch."""
 
 from __future__ import annotations
 
@@ -18,13 +17,20 @@ from sweeps.trial_names import choice_name, several_of
 from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
 
 MOST_NAMED = 3
-ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parquet holds
+ALPHA_MAX = {"alpha_max", "critical_lr"}  # the measures in a run's curvature/<phase>.parquet
 
 
 @dataclass(frozen=True)
 class StudyView:
-    """A study as it is seen from another terminal. ``progress`` of the runs that have a spec; ``unreadable``: (run id,
-    why) of those without; ``has_curvature``: whether α_max was asked for."""
+    """A study viewed from another terminal.
+
+    Attributes:
+        study: the study's folder.
+        record: the content of its ``study.json``.
+        progress: the runs with a readable spec.
+        unreadable: (run id, reason) of the others.
+        has_curvature: whether α_max was requested.
+    """
 
     study: StudyFolder
     record: dict[str, Any]
@@ -34,8 +40,11 @@ class StudyView:
 
     @classmethod
     def of(cls, study: StudyFolder) -> StudyView:
-        """Read a study's record and runs. Errors: ``ValueError`` where there is no such study or its record is
-        damaged."""
+        """Read a study's record and runs.
+
+        Raises:
+            ValueError: the study does not exist or its record is damaged.
+        """
         record = study.read()
         asked = record.get("spec", {})
         protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
@@ -52,7 +61,7 @@ class StudyView:
             **common,
             "curvature": None,
             "generate": None,
-        }  # the last command asks nothing of earlier ones' runs
+        }  # the last command requests no measurements of earlier commands' runs
         earlier = _commands_of_earlier(record)
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):
@@ -67,8 +76,10 @@ class StudyView:
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 
     def renewed(self) -> StudyView:
-        """Return itself, or another one where the study lists other runs by now (a search, a sweep that was
-        extended)."""
+        """Return this view, or a new one if the study's list of runs has changed.
+
+        The list changes by a search or an extended sweep.
+        """
         return (
             self
             if self.study.read()["run_ids"] == self.record["run_ids"] and not self.unreadable
@@ -76,12 +87,12 @@ class StudyView:
         )
 
     def line(self) -> str:
-        """Say all of it in one line."""
+        """Return the counts and the time left in one line."""
         return "; ".join(filter(None, (counts_line(self.progress), self._stands())))
 
     @property
     def is_over(self) -> bool:
-        """Whether every run has ended; one that is worked on has not."""
+        """Whether every run has ended; a run in progress has not."""
         return all(row.ended for row in self.progress.rows)
 
     @property
@@ -89,8 +100,10 @@ class StudyView:
         return any(row.running for row in self.progress.rows)
 
     def heading(self) -> list[str]:
-        """Return what stands above the runs, in status and in the watch alike: short lines, since a terminal cuts
-        them."""
+        """Return the lines above the runs, short because a terminal cuts them.
+
+        Status and watch share them.
+        """
         return [
             line
             for line in (
@@ -104,8 +117,10 @@ class StudyView:
         ]
 
     def details(self) -> list[Any]:
-        """Return what can be printed beneath the heading: those that run, those that were left half-way, those that
-        failed with their reasons."""
+        """Return the printable parts below the heading.
+
+        They are running runs, unfinished ones, failed ones with their reasons, and the commands to continue.
+        """
         parts: list[Any] = []
         if active := self._rows("running"):
             parts += ["", run_table(self.progress, active)]
@@ -128,13 +143,13 @@ class StudyView:
         return parts
 
     def _commands(self) -> list[str]:
-        """Return the commands that asked for the runs that have not ended."""
+        """Return the commands of the runs that have not ended."""
         earlier, last = _commands_of_earlier(self.record), self.record.get("command", "")
         asked = (earlier.get(row.trial.run_id, last) for row in self.progress.rows if not row.ended)
         return [command for command in dict.fromkeys(asked) if command]
 
     def _outside(self) -> str:
-        """Say how many runs of earlier commands the report leaves out; "" if it leaves out none."""
+        """Return a line on earlier commands' runs outside of the report, or "" without any."""
         apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
         num = sum(len(each["run_ids"]) for each in apart)
         return f"on record outside of its report: {runs(num)} of other settings, of earlier commands" if num else ""
@@ -143,13 +158,15 @@ class StudyView:
         return [row for row in self.progress.rows if row.state == state]
 
     def _stands(self) -> str:
-        """Say how much time is left, or that nobody works on it; "" where all runs have ended."""
+        """Return the time left or "nobody works on it"; "" once all runs have ended."""
         left = left_text(self.progress) if self.is_worked_on else "" if self.is_over else "nobody works on it"
         return "; ".join(filter(None, (left, self._unreadable())))
 
     def _coverage(self) -> str:
-        """Say how far the measurements are, ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to
-        measure)"``; "" where it was not asked for or nothing has a verdict."""
+        """Return a line on the measured runs, or "" if α_max was not requested or no run has a verdict.
+
+        Example: ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``.
+        """
         with_verdict = [row for row in self.progress.rows if row.trained_at and row.trial.curvature is not None]
         if not self.has_curvature or not with_verdict:
             return ""
@@ -168,13 +185,15 @@ class StudyView:
 
 
 def _commands_of_earlier(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return by id the commands of the runs that the last command did not ask for."""
+    """Return the commands of runs from earlier commands, by run id."""
     return {run_id: each["command"] for each in record.get("earlier", []) for run_id in each["run_ids"]}
 
 
 def is_complete(trial: Trial) -> bool:
-    """Return whether what follows the training is there, by the names of its files: whether it is of the protocol that
-    is asked for now, the sweep says."""
+    """Return whether the measurements after training exist, by file name.
+
+    Only the sweep checks whether they match the current protocol.
+    """
     return (trial.curvature is None or has_alpha_max(trial)) and (
         trial.generate is None or _has_samples(trial.directory, trial.generate)
     )
@@ -186,13 +205,15 @@ def has_alpha_max(trial: Trial) -> bool:
 
 
 def _has_checkpoint(trial: Trial) -> bool:
-    """Return whether a run left any checkpoint of those at which α_max was asked for."""
+    """Return whether a run left a checkpoint of a phase with requested α_max."""
     return bool(phases(trial.directory, (trial.curvature or {})["phase"]))
 
 
 def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:
-    """Return whether all samples are there that can be drawn, at terminal checkpoints: of a run that diverged before
-    its end there are none to wait for."""
+    """Return whether all possible samples exist.
+
+    Samples need a terminal checkpoint: a run that diverged before its end has none.
+    """
     if directory.status()["state"] == "diverged" and not phases(directory, TERMINAL):
         return True
     scores = directory.generation_file("terminal")

@@ -28,7 +28,7 @@ def check(address: str) -> None:
     """Raise a ``RuntimeError`` if this environment cannot join a cluster at ``address``.
 
     ``address`` is "auto" or HOST:PORT of a head. Reasons: no cluster answers, it requires a token that this environment
-    lacks, or auto finds another sweep's own Ray, which would end before this sweep.
+    lacks, or auto finds another sweep's own Ray, whose end would kill this sweep.
     """
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
@@ -48,7 +48,7 @@ def check(address: str) -> None:
 
 
 def _look(address: str) -> None:
-    """Request the list of nodes from the head at ``address``.
+    """Ask the head at ``address`` for its list of nodes.
 
     Ray's own check may exit the process or block.
 

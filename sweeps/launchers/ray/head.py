@@ -1,8 +1,8 @@
 """Start Ray on this machine in a separate process, and kill all of it at the end.
 
-``python ray_head.py FOLDER NUM_CPUS`` is the process. It starts Ray in FOLDER while the driver still imports torch,
-prints the address, and lives until its standard input ends. Ray is killed without a shutdown: a sweep's state is in its
-run folders, and `ray.shutdown` waits a second for each of Ray's processes.
+``python head.py FOLDER NUM_CPUS`` is the process. It starts Ray in FOLDER while the driver still imports torch, prints
+the address, and lives until its standard input ends. Ray is killed without a shutdown: a sweep's state is in its run
+folders, and `ray.shutdown` waits a second for each of Ray's processes.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _remove(folder: Path) -> None:
 
 
 def _without_bystanders() -> None:
-    """Disable Ray's autoscaler, dashboard and log monitor.
+    """Leave out Ray's autoscaler, dashboard and log monitor.
 
     A Ray with one driver does not need them, and on a small machine they start slower than all the rest. `ray.init` has
     no switches for them. If other versions of Ray rename these methods, they simply start.

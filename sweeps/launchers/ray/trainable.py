@@ -23,7 +23,7 @@ from sweeps.trial import RunTrial, Trial
 
 REPORT_S = 1.0  # between two results of a run, apart from milestones
 LOOK_S = 0.2  # between two checks for a stop request
-LAST_BREATH_S = 10.0  # a worker reported dead may still write until it notices that its driver is gone
+LAST_BREATH_S = 10.0  # a worker reported dead may still write until it notices its isolation
 STOP = "stop"
 COLUMNS = ("step", "loss", "lr", "val_nll")  # of Tune's tables, beside the state; a CSV's first row fixes its columns
 LEFT = "left to another sweep"  # in place of a run's state
