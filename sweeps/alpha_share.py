@@ -9,10 +9,11 @@ from stability.runs.directory import RunDirectory, readable_rows
 
 
 def alpha_share(runs: Sequence[RunDirectory], started: float, ended: float, at_a_time: int) -> str:
-    """Return a line on α_max's share of wall time, or "" if none was measured.
+    """Return a line on α_max's share of wall time, or "".
 
-    Per run the share is α_max's part of training plus α_max, whenever they were measured. For the sweep it is the time
-    measured between ``started`` and ``ended``, divided by their difference and by ``at_a_time``.
+    It is "" if no α_max was measured between ``started`` and ``ended``. A run's share is its α_max time divided by
+    training plus α_max, whenever they ran. The sweep's share is the α_max time between the two times, divided by their
+    difference and ``at_a_time``.
 
     Args:
         runs: the runs.

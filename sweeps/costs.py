@@ -46,8 +46,8 @@ class Timing:
         step_s: seconds of one training step.
         train_s: seconds of all training steps and validations.
         after_s: seconds after the training (α_max, samples).
-        memory_mb: peak memory in MiB of the process that timed a step: resident memory on a CPU, allocated memory on a
-            GPU, or the estimate of `sweeps.estimated` for a GPU that this machine lacks.
+        memory_mb: peak memory in MiB of the process timing a step: resident memory on a CPU, the allocator's memory on
+            a GPU, or the estimate of `sweeps.estimated` for an absent GPU.
     """
 
     step_s: float

@@ -41,7 +41,7 @@ class Left:
 def left_of(trial: Trial, retry: str) -> Left:
     """Return a run's remaining work according to its folder.
 
-    Nothing remains of a run that is done, or that failed under ``retry=none``. A trained run lacks only measurements.
+    Nothing remains of a completed run, or of a failed one under ``retry=none``. A trained run lacks only measurements.
     An interrupted run continues at its last checkpoint.
     """
     if is_done(trial) or (retry == "none" and trial.directory.status()["state"] == "failed"):
@@ -62,7 +62,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
             no run counts as finished.
 
     Raises:
-        ValueError: the runs are for this machine and need kernels that it cannot run.
+        ValueError: the runs are for this machine, but their kernels cannot run here.
     """
     spec, corpus, is_read = plan.spec, plan.corpus, plan.is_read
     require_for_plan(spec, trials)
@@ -108,7 +108,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
 
 
 def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
-    """Return the source of the times and memory, and the measurements that they include."""
+    """Return the source of the times and memory, and the included measurements."""
     listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
     included = [
         *([listed] if spec.hessian else []),
@@ -245,7 +245,10 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
 
 
 def _at_most(costs: dict[str, Cost], most_runs: int, slots: float, gpu: Gpu | None = None) -> str:
-    """Return the maximum cost of all rounds of a search, with equally many runs of each kind."""
+    """Return the maximum cost of all rounds of a search.
+
+    Every kind counts with the same number of runs.
+    """
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
         return f", at most {runs(most_runs)} in all"

@@ -1,4 +1,4 @@
-"""List a study's runs from earlier commands, so that later commands do not drop them."""
+"""List a study's runs from earlier commands, to preserve them in its record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Earlier:
 
 
 def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
-    """Return the earlier runs that stay on a study's record, grouped by command.
+    """Return the earlier runs remaining on a study's record, grouped by command.
 
     The report includes a run if it differs from the trials only in the axes of a study (`APART`). Any other run would
     pass for another seed of theirs. A run with an unreadable spec keeps its place in or outside of the report. A run
@@ -75,7 +75,7 @@ def of_last_command(record: Mapping[str, Any]) -> list[str]:
 
 
 def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
-    """Return a setting in which a run differs from all trials, with both values.
+    """Return a setting that differs from all trials', with both values.
 
     The axes of a study do not count. The result is "" if nothing else differs, and `UNREADABLE` if the spec cannot be
     read.
@@ -109,7 +109,7 @@ def _settings(part: Any) -> Mapping[str, Any]:
 def _first_difference(
     one: Mapping[str, Any], other: Mapping[str, Any], whole: Mapping[str, Any], whole_other: Mapping[str, Any]
 ) -> str:
-    """Return the first setting that differs, with both values: ``"steps: 30, now 40"``; "" for none.
+    """Return the first setting that differs, as ``"steps: 30, now 40"``; "" for none.
 
     Args:
         one: the earlier spec, restricted to the fields of the run's id.
@@ -169,7 +169,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield a line each for newly kept, newly unreported and missing earlier runs.
 
-    Runs that an earlier command already listed get no line.
+    Runs already recorded as earlier ones get no line unless they are missing.
 
     Args:
         study: the study, for its name and pool.

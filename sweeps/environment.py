@@ -1,4 +1,4 @@
-"""Set the environment variables that Ray and its workers inherit."""
+"""Set the environment variables of Ray and its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def of_workers(threads: int) -> dict[str, str]:
     """Return the import path and OpenMP threads for workers.
 
-    The import path lets a checkout that is not installed work from any folder.
+    The import path makes an uninstalled checkout work from any folder.
     """
     path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}

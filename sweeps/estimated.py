@@ -22,7 +22,7 @@ SEED = 0
 
 
 def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float, float] | None:
-    """Return (seconds of a training step at least, peak memory in bytes) on a GPU.
+    """Return (minimum seconds of a training step, peak memory in bytes) on a GPU.
 
     Seconds are the sum of each operation's least time by its bytes and matrix products (`kernels.roofline`), one after
     another as torch launches them, over all microbatches, plus the reads and writes of AdamW-like optimizers.
@@ -37,8 +37,8 @@ def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[floa
         gpu: the GPU.
 
     Returns:
-        The pair, or None for bfloat16, a compiled step, operations that depend on values, or an optimizer whose state
-            size depends on the parameters' shapes.
+        The pair, or None for bfloat16, a compiled step, value-dependent operations, or an optimizer with state sizes
+            dependent on the parameters' shapes.
     """
     state = state_of(run.optimizer)
     if state is None or run.precision == "bf16" or run.compile:
@@ -90,7 +90,7 @@ def _traced(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
 
 
 def step_traffic(num_params: int, state: float) -> float:
-    """Return the bytes that an optimizer's step reads and writes.
+    """Return the bytes read and written by an optimizer's step.
 
     They are state, weights and their copy in both directions, and the gradient. ``state``: bytes per parameter.
     """
@@ -98,7 +98,7 @@ def step_traffic(num_params: int, state: float) -> float:
 
 
 def state_of(optimizer: Part) -> float | None:
-    """Return the bytes of optimizer state per parameter, or None if they depend on shapes.
+    """Return the bytes of optimizer state per parameter, or None if shape-dependent.
 
     They are measured after one step on a small matrix.
     """

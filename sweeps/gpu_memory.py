@@ -36,12 +36,15 @@ class Peak:
 
     @property
     def num_fitting(self) -> int:
-        """Number of trials that fit on one GPU, at least one."""
+        """Number of trials per GPU, at least one."""
         return max(1, int(self.free_mb // (MARGIN * self.largest_mb + CONTEXT_MB)))
 
     @property
     def share(self) -> float:
-        """Share of a GPU per trial, in Ray's steps of 1e-4, rounded down so that `num_fitting` trials fit."""
+        """Share of a GPU per trial, so that `num_fitting` trials fit.
+
+        It is rounded down to Ray's steps of 1e-4.
+        """
         return int(1e4 / self.num_fitting) / 1e4
 
     def described(self) -> str:
@@ -103,7 +106,7 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
 
 
 def beginning(trial: Trial, pool: str) -> Trial:
-    """Shorten a trial to the parts that determine its memory.
+    """Shorten a trial to the parts relevant for its memory.
 
     They are two steps, a validation, a checkpoint, one recorded step of α_max and of each table, and one batch of
     samples.
@@ -150,7 +153,7 @@ class _Cuda:
 
 
 def release() -> None:
-    """Free an ended trial's cached GPU memory for other processes, and reset the peak counter."""
+    """Free an ended trial's cached GPU memory, and reset the peak counter."""
     import gc
 
     torch = sys.modules.get("torch")

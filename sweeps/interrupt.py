@@ -33,7 +33,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def until(self, steps: Iterator[None]) -> Iterator[None]:
-        """Yield the steps until an interrupt is requested, then close them, which saves their work."""
+        """Yield the steps until an interrupt is requested, then close and so save them."""
         with closing(steps):  # type: ignore[type-var]
             for _ in steps:
                 yield

@@ -1,4 +1,4 @@
-"""Run a sweep's missing trials with a launcher and a live table, and report failures."""
+"""Run a sweep's missing trials under a live table, and report failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HINT = "interrupted: run the same command again, it goes on where this one stopp
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed run; ``place`` is the line of code that raised, or "" if unknown."""
+    """A failed run; ``place`` is the line of the error, or "" if unknown."""
 
     run_id: str
     label: str
@@ -58,8 +58,8 @@ class Outcome:
     """The result of a sweep.
 
     Attributes:
-        num_skipped: trials that were already done.
-        num_trained: trials that this launch completed, including those that lacked only α_max or samples.
+        num_skipped: number of trials already done.
+        num_trained: trials completed by this launch, including those with only α_max or samples missing.
         failures: the failed runs.
         interrupted: whether Ctrl-C ended the launch.
     """
@@ -163,7 +163,7 @@ def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _writes_spec(trial: Trial) -> bool:
-    """Write a trial's spec, and return whether that succeeded; a conflicting spec fails this trial alone."""
+    """Write a trial's spec, and return True on success; a conflicting spec fails this trial alone."""
     try:
         trial.directory.write_spec(trial.spec)
     except ValueError as error:
@@ -173,7 +173,7 @@ def _writes_spec(trial: Trial) -> bool:
 
 
 def _tidy(trials: Sequence[Trial]) -> None:
-    """Remove files that dead processes left in the pools and trials."""
+    """Remove dead processes' files from the pools and trials."""
     for pool in {trial.pool for trial in trials}:
         remove_abandoned(Path(pool))
     for trial in trials:
@@ -193,7 +193,7 @@ def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
     """Describe a launch: ``"skips 12 finished runs, trains 36"``.
 
-    Trained runs may lack α_max, samples, or both. ``left``: failed runs that are not retried.
+    Trained runs may lack α_max, samples, or both. ``left``: failed runs without a retry.
     """
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
@@ -250,7 +250,10 @@ def folder_of(spec: SweepSpec) -> Path:
 def _stop_jobs(
     spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Stop the sweep's Slurm jobs, including those of an earlier driver, whose runs are only awaited."""
+    """Stop the sweep's Slurm jobs, including those of an earlier driver.
+
+    This launch only awaits the earlier driver's runs.
+    """
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)

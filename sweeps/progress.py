@@ -79,12 +79,14 @@ class Progress:
     """The trials of one launch, or of a study viewed from outside.
 
     A launch ignores statuses written before it. From outside, every status counts, and the run's lock decides between
-    running and stalled. ``earlier``: ended runs of the same sweep; they count for `best` only.
+    running and stalled.
 
-    Attributes:
-        rows: one row per trial.
+    Args:
+        trials: the trials.
+        is_done: whether a trained trial has all measurements.
+        from_outside: whether another process, or none, works on the study.
+        earlier: ended runs of the same sweep; they count for `best` only.
         words: the objective's words.
-        most_at_once: largest number of this launch's runs seen running at once.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Progress:
         self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
-        """Refresh the rows of trials that have not ended; from outside, all rows.
+        """Refresh the rows of unfinished trials; from outside, all rows.
 
         A launch calls `stat` once per trial and reads the log ends of running trials only.
         """
@@ -176,7 +178,7 @@ class Progress:
             self._time_the_end(row, status["changed_at"])
 
     def _start_of(self, status: dict[str, Any]) -> float | None:
-        """Return the trial's start in this launch, or None if an earlier one trained it."""
+        """Return the trial's start in this launch; None if an earlier one trained it."""
         if status["state"] == "running":
             return status["changed_at"]
         seconds = status.get("result", {}).get("wall_s")
@@ -229,7 +231,7 @@ class Progress:
 
     @property
     def is_timed_whole(self) -> bool:
-        """Whether the time after training is known, which `eta_s` omits until then."""
+        """Whether the time after training is known; until then, `eta_s` omits it."""
         return any(row.curvature_s is not None for row in self.rows) or not any(
             row.trial.measures for row in self.rows if not row.ended
         )

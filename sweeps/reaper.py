@@ -1,9 +1,9 @@
-"""Kill all processes of the driver's Ray after the driver's end, even after its kill −9.
+"""Kill all processes of a driver's Ray after the driver's end or kill −9.
 
 The reaper is a separate process with the standard library only. ``python reaper.py FOLDER`` reads its standard input;
-only the driver holds the other end. End of input means that the driver is gone: the reaper kills the session's
-processes and removes FOLDER, which belongs to this session only. A byte before it means that the driver has shut Ray
-down: the reaper kills the remaining processes, as after a failed start, except the driver itself.
+only the driver holds the other end. End of input means that the driver is dead: the reaper kills the session's
+processes and removes FOLDER, used by this session only. A byte before it means that the driver has shut Ray down: the
+reaper kills the remaining processes, as after a failed start, except the driver itself.
 
 A process belongs to the session if it inherited ``RAY_TMPDIR=FOLDER``, writes into FOLDER, or descends from such a
 process. Its name never counts. (Ray's agents overwrite their environment with their title, but their logs are in

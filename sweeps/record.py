@@ -45,7 +45,7 @@ class StudyRecord:
 
     @classmethod
     def begun(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
-        """Return the record of a launch that begins now, without writing it."""
+        """Return the record of a launch beginning now, without writing it."""
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
         return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
@@ -130,7 +130,7 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
 
 def _references(spec: SweepSpec) -> dict[str, Any]:
-    """Return the optimizers' reference rates, for a report that compares optimizers.
+    """Return the optimizers' reference rates, for a report's comparison of optimizers.
 
     ``lr_references`` maps an optimizer's name to its rate. With lr=scaled, ``lr_multiples`` lists the swept multiples.
     The result is {} for a single optimizer.

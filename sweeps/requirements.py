@@ -1,4 +1,4 @@
-"""Refuse a sweep that its launcher cannot run, before it is on record."""
+"""Refuse a sweep before it is on record if its launcher cannot run it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
 
 
 def require_for_plan(spec: SweepSpec, trials: Sequence[Trial]) -> None:
-    """Raise a one-line ``ValueError`` if this machine must run the trials but lacks their kernels.
+    """Raise a one-line ``ValueError`` if this machine lacks the trials' kernels.
 
-    A plan could not time such trials.
+    A plan could not time such trials. Trials for other machines are not checked.
     """
     from stability.build import resolve_device
 
@@ -63,7 +63,7 @@ def runs_here(spec: SweepSpec) -> bool:
 
 
 def _require_of_this_machine(name: str, trials: Sequence[Trial]) -> None:
-    """Raise an error if this machine lacks the device or a trial's precision, kernels or compiler."""
+    """Raise an error if this machine lacks a device, precision, kernel or compiler."""
     from stability.build import resolve_device
     from stability.models.precision import require_precision
     from stability.training.machine import require_compiler

@@ -1,4 +1,4 @@
-"""Share runs between concurrent sweeps, so that each run is trained once."""
+"""Share runs between concurrent sweeps, to train each run once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def hand_out(
 ) -> Iterator[list[Trial]]:
     """Yield trials to launch, until every trial has ended in this or another sweep.
 
-    A run of another sweep is awaited, and yielded once that sweep leaves it unfinished. A failed run has ended. A free
-    run that has not ended after two launches is set ``failed``.
+    A run of another sweep is awaited, and yielded if left unfinished there. A failed run has ended. A free run is set
+    ``failed`` if it has not ended after two launches.
 
     Args:
         trials: all trials of this launch.
@@ -57,7 +57,7 @@ def hand_out(
 
 
 def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[list[Trial], list[Trial]]:
-    """Return the unfinished trials, and those of them that no other sweep holds."""
+    """Return the unfinished trials, and those of them free of another sweep's lock."""
     # One check of the lock per trial, before the status: a status is written before the lock is released. With a second
     # check of the lock, a run that another sweep ended in between would count as free.
     left, free = [], []

@@ -23,7 +23,7 @@ def gpus_per_trial(spec: SweepSpec) -> float:
 
 
 def slots(spec: SweepSpec) -> int:
-    """Return the number of trials that run at once, on this machine or as jobs."""
+    """Return the number of concurrent trials, on this machine or as jobs."""
     if spec.launcher == "serial":
         return 1
     if spec.launcher == "slurm":

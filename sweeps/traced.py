@@ -44,10 +44,10 @@ class Traced:
 
 
 class Tracer(TorchDispatchMode):
-    """A dispatch mode that adds up operations on meta tensors; other tensors are not counted.
+    """A dispatch mode that adds up operations on meta tensors.
 
-    ``num_counted``: number of positions that count in the loss, as the length of `Tensor.nonzero`'s result: a meta
-    tensor has no values.
+    Other tensors are not counted. ``num_counted``: number of positions counted by the loss, as the length of
+    `Tensor.nonzero`'s result: a meta tensor has no values.
     """
 
     def __init__(self, device: Device, precision: str, num_counted: int):

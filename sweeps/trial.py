@@ -103,7 +103,7 @@ class Trial:
         return RunLock(self.directory.path, self.launch)
 
     def held_by_another(self) -> Owner | None:
-        """Return the owner of the run's lock if it belongs to another launch, else None."""
+        """Return the lock's owner if it belongs to another launch, else None."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
 
@@ -178,7 +178,7 @@ def is_stopped(trial: Trial) -> bool:
 def mark_stopped(trial: Trial, reason: str) -> bool:
     """Set a run ``stopped`` after its search stopped it; return False while a process works on it.
 
-    An ended run keeps its status. If the worker was killed while saving, the step is that of the last checkpoint.
+    An ended run keeps its status. The step is the last checkpoint's if the worker was killed while saving.
     """
     lock = trial.lock
     if not lock.acquire():
@@ -195,12 +195,12 @@ def mark_stopped(trial: Trial, reason: str) -> bool:
 
 
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Generator[None, None, None]:
-    """Train, measure and sample a trial under its run's lock, and yield after every step.
+    """Train, measure and sample a trial under its run's lock, step by step.
 
-    A launcher can stop it between steps: closing the generator leaves a run that can resume. The generator yields no
-    step if another process holds the run, or if another sweep has failed it since this launch chose it. A crash sets
-    the status to ``failed`` with a traceback file and ends the generator without an exception, so that the other trials
-    continue. ``work`` replaces all steps in tests.
+    It yields after every step. A launcher can stop it there: closing the generator leaves a resumable run. The
+    generator yields no step if another process holds the run, or if another sweep has failed it since this launch chose
+    it. A crash sets the status to ``failed`` with a traceback file and ends the generator without an exception, so the
+    other trials continue. ``work`` replaces all steps in tests.
     """
     lock = trial.lock
     if not lock.acquire():
@@ -222,7 +222,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
 
 
 def tidy(trial: Trial) -> None:
-    """Remove files that a killed process left in a run, unless the run is in use."""
+    """Remove a killed process's files from a run, unless the run is in use."""
     lock = trial.lock
     if (lock.has_stale_claims() or leftovers(trial.directory.path)) and lock.acquire():
         try:
@@ -237,7 +237,10 @@ def _clear(directory: RunDirectory) -> None:
 
 
 def set_failed(trial: Trial, reason: str) -> None:
-    """Set a trial ``failed`` if its folder contains another run's files, unless the run is in use."""
+    """Set a trial ``failed`` because its folder contains another run's files.
+
+    It stays unchanged while in use.
+    """
     lock = trial.lock
     if lock.acquire():
         try:
@@ -249,7 +252,7 @@ def set_failed(trial: Trial, reason: str) -> None:
 def mark_failed(trial: Trial, reason: str, account: str) -> None:
     """Set a trial ``failed`` after the death of its worker.
 
-    A completed trial stays done. A run that another sweep has acquired meanwhile stays unchanged.
+    A completed trial stays done. A run acquired by another sweep meanwhile stays unchanged.
 
     Args:
         trial: the trial.

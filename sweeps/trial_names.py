@@ -1,4 +1,4 @@
-"""Name a sweep's trials by the choices that vary in it."""
+"""Name a sweep's trials by their varying choices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stability.config.base import AXES
 
 
 class Named(Protocol):
-    """The attributes of a trial that its name depends on."""
+    """The attributes of a trial relevant for its name."""
 
     @property
     def spec(self) -> dict[str, Any]: ...
@@ -24,14 +24,14 @@ def choice_name(choice: Any) -> str:
 
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """Return the axes, without the mechanism, for which a sweep has several choices."""
+    """Return the axes with several choices in a sweep, without the mechanism."""
     return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 
 
 def variants(trials: Sequence[Named]) -> list[str]:
     """Return each trial's name without learning rate and seed.
 
-    It contains the mechanism, the choices on axes that vary, and an ablation's setting.
+    It contains the mechanism, the choices on varying axes, and an ablation's setting.
     """
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]

@@ -14,7 +14,7 @@ def launch(
 ) -> None:
     """Run every trial in turn.
 
-    Once an interrupt is requested, the current step ends, the trial is closed, which saves it, and this returns.
+    Once an interrupt is requested, the current step ends, the trial is closed and so saved, and this returns.
 
     Args:
         trials: the trials.

@@ -71,7 +71,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Found:
-    """The best rate and the edges of a curve, as far as its tried rates determine them.
+    """The best rate and the edges of a curve, as far as determined.
 
     Attributes:
         best_lr: the rate of the lowest NLL.
@@ -98,7 +98,7 @@ class Found:
 
 
 class Curve:
-    """The search of one curve (learning rate → verdict and NLL), by ask and tell.
+    """The search of one curve, learning rate to verdict and NLL, by ask and tell.
 
     ``grid``: the coarse rates, in ascending order.
     """
@@ -111,9 +111,9 @@ class Curve:
         self._most = most_rates(grid, settings)
 
     def ask(self) -> tuple[float, ...]:
-        """Return the rates of the next round, which can run in parallel; () at the end.
+        """Return the rates of the next round; () at the end.
 
-        Without a tell in between, the result is the same.
+        Their runs may be concurrent. Without a tell in between, the result is the same.
         """
         missing = tuple(lr for lr in self._grid if lr not in self.points)
         return missing or self._wanted()[: self._most - len(self.points)]
@@ -158,7 +158,7 @@ class Curve:
         return best is not None and point.nll <= best.nll + self._settings.nll_tolerance * abs(best.nll)
 
     def _too_small(self) -> list[float]:
-        """Return the rates below all stable ones that learned too little; they are no gaps in stability."""
+        """Return the too small rates below all stable ones; they are no gaps in stability."""
         stable = [point.lr for point in self._ordered() if point.is_stable]
         return [point.lr for point in self._ordered() if point.is_idle and (not stable or point.lr < stable[0])]
 
@@ -174,7 +174,7 @@ class Curve:
         return Edge(lr, above[0] if above else None, holes)
 
     def _wanted(self) -> tuple[float, ...]:
-        """Return new rates that narrow a bracket, separated from one another and from tried rates."""
+        """Return new rates to narrow the brackets, separated from each other and tried rates."""
         positions = self._extension() or [
             *self._refinement(),
             *self._bisection(_is_stable),
@@ -189,7 +189,7 @@ class Curve:
         return tuple(kept)
 
     def _extension(self) -> list[float]:
-        """Return at most one position (log10 of a rate) beyond each open end of the range.
+        """Return at most one position (log10 of a rate) beyond each open end.
 
         Steps grow up to the settings' limit.
         """
@@ -204,7 +204,7 @@ class Curve:
         return found
 
     def _refinement(self) -> list[float]:
-        """Return positions that bracket the best rate within the resolution."""
+        """Return positions to bracket the best rate within the resolution."""
         best = self._best()
         if best is None:
             return []
@@ -222,9 +222,9 @@ class Curve:
         return found + ([best.x + side * gap / 2 for side, gap in wide.items()] if len(wide) == 1 else [])
 
     def _bisection(self, is_inside: Callable[[Point], bool]) -> list[float]:
-        """Return the middle between the largest rate inside and the next one, or [] at the resolution.
+        """Return the middle between the largest rate inside and the next one.
 
-        Without a rate inside, the too small rates take its place.
+        The list is empty at the resolution. Without a rate inside, the too small rates take its place.
         """
         points = self._ordered()
         inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
@@ -235,7 +235,7 @@ class Curve:
 
 
 def most_rates(grid: Sequence[float], settings: EdgeSettings) -> int:
-    """Return the maximum number of rates that a curve requests.
+    """Return a curve's maximum number of rates.
 
     They are the grid, both extensions, two bisections and the refinement of the widest possible gap.
     """

@@ -63,9 +63,9 @@ class HalvingSearch:
         return [point for curve in self._alive for rate in curve for point in rate.points]
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """Rank each curve's rates at the last rung, and retain one in ``reduction`` with finite scores.
+        """Rank each curve's rates at the last rung, and retain one in ``reduction``.
 
-        The other rates' stops are recorded.
+        Rates with infinite scores never continue. The other rates' stops are recorded.
         """
         if self._round > len(self._rungs):
             return
@@ -87,10 +87,10 @@ class HalvingSearch:
             self._alive[index] = sorted(kept, key=lambda rate: rate.lr)
 
     def _score(self, rate: _Rate, statuses: Mapping[str, dict[str, Any]], step: int) -> float:
-        """Return the mean validation NLL of a rate's runs at a rung, from their logs.
+        """Return the mean validation NLL of a rate's runs at a rung.
 
-        It is infinite if a seed diverged or failed before the rung. The status does not suffice: a run may have trained
-        beyond the rung.
+        It is infinite if a seed diverged or failed before the rung. It is read from the logs, because a run may have
+        trained beyond the rung.
         """
         nlls = []
         for each in rate.ids:

@@ -29,8 +29,8 @@ class OptunaSearch:
     """One search per curve of the sweep, in common rounds.
 
     Requested points are in ``study.json``, results in the run folders; Optuna stores nothing. Each round passes it all
-    points again in their original order, with a sampler seeded for that round. An interrupted search therefore
-    continues identically.
+    points again in their original order, with a sampler seeded by the round. An interrupted search therefore continues
+    identically.
     """
 
     stop_at = None

@@ -32,8 +32,8 @@ class _Member:
 
     Attributes:
         lr: learning rate.
-        parent: id of the run that it starts from, or None in the first segment.
-        took_over: whether that run was another member's.
+        parent: id of the run to start from, or None in the first segment.
+        took_over: whether the parent was another member's run.
     """
 
     lr: float
@@ -170,9 +170,9 @@ class _Population:
         return [found[index] for index in range(len(scores))]
 
     def _taken_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
-        """Return a member that copies one of the best, at a rate new for that checkpoint.
+        """Return a member that copies a checkpoint of the best, at a new rate.
 
-        After `DRAWS` draws the rate may repeat.
+        No other member copies it at this rate, unless `DRAWS` draws all repeat one.
         """
         draws = _random(self._settings.seed, self._key, len(self._rows), index)
         low, high = math.log(self._rates[0]), math.log(self._rates[-1])

@@ -33,7 +33,7 @@ class Search(Protocol):
 
     @property
     def most_runs(self) -> int:
-        """The maximum number of runs that it requests."""
+        """The maximum number of requested runs."""
         ...
 
     @property
@@ -43,14 +43,14 @@ class Search(Protocol):
 
     @property
     def stopped_by(self) -> str:
-        """The search's name in the status of runs that it stopped (`Trial.stopped_by`); "" if it stops none.
+        """The search's name in the status of runs stopped by it (`Trial.stopped_by`); "" if it stops none.
 
         Stopped runs count as ended.
         """
         ...
 
     def ask(self) -> Points:
-        """Return the next round's runs, which can run in parallel; () at the end."""
+        """Return the next round's runs; () at the end. They may be concurrent."""
         ...
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
@@ -62,7 +62,7 @@ class Search(Protocol):
         ...
 
     def plan(self) -> str:
-        """Return a sentence for a dry run on the search beyond the runs of `SweepSpec.points`."""
+        """Return a sentence for a dry run on the search after `SweepSpec.points`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Format a sweep's progress as one line, as a table that fits a terminal, or as log lines."""
+"""Format a sweep's progress as a line, a fitting table, or log lines."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Lines:
         self._told_at, self._ended_then = time.monotonic(), 0
 
     def tell(self, progress: Progress) -> None:
-        """Print starts and ends since the last call, and a summary from time to time."""
+        """Print starts and ends since the last call, and sometimes a summary."""
         for row in progress.rows:
             if not (row.running or row.ended):
                 continue
@@ -196,7 +196,10 @@ class Lines:
         self._tell_the_whole(progress)
 
     def _tell_standing(self, row: Row) -> None:
-        """Print once if a run is long without a step, and again if that recurs after another step."""
+        """Print once if a run is long without a step.
+
+        The line is printed again if this recurs after another step.
+        """
         run_id = row.trial.run_id
         if row.stood_s is None:
             self._standing.discard(run_id)
@@ -244,7 +247,7 @@ class SweepConsole(Console):
 
 
 class StatusConsole(Console):
-    """The console of a command that only displays something; it ends with its output's reader."""
+    """The console of a display command; it ends with its output's reader."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # Rich would end the process with exit code 1

@@ -1,4 +1,4 @@
-"""Show every trial's state in a live table, or as log lines without a terminal."""
+"""Show every trial's state in a live table, or in log lines."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LOW = 12  # lines of a terminal too low for a separate line with the best result
 
 
 class LiveView:
-    """Context manager that shows a table on the terminal, or `Lines` in a log.
+    """Context manager for a table on the terminal, or `Lines` in a log.
 
     A thread refreshes it.
 
     Args:
         trials: the trials of the launch.
-        num_skipped: number of trials that were already done.
+        num_skipped: number of trials already done.
         earlier: ended runs of the sweep; they count for the best result.
         opening: line above the table until the first trial runs.
         is_done: whether a trained trial has all measurements.
@@ -45,7 +45,7 @@ class LiveView:
         words: the objective's words.
 
     Attributes:
-        note: line above the table once set, e.g. that the sweep is stopping.
+        note: line above the table once set, e.g. on stopping the sweep.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LiveView:
                 self._live.stop()
 
     def tick(self) -> None:
-        """Refresh the view, at most once a second; launchers may call this at any rate."""
+        """Refresh the view, at most once a second at any rate of calls."""
         if time.monotonic() - self._polled_at >= POLL_S:
             self._refresh()
 

@@ -76,9 +76,9 @@ class StudyView:
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 
     def renewed(self) -> StudyView:
-        """Return this view, or a new one if the study's list of runs has changed.
+        """Return this view, or a new one if the study's runs have changed.
 
-        The list changes by a search or an extended sweep.
+        A search or an extended sweep adds runs. A view with unreadable runs is always renewed.
         """
         return (
             self
@@ -143,13 +143,13 @@ class StudyView:
         return parts
 
     def _commands(self) -> list[str]:
-        """Return the commands of the runs that have not ended."""
+        """Return the commands of unfinished runs."""
         earlier, last = _commands_of_earlier(self.record), self.record.get("command", "")
         asked = (earlier.get(row.trial.run_id, last) for row in self.progress.rows if not row.ended)
         return [command for command in dict.fromkeys(asked) if command]
 
     def _outside(self) -> str:
-        """Return a line on earlier commands' runs outside of the report, or "" without any."""
+        """Return a line on earlier commands' runs outside of the report, or ""."""
         apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
         num = sum(len(each["run_ids"]) for each in apart)
         return f"on record outside of its report: {runs(num)} of other settings, of earlier commands" if num else ""
@@ -163,9 +163,10 @@ class StudyView:
         return "; ".join(filter(None, (left, self._unreadable())))
 
     def _coverage(self) -> str:
-        """Return a line on the measured runs, or "" if α_max was not requested or no run has a verdict.
+        """Return a line on the number of measured runs, or "".
 
-        Example: ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``.
+        Example: ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``. It is "" if α_max
+        was not requested or no run has a verdict.
         """
         with_verdict = [row for row in self.progress.rows if row.trained_at and row.trial.curvature is not None]
         if not self.has_curvature or not with_verdict:

@@ -18,7 +18,7 @@ WORST = 1e9  # a diverged run's NLL at the rungs that it did not reach
 
 
 class Asha(FIFOScheduler):
-    """One `AsyncHyperBandScheduler` per kind of run and seed; its runs differ in the learning rate only.
+    """One `AsyncHyperBandScheduler` per kind of run and seed; only learning rates differ within it.
 
     Runs with earlier results at a rung count there, so that a restarted search has all its former results.
 
@@ -51,7 +51,7 @@ class Asha(FIFOScheduler):
         return TrialScheduler.CONTINUE
 
     def settle(self) -> bool:
-        """Mark stopped runs that their workers have left, and return whether all are marked."""
+        """Mark stopped runs once their workers have left them; return whether all are marked."""
         for run_id, step in list(self._leaving.items()):
             reason = f"stopped at step {step}: not among the best 1 in {self._reduction} of its kind so far"
             if not self._trials[run_id].lock.owner() and mark_stopped(self._trials[run_id], reason):
@@ -88,7 +88,7 @@ class Asha(FIFOScheduler):
 
 
 def _named(run_id: str) -> tuple[Any, Any]:
-    """Return the arguments in place of a Tune trial, with the run's id as trial id.
+    """Return the arguments in place of a Tune trial, with the run's id.
 
     The run's id is equal in all launches, unlike Tune's.
     """

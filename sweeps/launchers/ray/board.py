@@ -32,8 +32,15 @@ NO_NODE_S = 120.0  # a cluster may replace a node that died
 class Board(tune.Callback):
     """The sweep's callbacks in the Tuner's loop, called some ten times a second.
 
-    ``on_tick`` refreshes the live table. ``settle`` marks runs stopped by the scheduler. ``say`` prints a line for the
-    user.
+    Args:
+        job: the launch's work.
+        share: each trial's share of a node.
+        node_retries: restarts of a run after the loss of its worker or node.
+        hang_s: seconds without a step until a worker is killed; None: never.
+        on_tick: refreshes the live table.
+        settle: marks runs stopped by the scheduler.
+        interrupt: ends the launch once requested.
+        say: prints a line for the user.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class Board(tune.Callback):
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        """Refresh the sweep's state, or raise an error that a callback stored.
+        """Refresh the sweep's state, or raise the error of an earlier callback.
 
         Args:
             iteration: Tune's counter, unused.
@@ -84,7 +91,7 @@ class Board(tune.Callback):
     def _kill_hanging(self, run_ids: Sequence[str]) -> None:
         """Kill workers whose runs had no step for ``hang_s`` seconds; Tune then counts them as dead.
 
-        The limit counts from the first time that the process holds the run, because the run's files may be older.
+        The limit counts from the process's first observed lock on the run, because the run's files may be older.
         """
         now = time.monotonic()
         if self._hang_s is None or now - self._watched_at < LOOK_S:
@@ -105,9 +112,9 @@ class Board(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Record a failure that the worker could not write, and mark stopped trials in Tune's table.
+        """Record a failure not written by the worker, and mark stopped trials.
 
-        Tune itself does not mark trials stopped by the scheduler.
+        Tune's table itself does not mark trials stopped by the scheduler.
 
         Args:
             iteration: Tune's counter, unused.
@@ -128,10 +135,11 @@ class Board(tune.Callback):
         self._lost(trial)
 
     def _lost(self, trial: TuneTrial) -> None:
-        """Let a run continue after the loss of its worker, or fail it after ``node_retries`` losses.
+        """Decide whether a run continues or fails after the loss of its worker.
 
-        If Tune gives a run up earlier, its status stays and the sweep hands it out again. A node without access to the
-        runs' folder is left out. If workers cannot start at all, the sweep ends: every run would fail.
+        It fails after more than ``node_retries`` losses. If Tune gives a run up earlier, its status stays and the sweep
+        hands it out again. A node without access to the runs' folder is left out. If workers cannot start at all, the
+        sweep ends: every run would fail.
         """
         run_id, account = _run_id(trial), _account(trial)
         last = account.rpartition(FAILURE)[2]
@@ -151,7 +159,7 @@ class Board(tune.Callback):
             self._say(f"a {what} died under {label} ({run_id}), which goes on {_ON_ANOTHER[what]}")
 
     def _leave_out(self, node_id: str) -> None:
-        """Leave out a node that joined later and does not see the runs' folder."""
+        """Leave out a late node without access to the runs' folder."""
         for node in alive():
             if node["NodeID"] == node_id:
                 leave_out(node_id, put(node, next(iter(self._job.trials.values())).pool, "it is not there"), self._say)

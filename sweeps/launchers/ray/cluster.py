@@ -33,11 +33,11 @@ class Session:
 
     Attributes:
         head: the head of the driver's own Ray, or None for a joined cluster.
-        watch: the thread that detects the loss of Ray.
+        watch: the thread for detecting the loss of Ray.
         dashboard: HOST:PORT of a joined cluster's dashboard, until it was printed.
         peaks: measured GPU memory, by the kinds of runs.
         is_admitted: whether all nodes were found to share the runs' folder.
-        left_out: ids of nodes that joined later and do not share it.
+        left_out: ids of later nodes without access to it.
     """
 
     head: Head | None
@@ -67,8 +67,8 @@ def session() -> Session:
 def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
     """Start Ray quietly in a temporary folder, or join a running one; yield the folder or None.
 
-    The folder is removed at the end; a joined Ray is left running. Workers inherit this process's import path, so that
-    a checkout that is not installed works from any folder. Launches within one ``with`` block share the Ray.
+    The folder is removed at the end; a joined Ray is left running. Workers inherit this process's import path, so an
+    uninstalled checkout works from any folder. Launches within one ``with`` block share the Ray.
 
     Args:
         threads: OpenMP threads of a worker.
@@ -117,7 +117,7 @@ def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
 
 
 def require(share: Share, address: str | None) -> None:
-    """Refuse a request that Ray cannot serve, before anything is on record.
+    """Refuse an impossible request to Ray, before anything is on record.
 
     Raises:
         RuntimeError: this machine has too few resources for the share, or no cluster answers at ``address``.
@@ -133,10 +133,10 @@ def require(share: Share, address: str | None) -> None:
 
 
 def admit(pool: str, say: Callable[[str], None]) -> None:
-    """Leave out nodes that do not see the runs' folder.
+    """Leave out nodes without access to the runs' folder.
 
     Raises:
-        RuntimeError: such a node exists before anything began in this session; nodes that join later are left out.
+        RuntimeError: such a node exists before anything began in this session; later nodes are left out.
     """
     import ray
 
@@ -164,7 +164,7 @@ def leave_out(node_id: str, told: str, say: Callable[[str], None]) -> None:
 
 
 def alive() -> list[dict[str, Any]]:
-    """Return the living nodes that are not left out, as ``ray.nodes()`` describes them."""
+    """Return the living nodes, except left-out ones, in the format of ``ray.nodes()``."""
     import ray
 
     left_out = _session.left_out if _session else ()
@@ -262,7 +262,7 @@ def _join(ray: Any, address: str | None, head: Head | None) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Ray's messages, because the live table and the run folders show the same facts."""
+    """Silence Ray's messages; the live table and run folders show the same facts."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

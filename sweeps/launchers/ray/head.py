@@ -1,4 +1,4 @@
-"""Start Ray on this machine in a separate process, and kill all of it at the end.
+"""Start Ray on this machine in a separate process; kill it at the end.
 
 ``python head.py FOLDER NUM_CPUS`` is the process. It starts Ray in FOLDER while the driver still imports torch, prints
 the address, and lives until its standard input ends. Ray is killed without a shutdown: a sweep's state is in its run
@@ -160,7 +160,7 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
 
 
 def _short_temporary_folder() -> str | None:
-    """Return a folder for Ray's sockets, or None if the system's default is short enough.
+    """Return a folder for Ray's sockets; None: the system's default is short enough.
 
     A socket's path is limited to 103 characters on macOS and 107 on Linux; Ray uses 89 itself.
     """
@@ -189,9 +189,9 @@ def _without_bystanders() -> None:
 
 
 def _hold(folder: str, num_cpus: str) -> None:
-    """Start Ray below ``folder``, print its address, and wait for the end of standard input.
+    """Start Ray below ``folder``, print its address, and wait for standard input's end.
 
-    Ray makes its folder accessible to everybody. It gets one inside ``folder``, which stays 0700.
+    Ray makes its folder accessible to everybody. It gets one inside ``folder``; the latter stays 0700.
     """
     import logging
 

@@ -14,9 +14,9 @@ from sweeps.launchers.ray.cluster import alive
 
 
 def kill(process: Process) -> bool:
-    """Kill a process on its node, and return whether that was attempted.
+    """Kill a process on its node, by a task if that is another node.
 
-    Processes of other nodes are killed by a task on that node.
+    The result is False if the node is not alive, or the process had ended on this machine.
     """
     if process.lives is not None:
         return kill_here(process)

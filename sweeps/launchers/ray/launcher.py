@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 class Lost(BaseException):
-    """The signal that Ray is gone.
+    """The signal for the loss of Ray.
 
     It derives from BaseException to bypass Tune: after an `Exception`, Tune cleans up first and would block for
     minutes.
@@ -57,7 +57,8 @@ class Lost(BaseException):
 def require(share: Share, address: str | None) -> None:
     """Raise a ``RuntimeError`` if Ray cannot run trials of this share.
 
-    Ray is missing, no cluster answers at ``address``, or, if that is None, this machine has too few resources.
+    Either Ray is missing, or no cluster answers at ``address``, or, without an address, this machine has too few
+    resources.
     """
     with environment(SETTINGS | of_driver()):  # read when Ray is imported
         import_ray("ray.tune")
@@ -142,7 +143,9 @@ def _fit(
     interrupt: Interrupt,
     say: Callable[[str], None],
 ) -> None:
-    """Run the job with a Tuner, then wait up to `SETTLE_S` for workers of runs that ``scheduler`` stopped.
+    """Run the job with a Tuner.
+
+    Afterwards, wait up to `SETTLE_S` for workers of runs stopped by ``scheduler``.
 
     Raises:
         RuntimeError: the Tuner itself fails.
@@ -172,7 +175,7 @@ def _fit(
 
 
 def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, board: Board) -> tune.Tuner:
-    """Return a Tuner for the job, with each trial's share and the board as callback.
+    """Return a Tuner for the job, with the board as a callback.
 
     Its files go to the job's folder.
     """

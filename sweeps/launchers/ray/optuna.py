@@ -22,7 +22,7 @@ def suggestions(
     Args:
         kinds: Optuna's distributions by field.
         sampler: Optuna's sampler.
-        told: evaluated points, each with its objective, which is minimised.
+        told: evaluated points with their objectives, to be minimised.
 
     Raises:
         RuntimeError: Ray Tune is missing.

@@ -20,7 +20,7 @@ ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def make_access() -> dict[str, str]:
     """Return the environment of a new private Ray, with a random 256-bit token.
 
-    Ray prefers the environment's token to a token file, so that a cluster's own in ``~/.ray`` stays unused.
+    Ray prefers it to a token file, so a cluster's own in ``~/.ray`` stays unused.
     """
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), ONE_MACHINE: "0"}
 
@@ -55,7 +55,7 @@ def _read_environment() -> None:
 def require_loopback(address: str) -> None:
     """Raise a ``RuntimeError`` if other machines can reach Ray at HOST:PORT.
 
-    Versions of Ray without the switch listen on all addresses.
+    This happens with a version of Ray without the switch `ONE_MACHINE`.
     """
     host = address.rpartition(":")[0].strip("[]")
     if not ipaddress.ip_address(host).is_loopback:

@@ -12,9 +12,10 @@ NODE_ID = "ray.io/node-id"  # Ray labels every node with it
 
 
 class Request(tune.PlacementGroupFactory):
-    """A request for a share of any node that is not left out at that time.
+    """A request for a share of any node, except those left out.
 
-    Left-out nodes are not part of the request's identity: Tune lets a trial reuse the worker of an equal request.
+    The nodes left out at placement time count, and are not part of the request's identity: Tune lets a trial reuse the
+    worker of an equal request.
     """
 
     def to_placement_group(self) -> PlacementGroup:

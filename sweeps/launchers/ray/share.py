@@ -1,4 +1,4 @@
-"""Define a trial's share of a node, and count the shares that fit a node."""
+"""Define a trial's share of a node, and count the shares per node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUNDING = 1e-6  # 0.3 / 0.1 is 3
 
 @dataclass(frozen=True)
 class Share:
-    """The CPUs and GPUs of a node that one worker holds."""
+    """The CPUs and GPUs of one worker on its node."""
 
     cpus: float
     gpus: float

@@ -59,7 +59,7 @@ def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -
 
 
 def put(node: dict[str, Any], pool: str, reason: str) -> str:
-    """Return the message on a node that does not see the runs' folder.
+    """Return the message on a node without access to the runs' folder.
 
     Args:
         node: the node as in ``ray.nodes()``.

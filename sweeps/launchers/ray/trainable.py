@@ -1,4 +1,4 @@
-"""Define the Ray Tune actor that works through runs; import this module only with Ray Tune."""
+"""Define the Ray Tune actor for runs; import this module only with Ray Tune."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Job:
         trials: the trials by run id.
         run: runs one trial.
         folder: the Tuner's folder in the pool of runs; a file `STOP` in it makes workers save and end.
-        driver: the process that waits for the workers.
-        milestones: steps at which a scheduler decides.
+        driver: the process waiting for the workers.
+        milestones: the scheduler's decision steps.
     """
 
     trials: Mapping[str, Trial]
@@ -55,7 +55,7 @@ class Job:
 
 
 class RunTrainable(tune.Trainable):
-    """The actor that works through runs, one after another.
+    """The actor that trains runs, one after another.
 
     Tune saves and restores nothing: a restarted run, on any node, finds its own last checkpoint. Only the imported
     modules persist from run to run.
@@ -130,7 +130,7 @@ class RunTrainable(tune.Trainable):
         self._begun_at = self._count = 0
 
     def _stands_at_a_milestone(self) -> bool:
-        """Return whether the last step is one at which the scheduler decides."""
+        """Return whether the last step is one of the scheduler's decision steps."""
         if not self._job.milestones:
             return False
         if self._count == 1:
@@ -144,7 +144,7 @@ class RunTrainable(tune.Trainable):
         return self._told["step"] == step
 
     def _close(self) -> None:
-        """Close the run, which saves it if it has not ended."""
+        """Close the run, and so save it if it has not ended."""
         steps, self._steps = self._steps, None
         if steps is not None:
             try:

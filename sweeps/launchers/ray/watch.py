@@ -23,7 +23,7 @@ GONE = "{what} ({address}) is gone; the same command goes on where this one stop
 
 
 class Watch(threading.Thread):
-    """A thread that polls whether some addresses accept connections, within the ``with`` block.
+    """A thread that tests whether addresses accept connections, within the ``with`` block.
 
     A busy process still accepts connections in the kernel. After a refusal for long enough, `require` raises. If the
     driver hangs within Ray and cannot raise, its process is ended with the same message. Nothing is lost: a sweep's
@@ -73,7 +73,7 @@ class Watch(threading.Thread):
 def listens(address: str) -> bool:
     """Return whether HOST:PORT accepts connections, or a timeout leaves it open.
 
-    A machine that does not answer at all is not necessarily dead.
+    A machine without any answer is not necessarily dead.
     """
     host, _, port = address.rpartition(":")
     try:

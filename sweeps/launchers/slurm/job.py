@@ -25,7 +25,10 @@ def end_file(folder: Path, job_id: str) -> Path:
 
 
 class TrialJob:
-    """The callable that submitit pickles; it saves its trial and ends once ``stop_file`` exists."""
+    """The callable for submitit; once ``stop_file`` exists, it saves its trial and ends.
+
+    submitit pickles it.
+    """
 
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
@@ -53,7 +56,7 @@ class TrialJob:
         return STOPPED
 
     def checkpoint(self) -> Any:
-        """Return the requeued job's callable: the same job, which resumes the trial's own checkpoint.
+        """Return the requeued job's callable: the same job, resuming the trial's own checkpoint.
 
         submitit requires the method's name.
         """

@@ -1,6 +1,6 @@
-"""Submit, list and cancel a sweep's jobs, in Slurm or as processes of this machine.
+"""Submit, list and cancel a sweep's jobs.
 
-`Record` persists the jobs beyond the driver's end.
+Jobs run in Slurm or as processes of this machine. `Record` persists them beyond the driver's end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job:
 
     Attributes:
         job_id: Slurm's id, or a process id.
-        started: start of the process, which distinguishes it from a later one with the same id.
+        started: start of the process, to distinguish it from a later one with the same id.
         asked: the trial's requested measurements (`asked_of`).
     """
 
@@ -102,7 +102,10 @@ class SlurmQueue:
         return found
 
     def _parameters(self, at_once: int) -> dict[str, Any]:
-        """Return submitit's parameters for one array, without the spec's unset ones."""
+        """Return submitit's parameters for one array with ``at_once`` concurrent jobs.
+
+        Slurm chooses the parameters that the spec leaves unset.
+        """
         spec = self._spec
         values = {
             "job_name": "stability",
@@ -125,7 +128,7 @@ class SlurmQueue:
         return {name: value for name, value in values.items() if value is not None or name == "wckey"}
 
     def living(self, jobs: Sequence[Job]) -> set[str] | None:
-        """Return the ids of waiting, running and ending jobs, or None if Slurm does not answer."""
+        """Return the ids of waiting, running and ending jobs; None without an answer from Slurm."""
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         found = subprocess.run(command, capture_output=True, text=True)
         return (
@@ -199,7 +202,7 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """Return (end, traceback) of a job from the file of `TrialJob`, or None without one.
+    """Return (end, traceback) of a job, or None if `TrialJob` wrote none.
 
     submitit's own result file is a pickle and is never read: anybody with write access to the folder could run code by
     it.

@@ -116,7 +116,7 @@ def require(slurm: SlurmSpec) -> None:
 
 
 class _Sweep:
-    """One launch of a sweep: trials that wait for submission, and jobs by run."""
+    """One launch of a sweep: trials awaiting submission, and jobs by run."""
 
     def __init__(
         self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]
@@ -171,7 +171,7 @@ class _Sweep:
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
-        """Settle and forget jobs that are gone, at most once every `POLL_S`."""
+        """Settle and forget vanished jobs, at most once every `POLL_S`."""
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
@@ -248,7 +248,7 @@ class _Sweep:
             self._say(f"{len(jobs)} jobs are still at a step; they save and end by themselves")
 
     def _drop_gone(self, jobs: dict[str, Job], must_answer: bool = False) -> None:
-        """Forget the jobs that have ended.
+        """Forget ended jobs.
 
         Raises:
             RuntimeError: ``must_answer`` is set and Slurm does not answer.
