@@ -252,7 +252,7 @@ def _stop_jobs(
 ) -> None:
     """Stop the sweep's Slurm jobs, including those of an earlier driver.
 
-    This launch only awaits the earlier driver's runs.
+    Their runs are awaited, not launched, so the launcher itself does not stop them.
     """
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
@@ -260,7 +260,10 @@ def _stop_jobs(
 
 
 def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
-    """Return the settings of each sink in ``logger``, and print the sinks' messages."""
+    """Return the settings of each sink in ``logger``, and print the sinks' messages.
+
+    Call it once per command.
+    """
     found: Sinks = {}
     for name in spec.sinks:
         settings, message = SINKS[name].prepare(spec.runs_dir, spec.name)

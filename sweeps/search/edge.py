@@ -98,7 +98,7 @@ class Found:
 
 
 class Curve:
-    """The search of one curve, learning rate to verdict and NLL, by ask and tell.
+    """The ask-and-tell search of one curve, learning rate to verdict and NLL.
 
     ``grid``: the coarse rates, in ascending order.
     """
