@@ -43,7 +43,7 @@ class Job:
 
 
 class Record:
-    """The unfinished jobs of a sweep by run, in ``<study>/slurm/jobs.json``.
+    """The unfinished jobs of a sweep by run, in ``<study>/slurm/<executor>.json``.
 
     With it, a repeated command finds its jobs instead of submitting them again.
     """
