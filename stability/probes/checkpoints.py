@@ -1,4 +1,4 @@
-"""A run's checkpoint as a measurement takes it: read, and its files hashed, once for all that is measured of it."""
+"""Read a run's checkpoint and its data once, for all measurements."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from stability.training import checkpoint
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint in memory, with the data that its run read. Whoever changes model or trainer state takes a copy: the
-    next measurement starts from the same."""
+    """A checkpoint in memory, with its run's data.
+
+    Shared between measurements: copy the model or trainer state before changing either.
+    """
 
     folder: Path
     spec: RunSpec
@@ -27,14 +29,17 @@ class Loaded:
 
     @classmethod
     def read(cls, folder: Path, cache_dir: Path) -> Loaded:
-        """Read a checkpoint. Errors: ``ValueError`` where it is damaged, or the data are no longer those of the run."""
+        """Read a checkpoint; ``ValueError`` if damaged, or if the run's data have changed."""
         spec, model, trainer = checkpoint.read(folder)
         return cls(folder, spec, model, trainer, corpus_of(spec, cache_dir))
 
 
 def corpus_of(spec: RunSpec, cache_dir: Path) -> AbstractCorpus:
-    """Return the prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer
-    the same data."""
+    """Return a run's prepared data; prepare again if the cache is missing.
+
+    Raises:
+        ValueError: the prepared data have another fingerprint than the run's.
+    """
     if (cache_dir / spec.data_fingerprint).is_dir():
         return load(cache_dir, spec.data_fingerprint)
     corpus = as_read(prepare(spec.data, cache_dir), spec.objective, cache_dir.parent)

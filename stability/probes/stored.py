@@ -1,5 +1,4 @@
-"""A measurement leaves a table on disk, and in it the protocol that it was measured by, which tells whether it has to
-be measured again."""
+"""Store a measurement's table with its protocol, to decide later whether to measure again."""
 
 from __future__ import annotations
 
@@ -14,26 +13,30 @@ from stability.runs.schema import PROTOCOL
 
 
 class Stored:
-    """A parquet file, there or not, and the ``protocol`` that is asked for: what its numbers depend on, as canonical
-    JSON. ``columns``: those that a file measured before there were such columns lacks."""
+    """A parquet file, existing or not, and the protocol requested for its numbers.
+
+    Args:
+        path: the parquet file.
+        protocol: the settings behind the numbers, as canonical JSON.
+        columns: columns missing from files written before these columns were introduced.
+    """
 
     def __init__(self, path: Path, protocol: str, columns: Sequence[str] = ()):
         self.path, self.protocol, self.columns = path, protocol, columns
 
     def found(self) -> str | None:
-        """Return the protocol that the file was measured by; None if there is no file, it is damaged, or it does not
-        say."""
+        """Return the file's protocol, or None if absent, damaged or not recorded."""
         try:
             return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
         except ValueError:
             return None
 
     def decisive(self, protocol: str) -> Any:
-        """Return what of a protocol has to agree for the file to count as measured; all, for most tables."""
+        """Return the part of a protocol to compare; by default all."""
         return protocol
 
     def is_current(self) -> bool:
-        """Return whether the file was measured under the protocol that is asked for."""
+        """Return whether the file was measured under the requested protocol."""
         found = self.found()
         return (
             found is not None
@@ -42,5 +45,5 @@ class Stored:
         )
 
     def write(self, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-        """Replace the file, or leave it as it was."""
+        """Replace the file atomically."""
         write_parquet(pd.DataFrame(rows, columns=list(columns)), self.path, {PROTOCOL: self.protocol})

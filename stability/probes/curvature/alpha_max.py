@@ -1,5 +1,7 @@
-"""α_max of a run's checkpoints by the paper's protocol (section 5.2.1), from both optimizer states →
-``curvature/<phase>.parquet``."""
+"""Measure α_max at a run's checkpoints (paper, section 5.2.1), from both optimizer states.
+
+Written to ``curvature/<phase>.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,17 @@ from stability.training.checkpoint import manifest_of
 
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
-    """Return whether every phase and table that was asked for is on disk under the same protocol."""
+    """Return whether all requested phases and tables are stored under the same protocol."""
     return not missing_phases(directory, curvature) and not spectra.missing_tables(directory, curvature)
 
 
 def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
-    """Return the phases asked for whose steps are not on disk under the same protocol."""
+    """Return the requested phases without stored steps under the same protocol."""
     return list(_missing_states(directory, curvature))
 
 
 def _missing_states(directory: RunDirectory, curvature: CurvatureSpec) -> dict[str, tuple[str, ...]]:
-    """Return the optimizer states that are not on disk, by the phases that lack one."""
+    """Return the missing optimizer states by phase."""
     if not _has_steps(curvature):
         return {}
     missing = {
@@ -54,12 +56,20 @@ def _has_steps(curvature: CurvatureSpec) -> bool:
 def measure(
     directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
 ) -> Iterator[None]:
-    """Measure what is missing, yielding after every optimizer step. A run without such a checkpoint (diverged before
-    it) leaves an empty table.
+    """Measure the missing states and tables; yield after every optimizer step.
 
-    ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its
-    terminal one later.
+    A run without a checkpoint in a phase (diverged earlier) gets an empty table.
+
+    Args:
+        directory: the run.
+        curvature: the protocol, with the requested phases.
+        cache_dir: folder with the prepared data.
+        device: "auto", or a torch device.
+
+    Raises:
+        ValueError: the run has no verdict yet, or its kernels lack second derivatives.
     """
+    # an unfinished run's last checkpoint would later pass for its terminal one
     if not directory.finished:
         status = directory.status()
         raise ValueError(
@@ -78,16 +88,21 @@ def measure(
 
 
 def _require_second_derivatives(spec: dict[str, Any], curvature: CurvatureSpec, whose: str) -> None:
-    """Raise a ``ValueError`` of one line for a model whose kernels have none that this measurement can take. Where they
-    have none at all no method is left: gradients in bfloat16 are too coarse for differences of them, too. ``spec``: the
-    run's, as it is on disk."""
+    """Raise a one-line ``ValueError`` if the model's kernels lack the derivatives for this measurement.
+
+    ``spec`` is the run's stored spec.
+    """
+    # without any second derivative no method is left: bfloat16 gradients are too coarse for differences
     asked, remedy = kernels_of_loss(computed_parts_of(spec)), "train a run with impl=reference for it"
     require_alpha_max(asked, curvature, f"{whose} is asked for", remedy)
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
-    """Go through the steps of a measurement; add a row to ``curvature_timing.jsonl`` with the seconds that they took,
-    not counting those between them, and when they ended (seconds since 1970), done or not."""
+    """Pass on a measurement's steps; append its own time to ``curvature_timing.jsonl``.
+
+    The row has the seconds within the steps, and the end in seconds since 1970. Written for an aborted measurement,
+    too.
+    """
     spent_s, started = 0.0, time.perf_counter()
     try:
         for step in steps:
@@ -105,8 +120,18 @@ def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iter
 def measure_checkpoint(
     folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
 ) -> Iterator[None]:
-    """Measure one checkpoint folder, wherever it stands in its run, under a phase's name of its own, whether or not it
-    was measured before."""
+    """Measure one checkpoint folder under a phase name, even if measured before.
+
+    Args:
+        folder: any checkpoint folder of a run.
+        phase: name for the rows and the table.
+        curvature: the protocol.
+        cache_dir: folder with the prepared data.
+        device: "auto", or a torch device.
+
+    Raises:
+        ValueError: the model's kernels lack second derivatives.
+    """
     directory = RunDirectory.at(folder.parent.parent)
     _require_second_derivatives(manifest_of(folder)["spec"], curvature, f"{directory.run_id}, {folder.name}")
     loaded = Loaded.read(folder, cache_dir)
@@ -124,7 +149,7 @@ def _measure(
     curvature: CurvatureSpec,
     device: str,
 ) -> Iterator[None]:
-    """Measure the steps of these states, then these tables, of a checkpoint (None: empty ones)."""
+    """Measure a checkpoint's states, then its tables; empty ones if ``loaded`` is None."""
     if states:
         asked = curvature.model_copy(update={"state": states})
         yield from _measure_steps(directory, loaded, phase, asked, device)
@@ -135,7 +160,7 @@ def _measure(
 def _measure_steps(
     directory: RunDirectory, loaded: Loaded | None, phase: str, curvature: CurvatureSpec, device: str
 ) -> Iterator[None]:
-    """Measure a checkpoint in each optimizer state that it defines, and write the rows; yields after every step."""
+    """Measure a checkpoint in each defined optimizer state and write the rows; yield after every step."""
     observe = spectra.critical_column(curvature.spectra) if "critical_lr" in curvature.measure else None
     rows, undefined, terms = [], [], {} if loaded is None else step_terms(loaded.spec.optimizer.name)
     for state in () if loaded is None else curvature.state:
@@ -153,8 +178,10 @@ def _measure_steps(
 
 
 def step_terms(name: str) -> dict[str, Any]:
-    """Return what whoever reads an optimizer's α_max must know of its step, by the names of `AbstractOptimizer`, with
-    its name; {} where the step is the rate times what gradient and state make of it, and nothing is held."""
+    """Return an optimizer's name and its non-default step attributes of `AbstractOptimizer`.
+
+    {} if the step is the rate times a function of gradient and state, and no parameter is frozen.
+    """
     part = Registry("optimizers").load(name)
     told = {key: getattr(part, key) for key in ("linear_in_lr", "is_multiplier", "first_step_zero", "frozen")}
     unusual = {key: value for key, value in told.items() if value != getattr(AbstractOptimizer, key)}

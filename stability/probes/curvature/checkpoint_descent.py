@@ -1,8 +1,7 @@
-"""The protocol of 5.2.1 is taken to a checkpoint of ours: its model, its optimizer, its data.
+"""Apply the protocol of 5.2.1 to a checkpoint: its model, optimizer and data.
 
-Of a run that drops something in training (`model.dropout`), u is the step that the optimizer really takes, by the
-gradient with something dropped; what is measured along it is the loss with nothing dropped, as validation has it.
-Losses that parts of the model have of their own (`stability.models.auxiliary`) belong to what is measured.
+With dropout (`model.dropout`), u is the real training step, from a gradient with dropout. The loss along u has no
+dropout, as in validation. Auxiliary losses of model parts (`stability.models.auxiliary`) are included.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from stability.training.schedule import lr_factor
 
 
 class Probe:
-    """A copy of a checkpoint, and the `Descent` that it takes; ``observe`` as there."""
+    """A copy of a checkpoint, and its `Descent`; ``observe`` as in `Descent`."""
 
     def __init__(
         self,
@@ -61,12 +60,14 @@ class Probe:
         )
 
     def defines(self, state: str) -> bool:
-        """Return whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other
-        optimizers have only the run's own state."""
+        """Return whether a descent can start from an optimizer state.
+
+        The paper's warm-up sets Adam's m and v; other optimizers have only the run's own state.
+        """
         return state != "paper" or has_paper_state(self.optimizer)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
-        """Yield the rows of `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
+        """Yield `Descent.rows` from the paper's optimizer state or the checkpoint's own."""
         return self.descent.rows(state, self._trainer["optimizer"])
 
     def _batch(self, index: int) -> Examples:
@@ -76,8 +77,10 @@ class Probe:
         ).to(self.device)
 
     def _gradient_of_training(self, index: int) -> dict[str, Tensor]:
-        """Return the mean loss's gradient on batch ``index`` with what a training step drops, by draws of (the
-        protocol's seed, index, first row of each microbatch)."""
+        """Return the mean loss's gradient on batch ``index`` with training's dropout.
+
+        Random draws depend on the protocol's seed, the index, and each microbatch's first row.
+        """
         examples = self._batch(index)
         rows = self.curvature.microbatch or len(examples.targets_BN)
         parts = [(rows * number, part) for number, part in enumerate(examples.split(rows))]
@@ -94,8 +97,8 @@ class Probe:
             return self.objective.training_loss(self.model, examples, params)[:2]
 
     def _loss_in_double(self) -> LossSum:
-        """Return the same on a copy of the model, whose buffers are float64 then, too, computed by torch's own
-        operations also where the run has kernels."""
+        """Return the loss on a float64 copy of the model and its buffers."""
+        # kernels are replaced by torch operations
         spec = self.spec.model_copy(update=on_reference(self.spec))
         objective, model = build_objective(spec, self.corpus.format), copy.deepcopy(self.model)
         if spec != self.spec:

@@ -1,4 +1,4 @@
-"""The protocol of 5.2.1 on any model: real optimizer steps on given batches, each measured along its own direction."""
+"""Run the protocol of 5.2.1 on any model: measure real optimizer steps along their own direction."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ DOUBTFUL = 1e-3  # relative error against central differences beyond which float
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step of an optimizer. ``loss`` and ``batches`` as `stability.curvature.directional` takes them,
-    ``params``: θ before the step, ``direction``: u, ``result``: the loss along u, with its own slope also where the row
-    holds the clipped gradient's."""
+    """One recorded optimizer step.
+
+    ``loss`` and ``batches`` as in `stability.curvature.directional`; ``params`` is θ before the step; ``direction`` is
+    u. ``result`` is the loss along u with its own slope, even if the row has the clipped gradient's.
+    """
 
     loss: Callable[..., Any]
     batches: list[Examples] | None
@@ -48,17 +50,22 @@ class Step:
 
 
 class Descent:
-    """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
+    """Take optimizer steps on ``params`` in place and measure the recorded ones.
 
-    ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the
-    protocol, B rows on every tensor. ``lr``: the base rate of every step, 1/lr being the unit of u; a group of the
-    optimizer may scale it (`stability.optimizers.set_lr`), and α_max is a base rate, too. ``clip_norm``: what the
-    optimizer's gradient is clipped to. ``observe``: called with each recorded `Step` before the parameters are used
-    again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in float64, by
-    which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None:
-    none is. ``stepped_by(index)``: what the optimizer is given as the gradient of batch ``index`` where that is not the
-    gradient of ``loss``, since training drops something that ``loss`` does not: u is then a step of that gradient, and
-    loss, slope and curvature along it are those of ``loss``, the clipped slope, too (clipped by ``loss``'s own norm).
+    Args:
+        params: θ by name; updated by every step.
+        optimizer: its groups may scale the base rate (`stability.optimizers.set_lr`).
+        loss: ``loss(params, examples)`` → (sum, count) in nats and weights.
+        examples: ``examples(index)`` → batch ``index`` of the protocol, B rows in every tensor.
+        curvature: the protocol.
+        lr: the base rate of every step; u has unit 1/lr, and α_max is a base rate, too.
+        clip_norm: the largest gradient norm of the optimizer, if the protocol sets none.
+        observe: called with each recorded `Step` before the parameters change; its result joins the row.
+        loss_in_double: the same loss for float64 parameters and examples, to recompute the curvature with the worst
+            disagreement with central differences (`in_double`); None: never.
+        stepped_by: ``stepped_by(index)`` → the optimizer's gradient of batch ``index``, if training has dropout and
+            ``loss`` has none. u then follows this gradient. Loss, slope (the clipped one, too, by the norm of
+            ``loss``'s gradient) and curvature along u are those of ``loss``.
     """
 
     def __init__(
@@ -87,15 +94,19 @@ class Descent:
         self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
-        """Yield a row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means,
-        5.2.1), "checkpoint" (``own_state``) or "plain".
+        """Yield a row for each recorded step, and None for each warm-up step.
 
-        A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without
-        numbers, so that the share of stable steps keeps its denominator. A step that is zero, or along which the loss
-        does not change, has no α_max: a row of method "not defined", which that share leaves out. ``note``: why a row
-        has no numbers; of numbers that are not finite, the first parameter or module that they come from. ``gradient``:
-        whose slope entered α_max, "true" (the loss's own) or "clipped". ``rms_u``: the root mean square of u's entries,
-        by which the units of two optimizers' rates translate into each other.
+        A non-finite gradient ends the descent. This step and all later ones are rows with method "none" and no numbers,
+        so the share of stable steps has a constant denominator. A zero step, or one without a change in loss, has no
+        α_max: method "not defined", excluded from the share.
+
+        Columns: ``note`` gives the reason for missing numbers, or the first parameter or module with non-finite values.
+        ``gradient`` names the slope in α_max: "true" (the loss's own) or "clipped". ``rms_u`` is the root mean square
+        of u's entries, to convert between the rate units of two optimizers.
+
+        Args:
+            state: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
+            own_state: the optimizer's state dict for "checkpoint".
         """
         # a parameter that is not finite before anything was done: one step would spread it over all of them
         broken = (name for name, param in self.params.items() if not param.isfinite().all())
@@ -115,7 +126,7 @@ class Descent:
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
-        """Set the optimizer's state, and the rate of every step."""
+        """Set the optimizer's state and base rate."""
         if state == "checkpoint":
             assert own_state is not None
             # a copy: the optimizer takes the tensors as they are and changes them with each step
@@ -129,16 +140,17 @@ class Descent:
         set_lr(self.optimizer, self.lr)
 
     def _warm_up_in_place(self) -> None:
-        """Warm up the optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is
-        (steps at rate 0)."""
+        """Warm up the optimizer's averages and bias correction with steps at rate 0; θ is unchanged."""
         set_lr(self.optimizer, 0.0)
         for index in range(self.curvature.warmup_batches):
             self._set_gradient(self._gradient(index))
             self.optimizer.step()
 
     def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
-        """Measure gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite
-        allows no step: then only whence it came is returned."""
+        """Measure gradient, step and curvature along the step on batch ``first + number``.
+
+        A non-finite gradient allows no step: the row then has only its origin.
+        """
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
@@ -175,8 +187,10 @@ class Descent:
         return {**row, "note": along.nonfinite, **losses, **size, **observed}
 
     def _step(self) -> Tensors:
-        """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay
-        from the same state."""
+        """Take the optimizer's step; return its direction u.
+
+        With ``weight_decay=false`` u is the step without decay from the same state.
+        """
         decays = any(group.get("weight_decay") for group in self.optimizer.param_groups)
         undecayed = (
             step_without_decay(self.optimizer, self.params, self.lr)
@@ -187,8 +201,10 @@ class Descent:
         return taken if undecayed is None else undecayed
 
     def _judged(self, step: Step, index: int) -> dict[str, float]:
-        """Return the curvature in float64, where differences contradict it more than in any step before; {} elsewhere,
-        and where the model has no float64."""
+        """Return the float64 curvature if this step disagrees most so far with differences, else {}.
+
+        Also {} if the model cannot compute in float64.
+        """
         error = step.result.rel_error
         if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
             return {}
@@ -199,8 +215,7 @@ class Descent:
         return {} if found is None else {"float64_curvature": found}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
-        """Return the loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch
-        after another."""
+        """Return batch ``index``'s loss for `directional`: a scalar, or (sum, count) per microbatch."""
         examples, rows = self.examples(index), self.curvature.microbatch
         if rows is not None:
             return self.loss, examples.split(rows)
@@ -212,7 +227,7 @@ class Descent:
         return mean, None
 
     def _gradient(self, index: int) -> Tensors:
-        """Return what the optimizer is given as the gradient of batch ``index``."""
+        """Return the optimizer's gradient for batch ``index``."""
         if self.stepped_by is not None:
             return self.stepped_by(index)
         loss, batches = self._objective(index)
@@ -223,7 +238,7 @@ class Descent:
         return {name: param.grad for name, param in self.params.items() if param.grad is not None}
 
     def _set_gradient(self, gradient: Tensors) -> float:
-        """Set the optimizer's gradient, clipped in place as in training; return the share of it that clipping left."""
+        """Set the optimizer's gradient, clipped as in training; return the clipping factor."""
         for name, tensor in gradient.items():
             self.params[name].grad = tensor
         norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.clip_norm)
@@ -238,8 +253,10 @@ class Descent:
 
 
 def root_mean_square(tensors: Tensors) -> float:
-    """Return the root mean square over all entries of all tensors, added up in float64: of u, what a unit of the
-    learning rate moves a parameter by."""
+    """Return the root mean square over all entries of all tensors, summed in float64.
+
+    For u: a parameter's movement per unit of learning rate.
+    """
     total = sum(float(tensor.double().square().sum()) for tensor in tensors.values())
     return math.sqrt(total / sum(tensor.numel() for tensor in tensors.values()))
 
@@ -249,25 +266,34 @@ def _is_finite(tensors: Tensors) -> bool:
 
 
 def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
-    """Return uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it
-    and the row's own ``slope``."""
+    """Return uᵀHu by the paper's central gradient difference, raw ε = 1e-4 (Eq. 20).
+
+    With α_max from this curvature and the row's own ``slope``.
+    """
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
     return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
 
 
 def with_slope(result: Directional, slope: float) -> Directional:
-    """Return the same curvature with another gradient's slope, and Eq. 18 from both."""
+    """Return the same curvature with another slope, and α_max (Eq. 18) from both."""
     # NaN: the loss itself was not finite
     ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)
     return replace(result, slope=slope, alpha_max=ratio)
 
 
 def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | None:
-    """Return uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does
-    not compute in float64.
+    """Return uᵀHu again in float64, same method, θ and u.
 
-    It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error
-    is far below either's.
+    Decides between curvature and central differences if these disagree in float32; float64's error is far below
+    either's.
+
+    Args:
+        step: the recorded step.
+        loss: (sum, count) in nats and weights, for float64 parameters.
+        batches: its microbatches.
+
+    Returns:
+        uᵀHu; None if the model does not compute in float64, or the result is not finite.
     """
     if any(param.dtype == torch.float64 for param in step.params.values()):
         return step.result.curvature

@@ -1,4 +1,4 @@
-"""Sum up the recorded steps of a run's checkpoints in a row each, for those who watch a sweep."""
+"""Summarise each checkpoint's recorded steps in one row, to monitor a sweep."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ READ = ["state", "method", "alpha_max", "lr", CHECKPOINT_STEP]
 
 
 def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """Yield a row for each checkpoint that was measured: its ``step``, and for each optimizer state the median α_max
-    (none where no recorded one is finite) and the percentage of stable steps, those with α_max above the rate in
-    force.
+    """Yield a row for each measured checkpoint: ``step``, and statistics per optimizer state.
 
-    They are counted as a report counts them (`analysis.numbers.step_shares`), but for runs that diverged before such a
-    checkpoint: these have no row here.
+    Statistics: the median α_max (absent without a finite recorded value), and the percentage of stable steps (α_max
+    above the current rate). Counted as in a report (`analysis.numbers.step_shares`), except for runs without a
+    checkpoint due to divergence: these have no row here.
     """
     lr_peak = read_json(directory.spec_file)["lr_peak"]
     for phase in wanted(directory, curvature.phase):
@@ -40,7 +39,7 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
 
 
 def _recorded(file: Path) -> list[dict[str, Any]]:
-    """Return the recorded steps of a file that have an α_max by definition."""
+    """Return a file's recorded steps with a defined α_max."""
     rows: list[Any] = read_table(file).to_pandas().reindex(columns=READ).to_dict("records") if file.exists() else []
     return [row for row in rows if row["method"] != NOT_DEFINED]
 

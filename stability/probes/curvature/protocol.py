@@ -1,4 +1,4 @@
-"""Tell by which protocol a run's curvature was measured, and what of it is on disk under the one that is asked for."""
+"""Describe a curvature measurement's protocol, and find its results on disk."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ BEFORE = {"gradient": "true"}  # where a default is not what was done before the
 
 
 def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
-    """Return what the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it
-    takes beside the critical rate's."""
+    """Return a table's protocol as canonical JSON.
+
+    ``reads`` lists the table's settings of `SpectraSpec` besides the critical rate's.
+    """
     critical = "critical_lr" in curvature.measure
     spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
     measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
@@ -33,13 +35,15 @@ def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
 
 
 def full_protocol(curvature: CurvatureSpec) -> str:
-    """Return `protocol_of` with every setting of `SpectraSpec`, as a file's own is compared."""
+    """Return `protocol_of` with every setting of `SpectraSpec`, for comparison with a file's."""
     return protocol_of(curvature, tuple(SpectraSpec.model_fields))
 
 
 def spec_of(protocol: str) -> CurvatureSpec | None:
-    """Return what a file was measured by; a field younger than the file reads as what was done before there was the
-    field. None: by a field or value that is no longer, thus by another protocol."""
+    """Return the settings behind a file's numbers, or None for an obsolete field or value.
+
+    Fields newer than the file get the behaviour of their time (`BEFORE`), else the default.
+    """
     try:
         return checked(CurvatureSpec, BEFORE | json.loads(protocol))
     except (ValueError, TypeError, RecursionError):  # or the file is damaged
@@ -47,7 +51,7 @@ def spec_of(protocol: str) -> CurvatureSpec | None:
 
 
 class StoredSteps(Stored):
-    """The recorded steps of a phase, the rows of one optimizer state after those of another."""
+    """The recorded steps of a phase, grouped by optimizer state."""
 
     def __init__(self, path: Path, curvature: CurvatureSpec):
         stored = {**json.loads(protocol_of(curvature)), PARITY: curvature.parity_steps}
@@ -55,19 +59,20 @@ class StoredSteps(Stored):
         self.curvature = curvature
 
     def states(self) -> tuple[str, ...]:
-        """Return the optimizer states that the file holds under this protocol; () where it holds those of another.
+        """Return the file's optimizer states measured under this protocol.
 
-        A state counts by what was done in it: gradient=auto is gradient=true in state "checkpoint" and gradient=clipped
-        in state "paper". A critical learning rate more than was asked for does no harm, nor do more steps by the
-        paper's difference; a file older than `parity_steps` counts as measured without them. One without the column
-        ``gradient`` is from when weight_decay=false took out only the decay that it knew of.
+        States are compared by their effective settings: gradient=auto equals gradient=true in state "checkpoint" and
+        gradient=clipped in state "paper". An additional critical learning rate is accepted, and so are additional steps
+        by the paper's difference.
         """
         found, curvature = self.found(), self.curvature
         stored = None if found is None else spec_of(found)
         if found is None or stored is None:
             return ()
+        # a file older than `parity_steps` passes without them
         if json.loads(found).get(PARITY, curvature.parity_steps) < curvature.parity_steps:
             return ()
+        # files without the column are from a time with incomplete removal of decay
         if not curvature.weight_decay and not holds_columns(self.path, ["gradient"]):
             return ()
         return tuple(state for state in stored.state if full_protocol(_alone(stored, state)) in self._accepted(state))
@@ -77,7 +82,7 @@ class StoredSteps(Stored):
         return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
 
     def missing(self) -> tuple[str, ...]:
-        """Return the states asked for that are not on disk."""
+        """Return the requested states missing on disk."""
         stored = self.states()
         return tuple(state for state in self.curvature.state if state not in stored)
 
@@ -91,9 +96,14 @@ class StoredSteps(Stored):
         undefined: Sequence[str] = (),
         optimizer: Mapping[str, Any] | None = None,
     ) -> None:
-        """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``:
-        states in which there is no α_max. ``optimizer``: what is to be known of its step (`steps.OPTIMIZER`), if
-        anything."""
+        """Replace the file; retain its rows of other states under the same protocol.
+
+        Args:
+            rows: the recorded steps.
+            columns: of the table, besides the rows' own.
+            undefined: states without an α_max.
+            optimizer: properties of its step (`steps.OPTIMIZER`), if any.
+        """
         curvature = self.curvature
         others = [state for state in self.states() if state not in curvature.state]
         columns = [*columns, *own_columns("curvature", [name for row in rows for name in row])]

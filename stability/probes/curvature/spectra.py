@@ -1,9 +1,9 @@
-"""Measure what `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block
-shares → ``curvature/<phase>_<table>.parquet``.
+"""Measure a checkpoint's loss along u, sharpness, spectral density and block shares.
 
-Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along
-its u, and of the loss itself: slope and α_max are those of its own gradient, also where a recorded step's are the
-clipped one's. The critical learning rate is a column of ``<phase>.parquet`` instead, one for each recorded step.
+Written to ``curvature/<phase>_<table>.parquet``, as requested by `measure=`. Per optimizer state, all tables use the
+protocol's first recorded step: its θ, batch and u. Slope and α_max are from the loss's own gradient, even if the
+recorded steps use the clipped one. The critical learning rate is a column of ``<phase>.parquet`` instead, for each
+recorded step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ READS: dict[str, tuple[str, ...]] = {
 
 
 def critical_column(spectra: SpectraSpec) -> Callable[[Step], dict[str, Any]]:
-    """Return `Descent`'s ``observe`` that adds the critical learning rate of a recorded step, searched from its
-    α_max."""
+    """Return an ``observe`` for `Descent` with the critical learning rate, searched from α_max."""
 
     def column(step: Step) -> dict[str, Any]:
         known = step.result.alpha_max
@@ -66,22 +65,22 @@ def _critical(step: Step, spectra: SpectraSpec) -> CriticalLR:
 
 
 class StoredTable(Stored):
-    """One of these tables of a phase."""
+    """One spectral table of a phase."""
 
     def __init__(self, path: Path, name: str, curvature: CurvatureSpec):
         super().__init__(path, protocol_of(_first_step(curvature), READS[name]), SPECTRA_COLUMNS[name])
 
     def decisive(self, protocol: str) -> dict[str, Any] | None:
-        """Return all settings but whose slope enters the α_max of the recorded steps, for a table is of the loss
-        itself."""
+        """Return all settings except the gradient behind the recorded steps' α_max."""
         spec = spec_of(protocol)
         if spec is None:
             return None
+        # the tables always use the loss's own gradient
         return {key: value for key, value in json.loads(full_protocol(spec)).items() if key != "gradient"}
 
 
 def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
+    """Return (phase, tables) for requested tables missing under the same protocol."""
 
     def lacking(phase: str) -> tuple[str, ...]:
         asked = (name for name in SPECTRA if name in curvature.measure)
@@ -108,7 +107,16 @@ def measure(
     curvature: CurvatureSpec,
     device: str,
 ) -> Iterator[None]:
-    """Measure these tables of a checkpoint, yielding as `Descent` does; a run without one (None) leaves empty ones."""
+    """Measure tables of a checkpoint; yield as `Descent` does.
+
+    Args:
+        directory: the run.
+        loaded: the checkpoint; None writes empty tables.
+        phase: the checkpoint's phase.
+        names: the tables to measure.
+        curvature: the protocol.
+        device: "auto", or a torch device.
+    """
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for state in curvature.state if loaded is not None else ():
         assert loaded is not None
@@ -125,7 +133,7 @@ def measure(
 def _collector(
     probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]
 ) -> Callable[[Step], dict[str, Any]]:
-    """Return an ``observe`` that fills the tables and adds nothing to the step's own row."""
+    """Return an ``observe`` to fill the tables; the step's own row stays unchanged."""
     rows_of = {"profile": _profile, "sharpness": _sharpness, "density": _density, "blocks": _blocks}
 
     def collect(step: Step) -> dict[str, Any]:
@@ -137,11 +145,11 @@ def _collector(
 
 
 def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """Return the loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic
-    model needs beside it."""
+    """Return the loss along u at sampled rates, with the terms of a quadratic model."""
     result, points = step.result, probe.curvature.spectra.profile_points
     critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
+    # densely up to the smaller mark, evenly beyond the larger
     even = [end * (index / points) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(points + 1)]
     alphas = sorted({-0.15 * max(marks), *even})
     losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)
@@ -156,8 +164,7 @@ def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """Return one row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences,
-    attention."""
+    """Return a row: top eigenvalues, trace, Gauss–Newton share, noise scale in sequences, attention."""
     spectra = probe.curvature.spectra
     options: dict[str, Any] = {"batches": step.batches, "seed": probe.curvature.seed}
     options |= {"tolerance": spectra.eigenvalue_tolerance, "iterations": spectra.eigenvalue_products}
@@ -185,7 +192,7 @@ def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _gauss_newton_share(probe: Probe, step: Step) -> float:
-    """Return Gauss–Newton's share of the curvature along u; NaN where an operation of the model has no forward mode."""
+    """Return Gauss–Newton's share of the curvature along u; NaN without forward-mode support."""
     try:
         found = gauss_newton(
             lambda params, batch: batch.logits(probe.model, params),
@@ -205,9 +212,9 @@ def _examples(probe: Probe):
 
 
 def _noise_scale(probe: Probe, step: Step) -> float:
-    """Return the noise scale in sequences, at the step's θ over the batches from its own on: a single one leaves |G|²
-    to chance."""
+    """Return the gradient noise scale in sequences at the step's θ."""
     first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
+    # several batches: from one alone, |G|² is too noisy
     batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
     parts = [part for batch in batches for part in batch.split(max(1, len(batch.targets_BN) // spectra.noise_parts))]
 
@@ -219,9 +226,11 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
-    """Return the largest logit and the mean entropy in nats over all self-attention layers with a softmax; nothing
-    where there is none, or a layer of which it is not known what it holds: the largest of the others would pass for the
-    model's."""
+    """Return the largest logit and mean entropy (nats) over all softmax self-attention layers.
+
+    {} without such a layer.
+    """
+    # with a layer of unknown kind the others' maximum would pass for the model's
     if not_observed(layers_in(probe.model, "sharpness"), "sharpness"):
         return {}
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
@@ -235,7 +244,7 @@ def _attention(probe: Probe, step: Step) -> dict[str, float]:
 
 
 def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """Return a row a node of the quadrature."""
+    """Return a row for each quadrature node."""
     spectra = probe.curvature.spectra
     options: dict[str, Any] = {
         "probes": spectra.density_probes,
@@ -251,8 +260,10 @@ def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """Return a row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without
-    the coupling to the others."""
+    """Return a row for each parameter block: share u_b·(Hu)_b and own u_b·H u_b.
+
+    The shares sum to the curvature; ``own`` excludes the coupling to other blocks.
+    """
     shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
     return [
         {"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature}
@@ -261,6 +272,6 @@ def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _own(step: Step, block: str) -> float:
-    """Return the curvature of the block's part of u alone, by the method that the step itself was measured by."""
+    """Return the curvature along one block's part of u, by the step's own method."""
     alone = {name: part if block_of(name) == block else torch.zeros_like(part) for name, part in step.direction.items()}
     return directional(step.loss, step.params, alone, step.result.method, batches=step.batches).curvature

@@ -1,5 +1,4 @@
-"""Compute the algebraic connectivity of the paper's graphs beside what its section 4 says of it (Eqs. 15, 16 and
-35)."""
+"""Compare the paper's graphs' algebraic connectivity with section 4 (Eqs. 15, 16 and 35)."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ MOST_COMPLETE = 256  # nodes of the largest complete graph: its matrix is full
 
 
 def window_path(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs i < j ≤ i + w of P_N^w (Definition 3.1)."""
+    """Return the edges i < j ≤ i + w of P_N^w (Definition 3.1)."""
     near = np.arange(1, min(window, num_nodes - 1) + 1)
     low = np.concatenate([np.arange(num_nodes - offset) for offset in near])
     return low, np.concatenate([np.arange(offset, num_nodes) for offset in near])
 
 
 def cycle(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs {i, i + o mod N}, 0 < o ≤ w, of C_N^w, w < N/2 (Remark 4.1)."""
+    """Return the edges {i, i + o mod N}, 0 < o ≤ w, of C_N^w, w < N/2 (Remark 4.1)."""
     if 2 * window >= num_nodes:
         raise ValueError(f"a cycle of {num_nodes} nodes takes a window below {num_nodes / 2:g}, got {window}")
     nodes = np.tile(np.arange(num_nodes), window)
@@ -32,7 +31,7 @@ def cycle(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def complete(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of K_N."""
+    """Return all edges of K_N."""
     return np.triu_indices(num_nodes, 1)
 
 
@@ -48,7 +47,10 @@ def path_bounds(num_nodes: int, window: int) -> tuple[float, float]:
 
 
 def connectivity_rows() -> Iterator[dict[str, Any]]:
-    """Yield a row a graph: kind, N, w, λ_1 computed, its closed form (cycle, complete) or bounds (window path)."""
+    """Yield a row for each graph: kind, N, w, computed λ_1, and its bounds.
+
+    For cycle and complete graphs both bounds equal the closed form.
+    """
     for num_nodes in POSITIONS:
         for window in (window for window in WINDOWS if 2 * window < num_nodes):
             low, high = path_bounds(num_nodes, window)

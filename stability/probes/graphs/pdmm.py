@@ -1,5 +1,7 @@
-"""Run the primal-dual method of multipliers (PDMM) on a network of quadratic nodes: where AttentionX takes its
-consensus discrepancy from (section 2)."""
+"""Run the primal-dual method of multipliers (PDMM) on a network of quadratic nodes.
+
+PDMM is the origin of AttentionX's consensus discrepancy (section 2).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,10 @@ EXTRA_EDGES = 0.3  # share of the pairs beyond a tree that the random graph take
 
 @dataclass(frozen=True)
 class Network:
-    """A network of nodes that minimise Σ_i ½x_iᵀQ_ix_i − q_iᵀx_i subject to A_ij x_i + A_ji x_j = b_ij on every edge
-    (Eq. 1).
+    """A network minimising Σ_i ½x_iᵀQ_ix_i − q_iᵀx_i under edge constraints (Eq. 1).
 
-    N nodes of D variables, E edges of R rows each; of edge e the ends are ``ends_ET[e]``, and ``constraint_ETRD[e, t]``
-    is the matrix of end t.
+    Constraints: A_ij x_i + A_ji x_j = b_ij on every edge. N nodes of D variables, E edges of R rows. ``ends_ET[e]`` are
+    the nodes of edge e; ``constraint_ETRD[e, t]`` is the matrix of end t.
     """
 
     hessian_NDD: np.ndarray
@@ -36,9 +37,11 @@ class Network:
 
 @dataclass(frozen=True)
 class Trace:
-    """States 0 … T of a run. ``multiplier[k, e, t]`` is λ_{i|j} of end i = ``ends_ET[e, t]``; ``residual[k − 1, e, t]``
-    the b_ij − A_ji x_j − A_ij x_i that entered it last by iteration k (Eqs. 3 and 4), zero for an end that has not
-    acted yet."""
+    """States 0 … T of a run.
+
+    ``multiplier[k, e, t]`` is λ_{i|j} of end i = ``ends_ET[e, t]``. ``residual[k − 1, e, t]`` is b_ij − A_ji x_j − A_ij
+    x_i from the end's latest update up to iteration k (Eqs. 3 and 4); zero before its first.
+    """
 
     x_TND: np.ndarray
     multiplier_TETR: np.ndarray
@@ -46,8 +49,14 @@ class Trace:
 
 
 def network(graph: str, nodes: int, *, constraints: str, seed: int) -> Network:
-    """Draw a seeded problem: Q_i with eigenvalues of 0.3 to 3, normal q_i. ``constraints``: "consensus" (A_ij = I, A_ji
-    = −I, b = 0), or "general" (normal A of two rows, b such that some x satisfies all)."""
+    """Draw a seeded problem: Q_i with eigenvalues from 0.3 to 3, normal q_i.
+
+    Args:
+        graph: one of `GRAPHS`.
+        nodes: N.
+        constraints: "consensus" (A_ij = I, A_ji = −I, b = 0), or "general" (normal A with two rows, and a feasible b).
+        seed: of the draws.
+    """
     draws = np.random.default_rng([seed, GRAPHS.index(graph)])
     ends_ET = _ends(graph, nodes, draws)
     basis_NDD = np.linalg.qr(draws.standard_normal((nodes, WIDTH, WIDTH))).Q
@@ -76,7 +85,10 @@ def _ends(graph: str, nodes: int, draws: np.random.Generator) -> np.ndarray:
 
 
 def optimum(problem: Network) -> np.ndarray:
-    """Return x* (N, D) by least squares on the KKT system; redundant constraints leave the multipliers open, x* not."""
+    """Return x* (N, D) by least squares on the KKT system.
+
+    Redundant constraints make only the multipliers ambiguous, not x*.
+    """
     (edges, _, rows, width), nodes = problem.constraint_ETRD.shape, len(problem.linear_ND)
     hessian = np.zeros((nodes * width, nodes * width))
     for node, block in enumerate(problem.hessian_NDD):
@@ -103,15 +115,24 @@ def pdmm(
     averaging: float = 1.0,
     seed: int = 0,
 ) -> Trace:
-    """Run Eqs. 2 and 3 from x = λ = 0. Synchronous: an iteration updates all nodes from the last one's state.
-    Asynchronous: it is N updates of one node each, drawn uniformly with ``seed``, from the state as it stands.
+    """Run Eqs. 2 and 3 from x = λ = 0.
 
-    What end i needs of its neighbor is the message z_{i|j} = λ_{j|i} − ρ(A_ji x_j − b_ij): x_i minimises f_i −
-    x_iᵀΣ_jA_ijᵀz_{i|j} + ρ/2 Σ_j‖A_ij x_i‖², and λ_{i|j} = z_{i|j} − ρA_ij x_i. ``averaging`` θ < 1 sends (1 − θ)·(the
-    last message) + θ·(the new one). Synchronous PDMM is Peaceman–Rachford splitting of the dual: it converges for
-    strongly convex f_i with Lipschitz gradients, and needs averaging where f_i is merely convex (two nodes with f = 0
-    exchange their values for ever); θ = ½ is ADMM (Sherson et al. 2019). Errors: ``ValueError`` where a node's own
-    problem has no unique minimum.
+    End i receives from its neighbor the message z_{i|j} = λ_{j|i} − ρ(A_ji x_j − b_ij). x_i minimises f_i −
+    x_iᵀΣ_jA_ijᵀz_{i|j} + ρ/2 Σ_j‖A_ij x_i‖², and λ_{i|j} = z_{i|j} − ρA_ij x_i. Synchronous PDMM is Peaceman–Rachford
+    splitting of the dual: convergent for strongly convex f_i with Lipschitz gradients. A merely convex f_i needs
+    averaging: two nodes with f = 0 exchange their values forever. θ = ½ is ADMM (Sherson et al. 2019).
+
+    Args:
+        problem: the network.
+        rho: ρ > 0.
+        iterations: T.
+        schedule: "synchronous" (an iteration updates all nodes from the previous state), or "asynchronous" (an
+            iteration is N updates of one uniformly drawn node from the current state).
+        averaging: θ; below 1 it sends (1 − θ)·(last message) + θ·(new message).
+        seed: of the asynchronous draws.
+
+    Raises:
+        ValueError: a node's own problem has no unique minimum.
     """
     draws, nodes = np.random.default_rng([seed, 1]), len(problem.linear_ND)
     local_NDD = _local_hessians(problem, rho)
@@ -136,7 +157,7 @@ def pdmm(
 
 @dataclass(frozen=True)
 class _State:
-    """The state of a run at one iteration. ``message_ETR[e, t]``: z_{i|j}, what end t has last heard of the other."""
+    """The state at one iteration; ``message_ETR[e, t]`` is z_{i|j}, last received by end t."""
 
     x_ND: np.ndarray
     multiplier_ETR: np.ndarray
@@ -167,7 +188,7 @@ def _local_hessians(problem: Network, rho: float) -> np.ndarray:
 def _act(
     problem: Network, state: _State, acts_N: np.ndarray, local_NDD: np.ndarray, rho: float, averaging: float
 ) -> _State:
-    """Let the nodes of ``acts_N`` update x (2) and λ (3) and send messages; the others and what they have said stay."""
+    """Update x (2), λ (3) and messages at the nodes in ``acts_N``; the others stay unchanged."""
     pulled_ND = problem.linear_ND.copy()
     np.add.at(pulled_ND, problem.ends_ET, (state.message_ETR[:, :, None] @ problem.constraint_ETRD)[:, :, 0])
     x_ND = np.where(acts_N[:, None], np.linalg.solve(local_NDD, pulled_ND[..., None])[..., 0], state.x_ND)
@@ -188,8 +209,18 @@ def _act(
 def pdmm_rows(
     *, nodes: int, rho: float, iterations: int, constraints: str, averaging: float, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row a graph, schedule and iteration: ‖x − x*‖/‖x*‖, and the root mean square of the residuals over
-    directed edges and rows."""
+    """Yield ‖x − x*‖/‖x*‖ and the residuals' root mean square by graph, schedule and iteration.
+
+    The mean is over directed edges and rows.
+
+    Args:
+        nodes: N.
+        rho: ρ.
+        iterations: T.
+        constraints: as in `network`.
+        averaging: θ, as in `pdmm`.
+        seed: of problem and schedule.
+    """
     for graph in GRAPHS:
         problem = network(graph, nodes, constraints=constraints, seed=seed)
         solution_ND = optimum(problem)

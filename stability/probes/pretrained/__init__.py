@@ -1,1 +1,1 @@
-"""Pretrained models of Hugging Face on the user's own text."""
+"""Probe pretrained Hugging Face models on the user's own text."""

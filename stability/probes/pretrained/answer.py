@@ -1,4 +1,4 @@
-"""This module writes what the measured rows say of each learning rate, as a table and sentences."""
+"""Summarise the measured rows of each learning rate in a table and sentences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from stability.curvature import NOT_DEFINED
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """Return the table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each
-    rate that was asked about, what diverged, and by how much the two states differ."""
+    """Return a table with a line per rate and state, and its verdicts.
+
+    Verdicts: whether nine steps in ten stay below α_max at each requested rate, any divergence, and the ratio between
+    the two states.
+    """
     undefined: Any = rows[rows["method"] == NOT_DEFINED]
     defined: Any = rows[rows["method"] != NOT_DEFINED]
     lines = [
@@ -49,8 +52,10 @@ def _line(part: Any, lr: float, state: str) -> str:
 
 
 def _ratios(rows: pd.DataFrame) -> list[str]:
-    """Return a sentence a rate: the median α_max of state paper over that of state plain, among finite positive values;
-    none where a state has no such value."""
+    """Return a sentence per rate: median α_max in state paper over state plain.
+
+    Medians are over finite positive values; no sentence if a state has none.
+    """
     known: Any = rows[np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     sentences = []
     for lr in sorted(set(rows["lr"])):
@@ -76,8 +81,7 @@ def _divergence(part: Any, where: str) -> str:
 
 
 def _verdict(part: Any, lr: float) -> str:
-    """Say of one rate whether nine in ten recorded steps, half of them, or fewer stay below α_max; or that it
-    diverged."""
+    """Describe one rate: nine in ten steps, half, or fewer stay below α_max, or divergence."""
     if part["alpha_max"].isna().any():
         return _divergence(part, f"lr={lr:g}")
     median, low = quantile(part["alpha_max"], 0.5), quantile(part["alpha_max"], 0.1)
@@ -97,7 +101,9 @@ def _verdict(part: Any, lr: float) -> str:
 
 
 def quantile(values: Any, share: float) -> float:
-    """Return the recorded value of a column at or below the quantile; ∞ counts as the largest, a step lost to a
-    non-finite loss as 0."""
+    """Return the column's value at or just below the quantile; ∞ sorts last.
+
+    A step lost to a non-finite loss counts as 0.
+    """
     ordered = np.sort(values.fillna(0.0).to_numpy(dtype=float))
     return float(ordered[math.floor(share * (len(ordered) - 1))])

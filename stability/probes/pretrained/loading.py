@@ -1,4 +1,4 @@
-"""Models and tokenizers of Hugging Face: what can be had, what does not do, and the text as their tokens."""
+"""Load Hugging Face models and tokenizers, refuse unsuitable ones, and tokenise text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _PROBE = "the quick brown fox"
 
 
 def load_model(name: str) -> nn.Module:
-    """Load a causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode.
-    Errors: two lines of ``ValueError``."""
+    """Load a causal LM from a folder, the cache or the hub; float32, eval mode.
+
+    Raises:
+        ValueError: no such model, or not causal; two lines.
+    """
     model = _loaded(name, "AutoModelForCausalLM")
     if not _is_causal(model):
         raise ValueError(
@@ -33,13 +36,15 @@ def load_model(name: str) -> nn.Module:
 
 
 def load_masked_model(name: str) -> nn.Module:
-    """Load a masked LM, as `load_model` loads a causal one."""
+    """Load a masked LM as `load_model` loads a causal one."""
     return _loaded(name, "AutoModelForMaskedLM")
 
 
 def is_masked(name: str) -> bool:
-    """Return whether a model says of itself that it predicts masked tokens. False where that cannot be read: loading it
-    says why."""
+    """Return whether a model's configuration declares masked prediction.
+
+    False for an unreadable configuration; loading then reports the cause.
+    """
     try:
         config = _from_pretrained(_transformers().AutoConfig, name)
     except (OSError, ValueError, KeyError):
@@ -48,7 +53,7 @@ def is_masked(name: str) -> bool:
 
 
 def _loaded(name: str, kind: str) -> nn.Module:
-    """Load a language model by one of transformers' automatic classes, whole and finite."""
+    """Load a language model by a transformers auto class; all weights present and finite."""
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(
             f"hf={name}: no such folder\ngive a folder that save_pretrained wrote, or a model's name on the hub, "
@@ -80,27 +85,27 @@ def _loaded(name: str, kind: str) -> nn.Module:
 
 @torch.no_grad()
 def _is_causal(model: nn.Module) -> bool:
-    """Return whether what the first position says is the same whatever follows; an encoder loads as a language model
-    without a word."""
+    """Return whether the first position's logits are independent of later tokens."""
+    # transformers loads an encoder as a causal LM without a warning
     tokens_BN = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2]])
     logits_BNV = model(input_ids=tokens_BN, use_cache=False).logits
     return torch.allclose(logits_BNV[0, 0], logits_BNV[1, 0], rtol=1e-4, atol=1e-5 * float(logits_BNV.abs().max()))
 
 
 def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
-    """Load from the folder or the cache; from the hub only where neither has it and it answers (its client retries for
-    half a minute otherwise)."""
+    """Load from the folder or cache, else from the hub if reachable."""
     place = str(Path(name).expanduser())
     try:
         return kind.from_pretrained(place, local_files_only=True, **options)
     except (OSError, ValueError):
+        # the hub's client would retry for half a minute
         if Path(place).is_dir() or not hub_answers():
             raise
     return kind.from_pretrained(place, **options)
 
 
 def hub_answers() -> bool:
-    """Return whether the hub can be reached at all, asked once with a time limit; proxies are respected."""
+    """Return whether the hub is reachable: one request, 5 s limit; proxies are respected."""
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5).close()
     except urllib.error.HTTPError:
@@ -124,9 +129,20 @@ def _why_not(name: str) -> str:
 
 
 def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
-    """Return (1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until
-    ``wanted`` tokens are there, by the model's tokenizer, the end-of-text token between them; by bytes where the model
-    has none. Errors: ``ValueError`` where neither is possible."""
+    """Return (1-D int64 tokens, how they were made) from the training documents.
+
+    Documents are in their hashed order, with end-of-text tokens between them. Bytes if the model has no tokenizer.
+
+    Args:
+        corpus: the prepared text.
+        data: its part of the spec, for messages.
+        name: the model.
+        vocabulary: size of the model's vocabulary.
+        wanted: number of tokens; reading stops once reached.
+
+    Raises:
+        ValueError: the data are not text, or neither tokenizer nor bytes fit the model.
+    """
     if corpus.kind != Corpus.kind:
         raise ValueError(
             f"data={data.name}: a language model reads text, and this is {corpus.kind}; e.g. data=text "
@@ -168,17 +184,20 @@ def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: in
 
 
 def load_tokenizer(name: str, probe: str = _PROBE) -> Any | None:
-    """Return the model's own tokenizer; None where there is none, or only an empty one that transformers makes up from
-    the configuration: all of ``probe`` is unknown to it."""
+    """Return the model's tokenizer, or None.
+
+    None also for an empty tokenizer invented by transformers from the configuration.
+    """
     try:
         tokenizer = _from_pretrained(_transformers().AutoTokenizer, name)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
         return None
+    # an empty tokenizer maps all of `probe` to unknown
     return tokenizer if len(set(tokenizer(probe, add_special_tokens=False)["input_ids"])) > 1 else None
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
-    """Yield the texts of the training side: bytes between separators, which occur in no text."""
+    """Yield the training texts: bytes between separators, a value absent from any text."""
     tokens = np.asarray(corpus.train_tokens)
     ends = np.append(np.flatnonzero(tokens == ByteTokenizer.separator), len(tokens))
     start = 0

@@ -1,5 +1,4 @@
-"""α_max of a Hugging Face causal language model on the user's own text: which learning rate its curvature bears before
-a fine-tuning starts."""
+"""Measure a Hugging Face causal LM's α_max on the user's own text, before fine-tuning."""
 
 from __future__ import annotations
 
@@ -26,12 +25,14 @@ COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "
 
 
 class HuggingFaceProbe:
-    """The model in float32 and eval mode (no dropout), its text, and the rows measured so far. Reads the model's
-    folder, never writes to it.
+    """A model in float32 and eval mode (no dropout), its text and measured rows.
 
-    AdamW with torch's defaults (β 0.9 and 0.999, weight decay 1e-2) takes the protocol's steps at a constant rate.
-    Errors: ``ValueError`` for a model that cannot be had or text that does not do; ``RuntimeError`` where transformers
-    is not installed.
+    The model's folder is only read. AdamW with torch's defaults (β 0.9 and 0.999, weight decay 1e-2) runs the
+    protocol's steps at a constant rate.
+
+    Raises:
+        ValueError: the model is unavailable, or the text is unsuitable.
+        RuntimeError: transformers is not installed.
     """
 
     def __init__(self, spec: HessianSpec):
@@ -62,9 +63,11 @@ class HuggingFaceProbe:
         )
 
     def measure(self, lr: float) -> Iterator[None]:
-        """Measure one rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1)
-        and "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of
-        the spec's states means plain, for there is no other state."""
+        """Measure one rate from both warm-ups; yield after every step.
+
+        States: "paper" (the means of 5.2.1) and "plain" (AdamW's own averages and bias correction over the same warm-up
+        batches). An entry "checkpoint" in the spec means plain: there is no other state.
+        """
         for state in dict.fromkeys("plain" if name == "checkpoint" else name for name in self.curvature.state):
             with torch.no_grad():
                 for name, param in self.params.items():
@@ -80,13 +83,12 @@ class HuggingFaceProbe:
                 yield
 
     def table(self) -> pd.DataFrame:
-        """Return a table with a row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a
-        divergence, which has no numbers."""
+        """Return a row per recorded step: `COLUMNS`, losses in nats; NaN after a divergence."""
         found = pd.DataFrame(self.rows)
         return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
 
     def _examples(self, index: int) -> Examples:
-        """Return batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
+        """Return batch ``index``: random windows of tokenised text, inputs and next tokens (B, N)."""
         generator = generator_for(self.curvature.seed, "curvature", index)
         starts = torch.randint(len(self.tokens) - self.positions, (self.batch,), generator=generator)
         windows = self.tokens[starts[:, None].numpy() + np.arange(self.positions + 1)]
