@@ -1,5 +1,7 @@
-"""Compute slope, curvature and α_max of any loss along any direction: a library of its own, which imports torch and
-nothing of this project."""
+"""Slope, curvature and α_max of any loss along any direction.
+
+A library of its own: it imports torch and nothing of this project.
+"""
 
 from stability.curvature._directional import Directional
 from stability.curvature._graph import NoSecondDerivative

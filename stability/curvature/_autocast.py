@@ -1,4 +1,7 @@
-"""Record which autocasts a loop switches on, without a hook on its model: a hook would have it compiled again."""
+"""Record the autocasts of a training loop.
+
+The model gets no hook, because a hook would make torch compile it again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ import torch
 
 @dataclass(frozen=True)
 class Autocast:
-    """An enabled autocast, as it was entered.
+    """An enabled autocast at its entry.
 
-    ``depth``: the autocasts of this device that were entered while listening and are still open, itself included.
-    ``gradients``: whether gradients were enabled.
+    Attributes:
+        device: device type.
+        dtype: type of the casts.
+        depth: number of this device's autocasts entered while listening and still open, including this one.
+        gradients: whether gradients were enabled.
     """
 
     device: str
@@ -27,7 +33,7 @@ class Autocast:
 
 @dataclass
 class Listener:
-    """The enabled autocasts that were entered since `listen`, each kind of them once, in their order."""
+    """Enabled autocasts entered since `listen`: each kind once, in order of entry."""
 
     entries: dict[Autocast, None] = field(default_factory=dict)
     _open: Counter[str] = field(default_factory=Counter)
@@ -37,7 +43,7 @@ class Listener:
         self.entries[Autocast(device, dtype, self._open[device], torch.is_grad_enabled())] = None
 
     def leave(self, device: str) -> None:
-        self._open[device] -= self._open[device] > 0  # one that was open before
+        self._open[device] -= self._open[device] > 0  # an autocast from before `listen` was not counted
 
 
 _LISTENERS: list[Listener] = []  # several monitors may have a step under way
@@ -46,14 +52,14 @@ _ENTER, _EXIT = torch.autocast.__enter__, torch.autocast.__exit__
 
 
 def listen() -> Listener:
-    """Start to list the enabled autocasts that are entered from now on, until `stop`."""
+    """Start a list of the enabled autocasts entered from now on, until `stop`."""
     _LISTENERS.append(Listener())
     torch.autocast.__enter__, torch.autocast.__exit__ = _enter, _exit  # type: ignore[method-assign]
     return _LISTENERS[-1]
 
 
 def stop(listener: Listener) -> None:
-    """End a list of `listen`; after the last one torch is as it was."""
+    """End a listener; the last one's end restores torch's own methods."""
     _LISTENERS[:] = [other for other in _LISTENERS if other is not listener]
     if not _LISTENERS:
         torch.autocast.__enter__, torch.autocast.__exit__ = _ENTER, _EXIT  # type: ignore[method-assign]
@@ -61,7 +67,7 @@ def stop(listener: Listener) -> None:
 
 @contextmanager
 def entered() -> Iterator[Listener]:
-    """List the enabled autocasts that are entered in the block."""
+    """List the enabled autocasts entered in the block."""
     listener = listen()
     try:
         yield listener
@@ -71,7 +77,10 @@ def entered() -> Iterator[Listener]:
 
 @contextmanager
 def switched_off(devices: Iterable[str]) -> Iterator[None]:
-    """Compute in the tensors' own types in the block: neither the autocast around it nor one inside is on."""
+    """Turn autocast off in the block, both around and inside it.
+
+    Operations run in their tensors' own types.
+    """
     _SUPPRESSED.append(True)
     with ExitStack() as around, entered():
         try:
@@ -83,13 +92,24 @@ def switched_off(devices: Iterable[str]) -> Iterator[None]:
 
 
 def deepest(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
-    """Return how deep the autocasts of a device are nested in one gradient mode; 0 if there is none."""
+    """Return the nesting depth of a device's autocasts in one gradient mode.
+
+    Args:
+        entries: recorded autocasts.
+        device: device type.
+        gradients: gradient mode of the autocasts counted.
+
+    Returns:
+        The largest depth; 0 without such an autocast.
+    """
     return max((each.depth for each in entries if each.device == device and each.gradients == gradients), default=0)
 
 
 def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
-    """Return the outermost autocast that a step entered with gradients, with the depth of the innermost; None if there
-    is none. An evaluation under no_grad in the same block does not count."""
+    """Return the outermost autocast entered with gradients, at the innermost one's depth.
+
+    None without such an autocast. An evaluation under no_grad in the same block does not count.
+    """
     entries = list(entries)
     outermost = min(
         (each for each in entries if each.device == device and each.gradients),
@@ -100,7 +120,7 @@ def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
 
 
 def _enter(context: Any) -> Any:
-    """List an autocast and let torch enter it; switch it off first in a block of `switched_off`."""
+    """Record and enter an autocast; inside `switched_off`, enter it disabled and unrecorded."""
     if not context._enabled:
         return _ENTER(context)
     if _SUPPRESSED:

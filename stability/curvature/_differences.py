@@ -1,4 +1,7 @@
-"""Compute central differences of gradients along a direction, with an error bar; and the paper's raw ε = 1e-4."""
+"""Central differences of gradients along a direction, with an error bar.
+
+The paper's raw ε = 1e-4 is available for comparison.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from stability.curvature._precision import precision_of
 DISPLACEMENTS = (1e-2, 3e-3)
 PARITY_EPSILON = 1e-4  # the paper's, Eq. 20
 _ROUNDINGS = 8.0  # roundings charged to each component of a gradient in the error bar
-_SLOPES_AGREE = 5e-2  # relative difference of a slope by gradient and by losses that is not noted
+_SLOPES_AGREE = 5e-2  # relative difference between the slopes by gradient and by losses allowed without a note
 _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.02 of their sum in 1 of 128 cases
 
 
@@ -25,8 +28,11 @@ _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.
 class Slope:
     """One gradient, projected on u.
 
-    ``loss``: L. ``slope``: ⟨∇L, u⟩. ``magnitude``: Σ|g_i u_i|, to which the slope's rounding error is proportional.
-    ``precision``: eps of the narrowest type that the loss ran in.
+    Attributes:
+        loss: L.
+        slope: ⟨∇L, u⟩.
+        magnitude: Σ|g_i u_i|; the slope's rounding error is proportional to it.
+        precision: eps of the narrowest type in the loss's computation.
     """
 
     loss: float
@@ -36,8 +42,20 @@ class Slope:
 
 
 def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: float, random: RandomState) -> Slope:
-    """Return L, ⟨∇L, u⟩ and Σ|g_i u_i| (an upper bound, for several microbatches) at params + shift·direction, one
-    microbatch's graph at a time."""
+    """Compute the loss and its slope at params + shift·direction.
+
+    One microbatch's graph is held at a time.
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        direction: u by name.
+        shift: distance from θ in units of u.
+        random: random state of the evaluation.
+
+    Returns:
+        L, ⟨∇L, u⟩ and Σ|g_i u_i|; with several microbatches, the last is an upper bound.
+    """
     with torch.no_grad():
         moved = {
             name: param.detach().add(direction[name], alpha=shift) if shift else param.detach()
@@ -61,7 +79,7 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair of slopes, at θ + εu and θ − εu, with the ε between them."""
+    """Slopes at θ + εu (ahead) and θ − εu (behind)."""
 
     epsilon: float
     ahead: Slope
@@ -73,18 +91,38 @@ class Pair:
 
     @property
     def rounding(self) -> float:
-        """Return the part of the curvature's error that rounding may make."""
+        """Estimated rounding error of the curvature."""
         lost = sum(each.precision * each.magnitude for each in (self.ahead, self.behind))
         return _ROUNDINGS * lost / (2 * self.epsilon)
 
 
 def pair_at(objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState) -> Pair:
-    """Compute uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), unevaluated."""
+    """Compute the slopes at θ ± εu for a central difference.
+
+    `Pair.curvature` is uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected).
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        direction: u by name.
+        epsilon: ε.
+        random: random state of both evaluations.
+    """
     return Pair(epsilon, *(slope_at(objective, params, direction, sign * epsilon, random) for sign in (1, -1)))
 
 
 def pairs_at(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> list[Pair]:
-    """Compute the pairs at the two `DISPLACEMENTS` c = ε‖u‖; none where u is zero or not finite."""
+    """Compute the pairs at both `DISPLACEMENTS` c = ε‖u‖.
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        direction: u by name.
+        random: random state of all evaluations.
+
+    Returns:
+        Two pairs; none if u is zero or not finite.
+    """
     length = norm(direction)
     if length == 0 or not math.isfinite(length):
         return []
@@ -92,15 +130,16 @@ def pairs_at(objective: Objective, params: Tensors, direction: Tensors, random: 
 
 
 def curvature_of(pairs: list[Pair], direction: Tensors) -> tuple[float, float]:
-    """Return uᵀHu of the pairs at both displacements, and a bar that covers its error.
+    """Return uᵀHu from the pairs at both displacements, with an error bar.
 
-    The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the
-    smaller c; the rounding error falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its
-    rounding) as the bar.
+    Of the two values, the one with the smaller sum of truncation and rounding error is returned. Its bar is 2·(|d| +
+    its rounding error), with d the difference between both.
     """
     if not pairs:
         nothing = norm(direction) * 0  # 0 for no step, NaN for a broken one
         return nothing, nothing
+    # The truncation error grows as c²: with the difference d of both values, it is 1.1·d at the larger c and 0.1·d at
+    # the smaller one. The rounding error falls as 1/c.
     wide, narrow = (pair.curvature for pair in pairs)
     wide_rounding, narrow_rounding = (pair.rounding for pair in pairs)
     difference, ratio = abs(wide - narrow), (DISPLACEMENTS[1] / DISPLACEMENTS[0]) ** 2
@@ -110,14 +149,15 @@ def curvature_of(pairs: list[Pair], direction: Tensors) -> tuple[float, float]:
 
 
 def slope_note(center: Slope, pairs: list[Pair]) -> str | None:
-    """Note that the gradient along u is not (L(θ+εu) − L(θ−εu)) / 2ε at either displacement; None if it is, if the
-    errors exceed both numbers, or if a number is not finite.
+    """Return a note if the gradient's slope contradicts the losses, else None.
 
-    Both have truncation errors of the third derivative's ε²/2 and ε²/6, for which the mean of the two slopes gives the
-    measure, and the loss has a noise, for which its own second difference does.
+    A note is given if ⟨∇L, u⟩ is not (L(θ+εu) − L(θ−εu)) / 2ε at either displacement. None also if the errors exceed
+    both numbers, or if a number is not finite.
     """
     for pair in pairs:
         ahead, behind, epsilon = pair.ahead, pair.behind, pair.epsilon
+        # The truncation errors are ε²/2 and ε²/6 times the third derivative; the mean of both slopes measures them. The
+        # loss's own second difference measures its noise.
         by_loss = (ahead.loss - behind.loss) / (2 * epsilon)
         noise = abs(ahead.loss + behind.loss - 2 * center.loss - pair.curvature * epsilon**2)
         noise += _ROUNDINGS * center.precision * abs(center.loss)
@@ -128,7 +168,7 @@ def slope_note(center: Slope, pairs: list[Pair]) -> str | None:
             + _SAFETY * (truncation + noise / epsilon)
             + _ROUNDINGS * center.precision * center.magnitude
         )
-        if not abs(by_loss - center.slope) > allowed or allowed > size:  # nor where it is NaN
+        if not abs(by_loss - center.slope) > allowed or allowed > size:  # true for NaN, too
             return None
     if not pairs:
         return None
@@ -139,5 +179,5 @@ def slope_note(center: Slope, pairs: list[Pair]) -> str | None:
 
 
 def relative_error(a: float, b: float) -> float:
-    """Return |a − b| / max(|a|, |b|), 0 where both are 0."""
+    """Return |a − b| / max(|a|, |b|), or 0 if both are 0."""
     return abs(a - b) / max(abs(a), abs(b), torch.finfo(torch.float64).tiny)

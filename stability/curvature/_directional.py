@@ -1,4 +1,7 @@
-"""Hold what a loss along a line is computed from and into; sum it by double backward, one microbatch at a time."""
+"""Second-order derivatives along a line: inputs, running sums and result.
+
+Double backward computes the sums, one microbatch at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ from stability.curvature.alpha_max import alpha_max
 class Directional:
     """The loss along θ + αu to second order: L + α·slope + α²·curvature/2.
 
-    - ``loss``: L(θ).
-    - ``slope``: ⟨∇L, u⟩.
-    - ``curvature``: uᵀHu.
-    - ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
-    - ``method``: the one that gave the curvature.
-    - ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where asked for.
-    - ``difference``: the b of ``rel_error``.
-    - ``error_bar``: with method finite_difference, what the curvature may be off by.
-    - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
-    - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
-    - ``note``: with method finite_difference, or through a custom Function, that the gradient is not the derivative of
-      the loss, or that differences could not check such a Function. None where all is well.
+    Attributes:
+        loss: L(θ).
+        slope: ⟨∇L, u⟩.
+        curvature: uᵀHu.
+        alpha_max: Eq. 18 from these; NaN if any of the three is not finite.
+        method: the method that gave the curvature.
+        rel_error: |a − b| / max(|a|, |b|) of the curvature against central differences; None without a check.
+        error_bar: error bound of the curvature, with method finite_difference.
+        shares: u_b·(Hu)_b by parameter, adding up to the curvature; None if the method gives none.
+        nonfinite: the first parameter or module with a non-finite number; None if all are finite.
+        difference: the b of ``rel_error``.
+        note: doubts, with method finite_difference or a custom Function: the gradient is not the loss's derivative, or
+            differences could not check the Function. None without a doubt.
     """
 
     loss: float
@@ -54,6 +58,8 @@ class Directional:
 
 @dataclass(frozen=True)
 class Problem:
+    """Inputs of every method: the loss, θ, u and the random state."""
+
     objective: Objective
     params: Tensors
     direction: Tensors
@@ -62,8 +68,14 @@ class Problem:
 
 @dataclass
 class Sums:
-    """Running sums of the loss, of ⟨∇, u⟩ and of u_b·(Hu)_b over microbatches, as floats, which were accumulated in
-    float64."""
+    """Running sums over microbatches, accumulated in float64.
+
+    Attributes:
+        loss: Σ of the losses.
+        count: Σ of the counts.
+        slope: Σ ⟨∇, u⟩.
+        shares: Σ u_b·(Hu)_b by parameter.
+    """
 
     loss: float = 0.0
     count: float = 0.0
@@ -73,6 +85,13 @@ class Sums:
     def add(
         self, gradients: Mapping[str, Tensor | None], products: Mapping[str, Tensor | None], direction: Tensors
     ) -> None:
+        """Add one microbatch's slope and shares.
+
+        Args:
+            gradients: ∇ by name; None is zero.
+            products: H u by name; None is zero.
+            direction: u by name.
+        """
         for name, step in direction.items():
             gradient, product = gradients[name], products[name]
             self.slope += 0.0 if gradient is None else dot(gradient, step)
@@ -86,13 +105,25 @@ class Sums:
 
 
 def numbers_of(loss: float, slope: float, curvature: float, method: str, **extra: Any) -> Directional:
-    """Return the numbers with their α_max."""
+    """Return a `Directional` with the α_max of its numbers.
+
+    Args:
+        loss: L(θ).
+        slope: ⟨∇L, u⟩.
+        curvature: uᵀHu.
+        method: the method that gave them.
+        **extra: further fields.
+    """
     ratio = alpha_max(slope, curvature) if math.isfinite(loss) else math.nan
     return Directional(loss, slope, curvature, ratio, method, **extra)
 
 
 def double_backward_sums(problem: Problem) -> tuple[Sums, str]:
-    """Compute the sums by reverse over reverse; return them, and a custom Function's name, "" if there is none."""
+    """Compute the sums by double backward (reverse over reverse).
+
+    Returns:
+        The sums, and the name of a custom Function in the graph ("" without one).
+    """
     leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
     sums, unvouched = Sums(), ""
     with problem.random.replayed(), torch.enable_grad(), refusals_named():

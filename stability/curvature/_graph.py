@@ -1,4 +1,7 @@
-"""Compute first and second derivatives from autograd graphs, and detect operations that have no second one."""
+"""First and second derivatives from autograd graphs.
+
+Operations without a second derivative are detected.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,30 @@ from torch.autograd.function import BackwardCFunction
 
 from stability.curvature._inputs import Tensors
 
-# What torch 2.13, and kernels that refuse politely, say where a second derivative does not exist.
+# Error messages of torch 2.13 and of kernels for a missing second derivative.
 _REFUSALS = re.compile(
     r"derivative for .* is not implemented|differentiate twice|once_differentiable|no autograd formula was registered"
     r"|double.?backward|second derivative|don't support automatic differentiation",
     re.IGNORECASE,
 )
 
-# Operations whose second derivative torch 2.13 gives wrong without a word: _weight_norm's takes ‖v‖ for a constant
-# (found by differences of losses).
+# Operations with a silently wrong second derivative in torch 2.13: _weight_norm treats ‖v‖ as a constant (found by
+# differences of losses).
 _WRONG_TWICE = {
     "WeightNormInterfaceBackward0": "torch._weight_norm, as torch.nn.utils.parametrizations.weight_norm uses it,"
 }
 
 
 class NoSecondDerivative(RuntimeError):
-    """The error of a loss of which an operation has no second derivative; the message names it."""
+    """An operation of the loss has no second derivative; the message names it."""
 
 
 @contextmanager
 def refusals_named() -> Iterator[None]:
-    """Turn what torch and kernels say of a missing second derivative, and nothing else, into `NoSecondDerivative`."""
+    """Turn errors about missing second derivatives into `NoSecondDerivative`.
+
+    The errors come from torch or a kernel. Any other error passes unchanged.
+    """
     try:
         yield
     except NoSecondDerivative:
@@ -45,7 +51,7 @@ def refusals_named() -> Iterator[None]:
 
 
 def custom_function(loss: Tensor) -> str:
-    """Name a custom `autograd.Function` in the graph of ``loss``; "" where there is none."""
+    """Return the name of a custom `autograd.Function` in the loss's graph, or ""."""
     return next((_name(node) for node in graph_nodes(loss) if isinstance(node, BackwardCFunction)), "")
 
 
@@ -74,18 +80,18 @@ def graph_nodes(loss: Tensor) -> Iterator[object]:
 
 
 def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
-    """Return ∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where
-    the graph would be cut.
+    """Return ∂loss/∂leaf with its graph; None for an unused leaf.
 
-    A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in
-    silence under `autograd.grad` (facts 7). A correct backward is linear in the gradient that comes in, so that when
-    this one requires a gradient, as the seed below makes it, the outgoing one must, too: a hook on each custom node
-    looks.
+    Raises:
+        NoSecondDerivative: an operation would cut the graph.
     """
     if loss.grad_fn is None:
         return dict.fromkeys(leaves)
     nodes = list(graph_nodes(loss))
     _check_twice(nodes)
+    # A custom Function silently drops its second derivative under autograd.grad if its backward is a kernel or is
+    # marked once_differentiable (facts 7). A correct backward is linear in the incoming gradient. The seed below
+    # requires a gradient, so the outgoing gradient must require one, too: a hook on each custom node checks this.
     cut: list[str] = []
     for node in (node for node in nodes if isinstance(node, BackwardCFunction)):
         node.register_hook(_watch(_name(node), cut))
@@ -99,7 +105,7 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
 
 
 def _watch(name: str, cut: list[str]):
-    """Return a hook that appends ``name`` to ``cut`` where an operation's backward drops the graph of a gradient."""
+    """Return a hook that appends ``name`` to ``cut`` if a backward drops the graph."""
 
     def hook(grad_inputs, grad_outputs):
         if not any(grad is not None and grad.requires_grad for grad in grad_outputs):
@@ -115,15 +121,25 @@ def _watch(name: str, cut: list[str]):
 
 
 def plain_gradient(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
-    """Return ∂loss/∂leaf without a graph, None where the loss does not use the leaf."""
+    """Return ∂loss/∂leaf without a graph; None for an unused leaf."""
     if loss.grad_fn is None:
         return dict.fromkeys(leaves)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
 
 
 def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors) -> dict[str, Tensor | None]:
-    """Return H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on
-    the leaf. Frees the graph."""
+    """Return H u as the gradient of ⟨∇L, u⟩ (reverse over reverse).
+
+    Frees the graph.
+
+    Args:
+        gradients: ∂L/∂leaf with its graph by name; None for an unused leaf.
+        leaves: θ by name.
+        direction: u by name.
+
+    Returns:
+        H u by name; None if nothing depends on the leaf, so H u is zero.
+    """
     used = [(gradient, direction[name]) for name, gradient in gradients.items() if gradient is not None]
     if not used:
         return dict.fromkeys(leaves)
@@ -132,8 +148,10 @@ def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, directio
 
 
 def check_used(gradients: dict[str, Tensor | None]) -> None:
-    """Raise a ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead
-    of those it was given."""
+    """Raise a ValueError if the loss depends on none of the parameters.
+
+    In this case loss_fn used tensors of its own instead of the given ones.
+    """
     if all(gradient is None for gradient in gradients.values()):
         raise ValueError(
             "the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)"

@@ -1,5 +1,7 @@
-"""Check what every method works on: parameters and directions, the loss as one mean over microbatches, replayed random
-state."""
+"""Checked inputs of every method: parameters, directions, losses, random states.
+
+The loss is one mean over microbatches. Random states are replayed.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ _CHUNK = 1 << 20
 
 
 def check_params(params: Mapping[str, Tensor]) -> Tensors:
-    """Return a plain dict of ``params``, or raise a one-line ValueError that says which entry cannot be differentiated
-    and why."""
+    """Return ``params`` as a plain dict.
+
+    Raises:
+        ValueError: an entry cannot be differentiated; one line names it with the reason.
+    """
     if not isinstance(params, Mapping) or not params:
         holds = isinstance(params, (Mapping, list, tuple))
         raise ValueError(
@@ -38,7 +43,8 @@ def check_params(params: Mapping[str, Tensor]) -> Tensors:
             raise ValueError(
                 f"params[{name!r}] has dtype {tensor.dtype}; only floating-point tensors have a derivative"
             )
-    # Plain tensors, as torch.func uses them, carry no flag at all; a frozen one among trainable ones got in by mistake.
+    # Plain tensors, as torch.func uses them, all have requires_grad=False; a frozen one among trainable ones is a
+    # mistake.
     frozen = [name for name, tensor in params.items() if not tensor.requires_grad]
     if frozen and len(frozen) < len(params):
         raise ValueError(
@@ -48,8 +54,11 @@ def check_params(params: Mapping[str, Tensor]) -> Tensors:
 
 
 def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors:
-    """Return ``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where
-    it does not fit."""
+    """Return ``direction``, detached, with the keys, order, shapes and dtypes of ``params``.
+
+    Raises:
+        ValueError: the direction does not fit; one line names the entry.
+    """
     if not isinstance(direction, Mapping):
         raise ValueError(
             f"direction must be a dict of name -> tensor with the keys of params, not a {type(direction).__name__}"
@@ -81,8 +90,10 @@ def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors
 
 
 class Objective:
-    """The loss as a function of the parameters, L(params) = Σ sum / Σ count over the microbatches; without ``batches``
-    one term, loss_fn(params) itself, with count 1."""
+    """The loss as a function of the parameters: L = Σ sum / Σ count.
+
+    The sums run over the microbatches. Without ``batches`` there is one term, loss_fn(params), with count 1.
+    """
 
     def __init__(self, loss_fn: Callable[..., Any], batches: Iterable[Any] | None = None):
         if not callable(loss_fn):
@@ -93,11 +104,14 @@ class Objective:
             raise ValueError("batches is empty; give at least one microbatch, or leave batches out for loss_fn(params)")
 
     def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
-        """Yield (sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is
-        asked for.
+        """Yield (sum, count) of one microbatch after another.
 
-        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and
-        torch.compile not at all (facts 7).
+        No reference to a microbatch remains here after the next is requested.
+
+        Args:
+            params: θ by name.
+            twice: whether the loss will be differentiated twice. Attention allows this only under SDPBackend.MATH,
+                torch.compile not at all (facts 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0
@@ -106,7 +120,12 @@ class Objective:
             yield self._pair(self._evaluate(twice, params, batch))
 
     def total(self, params: Mapping[str, Tensor], *, twice: bool = True) -> tuple[float, float]:
-        """Return Σ sum and Σ count without derivatives. ``twice``: by the attention of `terms`."""
+        """Return Σ sum and Σ count without derivatives.
+
+        Args:
+            params: θ by name.
+            twice: whether to use the attention of twice differentiable `terms`.
+        """
         total = count = 0.0
         with torch.no_grad():
             for value, number in self.terms(params, twice=twice):
@@ -117,7 +136,7 @@ class Objective:
         versions = _versions(params)
         result = self._called(twice, params, *batch)
         written = next((name for name, version in _versions(params).items() if version != versions[name]), None)
-        # the next evaluation would be of another function, and the caller's own parameters have moved
+        # such a loss changes the next evaluation and the caller's own parameters
         if written is not None:
             raise ValueError(
                 f"loss_fn writes into params[{written!r}] in place (nn.Embedding's max_norm does so); curvature "
@@ -129,8 +148,8 @@ class Objective:
         if not twice:
             with called_through():
                 return self.loss_fn(*args)
-        # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as
-        # written.
+        # Compiled code must run as written here. Importing dynamo takes seconds, and code that compiled something has
+        # imported it already.
         stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with called_through(), sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
@@ -158,21 +177,28 @@ class Objective:
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return how often each tensor was written into; inference tensors do not count. Read past `__torch_function__`,
-    which would cost more than the check."""
+    """Return the number of in-place writes to each tensor; 0 for inference tensors."""
+    # dispatch by __torch_function__ would cost more than the check
     with DisableTorchFunctionSubclass():
         return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
 
 
 def mean_of(total: float, count: float) -> float:
-    """Return total / count; a one-line ValueError where nothing was counted."""
+    """Return total / count.
+
+    Raises:
+        ValueError: count is 0.
+    """
     if count == 0:
         raise ValueError("the counts of all batches sum to 0; at least one item must be counted")
     return total / count
 
 
 def dot(a: Tensor, b: Tensor) -> float:
-    """Return ⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
+    """Return ⟨a, b⟩ accumulated in float64.
+
+    float32 sums over millions of products lose the slope's small digits.
+    """
     return float(
         sum((x.double() * y.double()).sum() for x, y in zip(_pieces(a.detach()), _pieces(b.detach()), strict=True))
     )
@@ -194,10 +220,10 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class RandomState:
-    """The global generators of torch, Python and numpy as they stood at one moment.
+    """State of the global generators of torch, Python and numpy at one moment.
 
-    Each `replayed` pass starts there, so that dropout and random masks repeat, and leaves the global generators
-    untouched. Generators of the caller's own are not covered.
+    Each `replayed` pass starts from it, so dropout and random masks repeat. The global generators are unchanged
+    afterwards. Generators of the caller's own are not covered.
     """
 
     def __init__(self, params: Mapping[str, Tensor]):
@@ -208,7 +234,10 @@ class RandomState:
         self.numpy = numpy.random.get_state() if (numpy := _numpy()) else None
 
     def restore(self) -> None:
-        """Set the global generators to this state; inside a `replayed` block, which undoes it."""
+        """Set the global generators to this state.
+
+        To be called inside a `replayed` block, which undoes it.
+        """
         torch.set_rng_state(self.cpu)
         for device, state in zip(self.devices, self.cuda, strict=True):
             torch.cuda.set_rng_state(state, device)
@@ -236,18 +265,19 @@ def _others_forked() -> Iterator[None]:
 
 
 def _numpy() -> Any:
-    """Return the numpy module if its generator has been imported, else None: nobody has drawn from it."""
+    """Return numpy if its generator was imported (only then was it drawn from), else None."""
     return sys.modules.get("numpy") if "numpy.random" in sys.modules else None
 
 
 @contextmanager
 def called_through() -> Iterator[None]:
-    """Make `torch.utils.checkpoint.checkpoint`, reentrant or not, call its function and keep the activations.
+    """Make `torch.utils.checkpoint.checkpoint` call its function and keep the activations.
 
-    A checkpointed block is computed again in the backward pass. By then a `functional_call` has given the model its own
-    parameters back, and a context such as the attention backend is left, so that the gradient would be of another
-    function. The two names replaced here are those that `checkpoint` itself looks up; whoever imported it is reached.
+    This covers both variants, reentrant or not.
     """
+    # A checkpointed block is computed again in the backward pass. By then functional_call has given the model its own
+    # parameters back and contexts such as the attention backend have ended, so the gradient would be of another
+    # function. `checkpoint` looks up the two names replaced here on each call, so every import of it is covered.
     own = torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator
     torch_checkpoint.CheckpointFunction = _Direct  # type: ignore[misc, assignment]
     torch_checkpoint._checkpoint_without_reentrant_generator = _around_nothing  # type: ignore[assignment]

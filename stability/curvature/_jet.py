@@ -1,9 +1,11 @@
-"""Carry a value and its first two derivatives along a line in one tensor, and dispatch operations to their rules.
+"""A value and its first two derivatives along a line, in one tensor.
 
-Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes
-the fused rules (linear, attention, LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes
-it, and arrives in `__torch_dispatch__` as one of ATen's operations, where the remaining rules are, and where an
-operation without one raises.
+Operations are dispatched to their second-order rules on two levels:
+
+- `__torch_function__` gets the user's calls. It refuses operations that silently drop derivatives, and applies the
+  fused rules (linear, attention, LayerNorm, cross entropy …).
+- `__torch_dispatch__` gets all other calls, decomposed by torch into ATen operations. It applies the remaining rules,
+  and raises an error for an operation without one.
 """
 
 from __future__ import annotations
@@ -20,25 +22,29 @@ from torch._C import _set_grad_enabled as set_grad_enabled
 Component = Tensor | None
 Rule = Callable[..., Any]
 
-# what users call -> rule(*args, **kwargs); NotImplemented hands the call on to torch's own decomposition
+# user's function -> rule(*args, **kwargs); a rule returns NotImplemented to use torch's own decomposition
 FUNCTION_RULES: dict[Any, Rule] = {}
-# what autocast does to an argument of a function that has a rule; None: the call is handed on to torch, which casts
+# autocast's cast of an argument, by function with a rule; None: torch casts and decomposes the call
 AUTOCAST: dict[Any, Callable[[Any], Any] | None] = {}
 ATEN_RULES: dict[Any, Rule] = {}  # torch.ops.aten packet -> rule(func, args, kwargs)
 
 
 class NoRule(RuntimeError):
-    """The error of an operation that cannot be carried to second order; the message names it."""
+    """An operation cannot be carried to second order; the message names it."""
 
 
 class HeldConstant(NoRule):
-    """The error of an operation that makes a constant of a tensor that depends on the parameters, as autograd then
-    takes it, too."""
+    """An operation makes a constant of a tensor that depends on the parameters.
+
+    Autograd treats that tensor as a constant, too.
+    """
 
 
 class Jet(Tensor):
-    """A tensor with its derivatives along a line, f(t), f′(t) and f″(t) at t = 0; a derivative that is None is zero.
-    The derivatives have the shape and dtype of the value."""
+    """A tensor with its derivatives along a line: f(t), f′(t), f″(t) at t = 0.
+
+    The derivatives have the shape and dtype of the value; None is zero.
+    """
 
     value: Tensor
     first: Component
@@ -59,21 +65,21 @@ class Jet(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _FLAGS and all((*args[1:], *kwargs.values())):
-            return args[0]  # a jet requires a gradient already, as far as code can tell
+            return args[0]  # a jet already reports requires_grad=True
         if func not in _METADATA:
             _refuse_drops(func)
             return cls._by_rule(func, args, kwargs)
         if func is _getter("requires_grad"):
-            return True  # code that picks its path by this flag takes the one it would train with
+            return True  # code that branches on this flag then runs its training branch
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
     @classmethod
     def _by_rule(cls, func, args, kwargs):
-        """Call an operation by its second-order rule; without one, or where the rule declines, as torch has it."""
+        """Call an operation's second-order rule, or torch's function if no rule applies."""
         rule = FUNCTION_RULES.get(func) or _brought(func)
-        # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this
-        # function
+        # gradients are enabled here (`_refuse_drops` raises otherwise); torch.no_grad would cost as much as the rest of
+        # this function
         set_grad_enabled(False)
         try:
             with DisableTorchFunctionSubclass():
@@ -92,17 +98,16 @@ class Jet(Tensor):
             raise NoRule(f"taylor cannot follow {func}, which writes into a tensor in place")
         rule = ATEN_RULES.get(func.overloadpacket)
         if rule is not None:
-            with _DisableAutocast() if _is_any_autocast_enabled() else nullcontext():  # its casts are made already
+            with _DisableAutocast() if _is_any_autocast_enabled() else nullcontext():  # arguments are cast already
                 return rule(func, args, kwargs or {})
-        decomposed = func.decompose(*args, **(kwargs or {}))  # inside a rule, composite operations arrive here whole
+        decomposed = func.decompose(*args, **(kwargs or {}))  # inside a rule, composite operations arrive undecomposed
         if decomposed is NotImplemented:
             raise NoRule(f"taylor has no rule for {func.overloadpacket}")
         return decomposed
 
 
 def _called(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
-    """Call a rule with its arguments cast as autocast casts those of ``func``; NotImplemented where torch itself is to
-    do it."""
+    """Call a rule on arguments cast as by autocast; NotImplemented if torch must cast."""
     if not _is_any_autocast_enabled():
         return rule(*args, **kwargs)
     cast = AUTOCAST.get(func, lambda x: x)
@@ -114,14 +119,13 @@ def _called(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
 
 
 def _brought(func: Any) -> Rule | None:
-    """Return the rule that an operation of someone else's brings with it as ``second_order``: a function of (f, f′, f″)
-    of each positional argument, which gives those of the result, or of several results. None where it has no such
-    attribute."""
+    """Return an external operation's own rule, from its ``second_order`` attribute; None without it."""
     if not hasattr(func, "second_order"):
         return None
     if func.second_order is None:
         raise NoRule(f"taylor has no rule for {name_of(func)}")
 
+    # second_order maps (f, f′, f″) of each positional argument to those of the result, or of several results
     def rule(*args: Any, **kwargs: Any) -> Any:
         found = func.second_order(*map(parts, args), **kwargs)
         return tuple(jet(*each) for each in found) if isinstance(found[0], tuple) else jet(*found)
@@ -130,7 +134,7 @@ def _brought(func: Any) -> Rule | None:
 
 
 def _getter(attribute: str) -> Any:
-    """Return what `__torch_function__` is given for reading an attribute of a tensor."""
+    """Return the function passed to `__torch_function__` when a tensor's attribute is read."""
     return getattr(Tensor, attribute).__get__
 
 
@@ -147,26 +151,25 @@ _METADATA = {
     *(getattr(Tensor, name) for name in _QUESTIONS.split()),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
-# requests that a tensor take part in a backward pass; transformers makes one of embeddings for gradient checkpointing
+# requests for a tensor's gradient; transformers makes one for embeddings with gradient checkpointing
 _FLAGS = {Tensor.requires_grad_, Tensor.retain_grad, vars(torch._C.TensorBase)["requires_grad"].__set__}
 _LEAVING = (
     "detach numpy tolist item data_ptr storage untyped_storage new_tensor pin_memory "
     "__bool__ __float__ __int__ __complex__ __index__ __array__ __dlpack__ __deepcopy__ __reduce_ex__ __contains__"
 )
-_DROPS = {  # what leaves torch, or makes a constant of a tensor
+_DROPS = {  # operations that leave torch, or make a constant of a tensor
     *(getattr(Tensor, name) for name in _LEAVING.split()),
     *(torch.detach, _getter("data"), _getter("grad")),
     *(vars(torch._C.TensorBase)[name].__set__ for name in ("data", "requires_grad")),
 }
-# what autograd differentiates twice, and a pass forward cannot follow
+# differentiated twice by autograd, but impossible in a forward pass
 _BACKWARD = {Tensor.__setitem__, Tensor.backward, Tensor.register_hook, torch.autograd.backward}
 
 
 def _refuse_drops(func: Any) -> None:
-    """Refuse an operation that would drop derivatives: gradients switched off, a detaching one, or one that writes in
-    place."""
-    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or
-    # is a custom Function's forward.
+    """Raise `NoRule` for no_grad, a detaching operation or an in-place write."""
+    # The pass runs with gradients enabled, although none is recorded. Code that disables them wants a constant, or is a
+    # custom Function's forward.
     if not torch.is_grad_enabled():
         raise HeldConstant(
             f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would "
@@ -186,11 +189,11 @@ def _refuse_drops(func: Any) -> None:
     _KEEPS.add(func)
 
 
-_KEEPS: set[Any] = set()  # functions that have been looked at
+_KEEPS: set[Any] = set()  # functions checked already: they drop no derivatives
 
 
 def name_of(func: Any) -> str:
-    """Return a name that a reader recognises: Tensor.detach, torch.nn.functional.elu, Tensor.data."""
+    """Return a readable name: Tensor.detach, torch.nn.functional.elu, Tensor.data."""
     owner = getattr(func, "__self__", None)
     if getattr(func, "__name__", "") in ("__get__", "__set__") and owner is not None:
         return f"Tensor.{owner.__name__}"
@@ -202,7 +205,7 @@ def name_of(func: Any) -> str:
 
 
 def on(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for functions as users call them."""
+    """Register a rule for functions called by users."""
 
     def register(rule: Rule) -> Rule:
         FUNCTION_RULES.update(dict.fromkeys(functions, rule))
@@ -222,30 +225,38 @@ def on_aten(*names: str) -> Callable[[Rule], Rule]:
 
 
 def parts(x: Any) -> tuple[Any, Component, Component]:
-    """Return (f, f′, f″) of a jet; (x, None, None) of anything else, which is constant."""
+    """Return (f, f′, f″) of a jet; (x, None, None) of a constant."""
     return (x.value, x.first, x.second) if isinstance(x, Jet) else (x, None, None)
 
 
 def jet(value: Tensor, first: Component, second: Component) -> Tensor:
-    """Make a jet whose derivatives fill the value's shape and dtype; the plain value where both are zero."""
+    """Make a jet, or return the plain value if both derivatives are zero.
+
+    Args:
+        value: f.
+        first: f′, cast and expanded to the value's dtype and shape; None is zero.
+        second: f″, likewise.
+    """
     if first is None and second is None:
         return value
     return Jet(value, _fitted(first, value), _fitted(second, value))
 
 
 def value_of(x: Any) -> Any:
-    """Return the value of a jet, anything else as it is."""
+    """Return the value of a jet; anything else unchanged."""
     return parts(x)[0]
 
 
 def valued(value: Tensor, x: Any) -> Tensor:
-    """Return x with ``value`` in place of its own: torch's result, whose strides decide the masks that dropout
-    draws."""
+    """Return ``x`` with its value replaced by torch's own result ``value``.
+
+    The strides of torch's result decide the masks drawn by dropout.
+    """
     return jet(value, *parts(x)[1:])
 
 
 def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
-    """Return function(x) for a linear function, applied to each component."""
+    """Return function(x) of a linear function, applied to each component."""
     value, first, second = parts(x)
     return jet(
         function(value), None if first is None else function(first), None if second is None else function(second)
@@ -261,12 +272,18 @@ def _fitted(component: Component, like: Tensor) -> Component:
 
 
 def plus(a: Component, b: Component) -> Component:
-    """Return a + b, where None is zero."""
+    """Return a + b; None is zero."""
     return b if a is None else a if b is None else a + b
 
 
 def times(a: Component, b: Any, factor: float = 1.0) -> Component:
-    """Return factor·a·b, where None is zero."""
+    """Return factor·a·b; None is zero.
+
+    Args:
+        a: a component.
+        b: a tensor or a number.
+        factor: a constant.
+    """
     if a is None or b is None:
         return None
     product = a * b
@@ -274,7 +291,7 @@ def times(a: Component, b: Any, factor: float = 1.0) -> Component:
 
 
 def filled(component: Component, like: Tensor) -> Tensor:
-    """Return the component, or zeros of the value's shape."""
+    """Return the component, or zeros like ``like`` if it is None."""
     return torch.zeros_like(like) if component is None else component
 
 

@@ -1,4 +1,7 @@
-"""Put the torchmetrics of a module back after a replay, which would count its batch again."""
+"""Restore a module's torchmetrics after a replay.
+
+Otherwise the replay would count its batch again.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_OF_MODULES = {"_parameters", "_buffers", "_modules"}  # of nn.Module: an update does not write into them
+_OF_MODULES = {"_parameters", "_buffers", "_modules"}  # nn.Module's own; a metric's update does not write into them
 
 
 @contextmanager
 def metrics_restored(module: nn.Module) -> Iterator[None]:
-    """Put the state of each metric of the module back at the end of the block, also after an error."""
+    """Put the state of the module's metrics back after the block, also after an error."""
     metrics = [(metric, _copied(vars(metric))) for metric in _metrics(module)]
     try:
         yield
@@ -25,7 +28,7 @@ def metrics_restored(module: nn.Module) -> Iterator[None]:
 
 
 def _metrics(module: nn.Module) -> list[nn.Module]:
-    """Find the module's metrics, also in plain attributes, lists and dicts; none without torchmetrics."""
+    """Find the module's metrics, also in attributes, lists and dicts; none without torchmetrics."""
     library = sys.modules.get("torchmetrics")
     if library is None:
         return []
@@ -38,7 +41,7 @@ def _metrics(module: nn.Module) -> list[nn.Module]:
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy a metric's attributes: tensors, and the lists and dicts that it appends to."""
+    """Copy a metric's attributes: tensors, lists and dicts."""
     return {name: value if name in _OF_MODULES else _copy(value) for name, value in state.items()}
 
 

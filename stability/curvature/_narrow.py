@@ -1,5 +1,7 @@
-"""Treat numbers as torch does by their type: float32 inside of operations on narrow ones, autocast's types, no rule
-for the complex."""
+"""Number types inside second-order rules, as torch treats them.
+
+Rules on narrow types compute in float32, arguments are cast as by autocast, and complex numbers are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from stability.curvature._jet import AUTOCAST, NoRule, Rule, each
 
 
 def in_float32(rule: Rule) -> Rule:
-    """Compute a rule of x in float32 where x is narrower, and round the result once, as torch's kernels do."""
+    """Compute a rule of x in float32 if x is bfloat16 or float16.
+
+    The result is rounded once, as in torch's kernels.
+    """
 
     @wraps(rule)
     def widened(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,14 +32,16 @@ def in_float32(rule: Rule) -> Rule:
 
 
 def refuse_complex(name: str, *tensors: Any) -> None:
-    """Raise `NoRule` for a function of complex numbers that has no complex derivative: f(z + t·u) is not g(t)."""
+    """Raise `NoRule` if a tensor is complex and the function has no complex derivative.
+
+    For such a function, f(z + t·u) is not g(t).
+    """
     if any(isinstance(x, Tensor) and x.is_complex() for x in tensors):
         raise NoRule(f"taylor has no rule for {name} of complex numbers")
 
 
 def _cast(x: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return a floating tensor in ``dtype`` (None: autocast's own) where autocast is on for its device; float64 and
-    anything else as it is."""
+    """Return a floating tensor in ``dtype`` (default: autocast's) if autocast is on; float64 unchanged."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     device = x.device.type
@@ -53,6 +60,6 @@ AUTOCAST.update(dict.fromkeys((*_MATRIX_PRODUCTS, Tensor.bmm, F.linear, F.scaled
 AUTOCAST[F.cross_entropy] = partial(_cast, dtype=torch.float32)
 _WIDE_ON_GPUS = (F.cosine_similarity, torch.cosine_similarity, F.rms_norm, torch.rms_norm)
 AUTOCAST.update(dict.fromkeys(_WIDE_ON_GPUS, _cast_on_gpus))
-# these have a rule of ATen's as well, which is reached with the arguments that autocast has cast
+# these also have an ATen rule; torch calls it with arguments cast by autocast
 _LEFT = (torch.einsum, F.layer_norm, torch.layer_norm, torch.sum, Tensor.sum)
 AUTOCAST.update(dict.fromkeys((*_LEFT, torch.cumsum, Tensor.cumsum), None))

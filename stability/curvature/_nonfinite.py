@@ -1,4 +1,7 @@
-"""Find the origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
+"""Find the origin of a NaN: the first module with a non-finite output.
+
+The output's derivatives along u are checked, too.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,16 @@ _KINDS = ("output", "first derivative along u", "second derivative along u")
 
 
 def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
-    """Return one line that names a parameter, a direction, or a module, from one more evaluation. Modules are named
-    from the outermost one called."""
+    """Return one line with the name of the first non-finite parameter, direction or module.
+
+    It makes one more evaluation. Module names start at the outermost module called.
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        direction: u by name.
+        random: random state of the evaluation.
+    """
     for owner, tensors in (("params", params), ("direction", direction)):
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
@@ -26,7 +37,7 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
     handles = [register_module_forward_pre_hook(watch.enter), register_module_forward_hook(watch.leave)]
     try:
         taylor_sums(objective, params, direction, random)
-    except (RuntimeError, TypeError, AttributeError, AssertionError):  # no rule, or no way through: values alone, then
+    except (RuntimeError, TypeError, AttributeError, AssertionError):  # taylor fails: check the values alone
         watch.clear()
         with random.replayed(), torch.no_grad():
             for _ in objective.terms(params):
@@ -38,8 +49,10 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
 
 
 class _Watch:
-    """Global hooks that remember the first module, innermost and earliest, with a NaN or an overflow to +∞ (−∞ is what
-    masks are made of)."""
+    """Global hooks that record the first module with a NaN or +∞ in its output.
+
+    First means innermost and earliest. −∞ is allowed, because masks consist of it.
+    """
 
     def __init__(self):
         self.clear()
@@ -52,7 +65,13 @@ class _Watch:
         self.root = self.root or module
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Remember a module whose output, or whose output's derivative, is the first with a NaN or +∞."""
+        """Record the first module with a NaN or +∞ in its output or the output's derivatives.
+
+        Args:
+            module: the module called.
+            args: its inputs.
+            output: its output, nested or not.
+        """
         if self.found is not None or self.root is None:
             return
         for tensor in _tensors(output):

@@ -1,4 +1,7 @@
-"""Find the narrowest floating type that a loss was computed in, by which its rounding errors are estimated."""
+"""Find the narrowest floating type in a loss's computation.
+
+Rounding errors are estimated from it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from stability.curvature._inputs import Tensors
 
 
 def precision_of(value: Tensor, params: Tensors, inside: Iterable[Autocast]) -> float:
-    """Return the eps of the narrowest type that a loss ran in.
+    """Return the eps of the narrowest type in a loss's computation.
 
     Args:
         value: the loss, or outputs, with its graph.
-        params: the tensors that it was computed from.
-        inside: autocasts that it entered. They count beside the graph, of which a compiled part shows its ends only.
+        params: the tensors it was computed from.
+        inside: autocasts entered by the loss. The graph alone is not enough: it shows only the ends of a compiled part.
     """
     devices = {param.device.type for param in params.values()}
     types = {param.dtype for param in params.values()}

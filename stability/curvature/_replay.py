@@ -1,4 +1,7 @@
-"""This module evaluates the monitored loss again, one block's batch after another, as the step saw it."""
+"""Evaluate the monitored loss again, as in the training step.
+
+The batches of accumulated blocks are evaluated one after another.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,15 @@ from stability.curvature.alpha_max import (
 
 @dataclass(frozen=True)
 class Item:
-    """The state from which a replay of one block's forward pass starts.
+    """The initial state for a replay of one block's forward pass.
 
-    ``share``: of the batch's rows; ``first``: of the pieces; ``autocast``: the step's outermost, None if it has none.
+    Attributes:
+        batch: the block's batch.
+        random: random state before the forward pass.
+        buffers: the model's buffers before it, by name.
+        share: share of the batch's rows.
+        first: whether this is the batch's first piece.
+        autocast: the step's outermost autocast, or None.
     """
 
     batch: Any
@@ -36,17 +45,20 @@ class Item:
 
 
 class ReplayedLoss:
-    """The user's loss_fn of the model, with other parameters and buffers lent to the model."""
+    """The user's loss_fn of the model, with other parameters and buffers lent to it."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[nn.Module, Any], Any]):
         self.model, self.loss_fn = model, loss_fn
         self.is_scalar = False  # whether the last result was a mean, not (sum, count)
         self._lent = ExitStack()
-        self._around: Autocast | None = None  # the autocast of the step that the loop was found to put around loss_fn
+        self._around: Autocast | None = None  # the step's autocast, if the loop enters it around loss_fn
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Give the model its own parameters, buffers and modes back at the end of a block of `evaluate` calls."""
+        """Give the model its own parameters, buffers and modes back after the block.
+
+        The block contains the `evaluate` calls.
+        """
         modes = [(module, module.training) for module in self.model.modules()]
         try:
             yield
@@ -56,10 +68,10 @@ class ReplayedLoss:
                 module.training = training
 
     def evaluate(self, params: Tensors, item: Item) -> tuple[Tensor, float]:
-        """Compute (sum, count) of one piece from its own random state and a copy of its buffers.
+        """Compute (sum, count) of one piece from its random state and copied buffers.
 
-        The parameters stay lent until the next call or the end of `lending`: whatever runs again in the backward pass
-        (checkpoints of others, hooks on saved tensors) finds those that the loss was evaluated with.
+        The parameters stay lent until the next call or the end of `lending`. Code that runs again in the backward pass
+        (other checkpoints, hooks on saved tensors) then uses the same parameters as the loss.
         """
         self._lent.close()
         if item.first:
@@ -72,7 +84,7 @@ class ReplayedLoss:
             try:
                 return self.evaluate(params, item)
             except Exception:
-                self._around = None  # nothing is known yet
+                self._around = None  # undecided again
                 raise
         self.is_scalar = isinstance(result, Tensor)
         if isinstance(result, Tensor):
@@ -96,14 +108,14 @@ class ReplayedLoss:
                 result = self.loss_fn(self.model, item.batch)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # as types that only fit under autocast; any other is raised inside it, too
+            except RuntimeError:  # e.g. types that only fit under autocast; any other error recurs under it
                 return None, False
         # the step nested its autocasts more deeply
         return result, deepest(own.entries, loop.device, torch.is_grad_enabled()) >= loop.depth
 
 
 def pieces_of(item: Item, rows: int | None) -> list[Item]:
-    """Cut the batch into pieces of ``rows`` rows; None: whole."""
+    """Cut the batch into pieces of ``rows`` rows; None: one piece."""
     if rows is None:
         return [item]
     total, cuts = num_rows(item.batch), split_rows(item.batch, rows)
@@ -114,7 +126,16 @@ def pieces_of(item: Item, rows: int | None) -> list[Item]:
 
 
 def adds_up_rows(loss: ReplayedLoss, params: Tensors, item: Item, rows: int) -> bool:
-    """Return whether a scalar loss is a sum over rows: for twice the rows it is nearer to twice as large."""
+    """Return whether a scalar loss is a sum over rows, not a mean.
+
+    For a sum, twice the rows give a loss nearer to twice as large.
+
+    Args:
+        loss: the replayed loss.
+        params: θ by name.
+        item: a batch with its random state.
+        rows: number of rows of each half compared.
+    """
     if num_rows(item.batch) <= rows:
         return False
     joint = replace(item, batch=split_rows(item.batch, 2 * rows)[0])
@@ -130,16 +151,26 @@ def adds_up_rows(loss: ReplayedLoss, params: Tensors, item: Item, rows: int) -> 
 
 
 def rounding_note(before: Tensors, direction: Tensors, lr: float) -> str | None:
-    """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
+    """Return a note if rounding of θ⁺ exceeds 1 % of the step, else None.
+
+    This happens at tiny learning rates.
+
+    Args:
+        before: θ by name.
+        direction: u = (θ⁺ − θ)/lr by name.
+        lr: learning rate.
+    """
     share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
     return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
 
 
 def num_rows(batch: Any) -> int:
-    """Return the first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of
-    them; numbers and 0-d tensors go along.
+    """Return the first dimension shared by all tensors of the batch.
 
-    ValueError where there is no tensor or they differ.
+    The batch is a tensor, or tuples, lists and dicts of them. Numbers and 0-d tensors are ignored.
+
+    Raises:
+        ValueError: no tensor, or different first dimensions.
     """
     sizes = {tensor.shape[0] for tensor in _tensors(batch)}
     if len(sizes) != 1:
@@ -151,7 +182,11 @@ def num_rows(batch: Any) -> int:
 
 
 def split_rows(batch: Any, rows: int) -> list[Any]:
-    """Return the batch in pieces of ``rows`` rows, the last one smaller; views. ValueError as in `num_rows`."""
+    """Return the batch as views of ``rows`` rows each; the last may be smaller.
+
+    Raises:
+        ValueError: as in `num_rows`.
+    """
     total = num_rows(batch)
     return [_mapped(lambda tensor, start=start: tensor[start : start + rows], batch) for start in range(0, total, rows)]
 

@@ -1,4 +1,4 @@
-"""Second-order rules of activation functions, as formulas for (g, g′, g″)."""
+"""Second-order rules of activation functions: formulas for (g, g′, g″)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _log_sigmoid(x):
 
 @on_aten("log_sigmoid_forward")
 def _log_sigmoid_forward(func, args, kwargs):
-    # the second output is a buffer that only a backward reads
+    # the second output is a buffer for a backward pass only
     return valued(func(value_of(args[0]))[0], compose(args[0], _log_sigmoid)), None
 
 
@@ -33,7 +33,7 @@ def _log_sigmoid_forward(func, args, kwargs):
 def _softplus(x, beta=1, threshold=20):
     scaled = x * beta
     s = scaled.sigmoid()
-    bend = (s * (1 - s)).mul_(beta).masked_fill_(scaled >= threshold, 0)  # at the threshold itself as autograd has it
+    bend = (s * (1 - s)).mul_(beta).masked_fill_(scaled >= threshold, 0)  # at the threshold itself as in autograd
     return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(scaled > threshold, 1), bend
 
 
@@ -111,7 +111,7 @@ def _hardsigmoid(x):
 
 @pointwise("hardtanh")
 def _hardtanh(x, min_val=-1.0, max_val=1.0):
-    """Pass derivatives between the bounds, not at them as clamp does: autograd has it so."""
+    """Pass derivatives between the bounds, but not at them, as autograd does."""
     return torch.nn.functional.hardtanh(x, min_val, max_val), ((x > min_val) & (x < max_val)).to(x.dtype), None
 
 
@@ -131,7 +131,7 @@ def _softshrink(x, lambd=0.5):
 
 
 def _outside(x, lambd):
-    """Return 1 beyond ±λ, 0 between and at them, as autograd has it."""
+    """Return 1 beyond ±λ, else 0; at ±λ as in autograd."""
     return ((x > lambd) | (x < -lambd)).to(x.dtype)
 
 

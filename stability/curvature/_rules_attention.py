@@ -1,9 +1,10 @@
-"""Carry F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever
-whole.
+"""Second-order rule of F.scaled_dot_product_attention, in blocks of query rows.
+
+No N×N matrix of derivatives is ever held whole.
 
 With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated
-features, and the outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] one each over concatenated keys. In the
-causal case a block's keys end where its last row does.
+features. The outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] are one each over concatenated keys. In the
+causal case a block's keys end at its last row.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _MIN_ROWS = 16
 
 @on_aten("_fused_sdp_choice")
 def _math_backend(func, args, kwargs):
-    return 0  # SDPBackend.MATH: torch decomposes what the rule below leaves to it
+    return 0  # SDPBackend.MATH: torch decomposes the calls declined by the rule below
 
 
 @on(F.scaled_dot_product_attention)
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Return softmax(qKᵀ·scale + mask) V. With dropout torch's own decomposition serves, whole matrices and all, so
-    that the same mask is drawn."""
+    """Return softmax(qKᵀ·scale + mask) V, or decline a call with dropout."""
+    # with dropout, torch's own decomposition draws the same mask, on whole matrices
     if dropout_p > 0 or min(query.ndim, key.ndim, value.ndim) < 3:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    # in float32 at least, as fused kernels keep their scores
+    # in float32 at least, like the scores of fused kernels
     (q, q_moves), (k, k_moves), (v, v_moves) = (_flat(x, batch) for x in (query, key, value))
     mask = _Mask(parts(attn_mask), batch, is_causal)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -46,8 +47,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
-    """Return (f, f′, f″) with the batch axes flattened to one and zeros filled in, and whether there is any
-    derivative."""
+    """Return (f, f′, f″) with one batch axis, and whether it has a derivative."""
     found = parts(x)
     full = [filled(part, found[0]) for part in found]
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -57,8 +57,10 @@ def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
 
 @dataclass
 class _Mask:
-    """A mask that is added to the scores: boolean (False hides), additive (with derivatives where it is learned), or
-    causal (row i sees keys up to i)."""
+    """A mask added to the scores: boolean, additive or causal.
+
+    Boolean: False hides a key. Additive: with derivatives if it is learned. Causal: row i attends to keys up to i.
+    """
 
     parts: tuple[Component, Component, Component]
     batch: torch.Size
@@ -69,7 +71,13 @@ class _Mask:
         return any(part is not None for part in self.parts[1:])
 
     def add_to(self, scores: list[Tensor], rows: slice, keys: int) -> None:
-        """Add to s, s′ and s″ of the query ``rows`` and the first ``keys`` keys, in place."""
+        """Add the mask to s, s′ and s″ in place.
+
+        Args:
+            scores: s, s′ and s″ of one block.
+            rows: the block's query rows.
+            keys: number of leading keys in the block.
+        """
         for score, part in zip(scores, self.parts, strict=True):
             if part is not None:
                 block = (
@@ -87,7 +95,7 @@ class _Mask:
 
 
 def _blocks(q: list[Tensor], k: list[Tensor], v: list[Tensor], mask: _Mask) -> list[Tensor]:
-    """Return o, o′ and o″, (batch, rows, width) each, from one block of query rows after another."""
+    """Return o, o′ and o″, (batch, rows, width) each, computed in blocks of query rows."""
     keys, values = torch.cat(k, -1), torch.stack(v, 1)
     out = [torch.empty(*q[0].shape[:-1], v[0].shape[-1], dtype=v[0].dtype, device=v[0].device) for _ in range(3)]
     num_rows, num_keys = q[0].shape[-2], k[0].shape[-2]
@@ -115,12 +123,11 @@ def _scores(q: list[Tensor], keys: Tensor) -> list[Tensor]:
 
 
 def _softmax_of(scores: list[Tensor]) -> Tensor:
-    """Return [p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row
-    that sees no key gives zeros."""
+    """Return [p″, p′, p] as (batch, rows, 3, keys) by `softmax_parts`, overwriting the scores."""
     s0, s1, s2 = scores
     weights = torch.empty(*s0.shape[:-1], 3, s0.shape[-1], dtype=s0.dtype, device=s0.device)
     p2, p1, p = weights.unbind(-2)
-    dead = s0.amax(-1, keepdim=True) == -torch.inf
+    dead = s0.amax(-1, keepdim=True) == -torch.inf  # a row without any key gives zeros
     p.copy_(torch.softmax(s0, -1))
     if dead.any():
         p.masked_fill_(dead, 0)
@@ -133,8 +140,7 @@ def _softmax_of(scores: list[Tensor]) -> Tensor:
 
 
 def _write_outputs(weights: Tensor, values: Tensor, out: list[Tensor]) -> None:
-    """Write o = pV, o′ = [p′, p]·[V; V′], o″ = [p″, p′, p]·[V; 2V′; V″]; ``values``: V, V′ and V″ as (batch, 3, keys,
-    width)."""
+    """Write o, o′ and o″; ``values``: V, V′ and V″ as (batch, 3, keys, width)."""
     o0, o1, o2 = out
     o0.copy_(weights[:, :, 2] @ values[:, 0])
     o1.copy_(weights[:, :, 1:].flatten(-2) @ values[:, :2].flatten(1, 2))

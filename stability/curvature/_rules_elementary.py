@@ -1,4 +1,7 @@
-"""Second-order rules of the rarer elementary functions, as formulas for (g, g′, g″), and of those of two numbers."""
+"""Second-order rules of rarer elementary functions, with formulas for (g, g′, g″).
+
+Functions of two numbers are included.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,9 @@ def _atanh(x):
 
 @on_aten("logaddexp")
 def _logaddexp(func, args, kwargs):
-    """Return the larger plus softplus of the difference; which is larger is a constant, so that a tie has no kink."""
+    """Return the larger plus softplus of the difference."""
     a, b = args
-    above = parts(a)[0] >= parts(b)[0]
+    above = parts(a)[0] >= parts(b)[0]  # a constant, so a tie has no kink
     larger, smaller = torch.where(above, a, b), torch.where(above, b, a)
     return larger + torch.nn.functional.softplus(smaller - larger)
 
@@ -82,10 +85,10 @@ def _xlogy(func, args, kwargs):
 
 @on_aten("atan2")
 def _atan2(func, args, kwargs):
-    """Carry the angle of (x, y) by θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y
-    where |y| is the larger."""
+    """Carry the angle of (x, y): θ′ = (y′x − yx′)/r²."""
     y, x = args
     (y0, *_), (x0, *_) = parts(y), parts(x)
+    # up to a constant, θ is the arctangent of y/x, or minus that of x/y if |y| is larger
     steep = y0.abs() > x0.abs()
     ratio = torch.where(steep, x, y) / torch.where(steep, y, x)
     _, first, second = parts(torch.where(steep, -1.0, 1.0).to(y0.dtype) * ratio.atan())

@@ -1,5 +1,7 @@
-"""Rules of whole layers that are put together from others: batch and instance norm, weight norm, max-pooling, and the
-rarer products."""
+"""Rules of whole layers, composed from other rules.
+
+Batch and instance norm, weight norm, max-pooling, and the rarer products.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def _batch_norm_eval(func, args, kwargs):
 
 @on_aten("_native_batch_norm_legit")
 def _batch_norm_of_batch(func, args, kwargs):
-    """Normalise with the batch's own mean and variance, without running ones (which a pass in training mode would write
-    to, and which is refused)."""
+    """Normalise with the batch's own mean and variance, without running ones."""
+    # running statistics would be written to in training mode, and such a write is refused
     x, weight, bias, _, _, eps = args
     others = [axis for axis in range(x.ndim) if axis != 1]
     centred = x - x.mean(others, keepdim=True)
@@ -44,15 +46,15 @@ def _over_channels(vector: Tensor, like: Tensor) -> Tensor:
 
 @on(torch._weight_norm)
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """Return g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a
-    constant): see `_graph`."""
+    """Return g·v/‖v‖ over every axis but ``dim``."""
+    # torch's own second derivative is wrong, because it treats ‖v‖ as a constant (see `_graph`)
     axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
     return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
 
 
 @on_aten("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _max_pool(func, args, kwargs):
-    """Take the derivatives at the largest elements."""
+    """Gather the derivatives at the largest elements."""
     axes = 3 if "3d" in func.overloadpacket.__name__ else 2
     value, indices = func(args[0].value, *args[1:], **kwargs)
     chosen = each(lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0])
@@ -92,7 +94,7 @@ def _index_fill(func, args, kwargs):
 
 @on_aten("scatter_reduce")
 def _scatter_reduce(func, args, kwargs):
-    """Carry sums and means, which are linear in both tensors; their counts are constants."""
+    """Carry sums and means, linear in both tensors; their counts are constants."""
     x, dim, index, source, reduce = args
     if reduce not in ("sum", "mean"):
         raise NoRule(f"taylor has no rule for scatter_reduce with reduce={reduce!r}")
@@ -100,15 +102,14 @@ def _scatter_reduce(func, args, kwargs):
 
 
 def _linear_in_both(function: Any, x: Any, y: Any) -> Tensor:
-    """Return function(x, 0) + function(0, y) by components."""
+    """Return function(x, 0) + function(0, y) for each component."""
     left = each(lambda part: function(part, torch.zeros_like(parts(y)[0])), x)
     return left + each(lambda part: function(torch.zeros_like(parts(x)[0]), part), y)
 
 
 @on_aten("fmax", "fmin")
 def _fmax(func, args, kwargs):
-    """Carry the larger (smaller), where a NaN gives way to the other number, and a tie to the first, as autograd has
-    it."""
+    """Return the larger (smaller); a NaN loses, a tie goes to the first, as in autograd."""
     a, b = args
     a0, b0 = value_of(a), value_of(b)
     first = a0 >= b0 if "fmax" in func.overloadpacket.__name__ else a0 <= b0
@@ -124,7 +125,7 @@ def _aminmax(func, args, kwargs):
 
 @on(F.bilinear, torch.bilinear)
 def _bilinear_layer(x1, x2, weight, bias=None):
-    """Return y_o = x1ᵀ W_o x2 + b_o, (…, I), (…, J) and (O, I, J)."""
+    """Return y_o = x1ᵀ W_o x2 + b_o for x1 (…, I), x2 (…, J), W (O, I, J)."""
     inner = matmul(weight, x2.unsqueeze(-2).mT.unsqueeze(-3)).squeeze(-1)
     y = (inner * x1.unsqueeze(-2)).sum(-1)
     return y if bias is None else y + bias

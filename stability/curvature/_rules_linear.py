@@ -1,5 +1,7 @@
-"""Rules of operations that are linear in what carries derivatives: each component passes through the operation
-itself."""
+"""Rules of operations that are linear in the differentiated argument.
+
+Each component passes through the operation itself.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ take masked_select _unsafe_index col2im deg2rad rad2deg reflection_pad1d reflect
 replication_pad3d _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
 upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """
-# What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
-# The same as users call them: taken here, they need not pass through torch's dispatcher, which costs more than the
-# operation where tensors are small.
+# The same operations as called by users. Caught here, they skip torch's dispatcher, which costs more than an operation
+# on small tensors.
 _LINEAR_CALLS = """
 __getitem__ unflatten flatten t transpose permute unsqueeze squeeze split chunk unbind narrow select flip sum mean expand repeat roll cumsum neg
 """
+# Comparisons, indices and other operations with derivative zero: a plain tensor results, from the values alone.
 _CONSTANT = """
 eq ne lt le gt ge isnan isinf isfinite sign floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
 logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided
@@ -46,8 +48,10 @@ bernoulli signbit searchsorted bucketize count_nonzero nonzero any all isclose f
 
 
 def components(x: Any, index: int) -> Any:
-    """Return the component ``index`` of every jet in a nested argument, zeros where it has none; anything else as it
-    is."""
+    """Return component ``index`` of every jet in a nested argument.
+
+    A missing component becomes zeros. Anything but a jet is unchanged.
+    """
     if isinstance(x, Jet):
         return filled(parts(x)[index], x.value)
     return type(x)(components(item, index) for item in x) if isinstance(x, (list, tuple)) else x
@@ -141,7 +145,7 @@ def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Compone
 
 @on_aten("cat", "stack")
 def _cat(func, args, kwargs):
-    """Concatenate also the components of a list in which some tensors carry no derivative."""
+    """Concatenate each component; a tensor without derivatives contributes zeros."""
     derivatives = (
         None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2)
     )
@@ -169,8 +173,7 @@ def _where(func, args, kwargs):
 
 @on_aten("masked_fill")
 def _masked_fill(func, args, kwargs):
-    """Return x where the mask is False, the filling elsewhere: what is overwritten leaves no derivative, be it −inf or
-    NaN."""
+    """Replace masked elements by the filling; their derivatives, even −inf or NaN, are lost."""
     x, mask, filling = args
     value = func(parts(x)[0], mask, parts(filling)[0])
     derivatives = []
@@ -182,7 +185,7 @@ def _masked_fill(func, args, kwargs):
 
 @on_aten("embedding")
 def _embedding(func, args, kwargs):
-    """Take rows of a table; the padding row has no gradient in torch, hence none here."""
+    """Gather rows of a table; the padding row has no gradient, as in torch."""
     weight, indices, *rest = args
     value, first, second = parts(weight)
     padding = rest[0] if rest else kwargs.get("padding_idx", -1)
@@ -203,7 +206,7 @@ def _embedding(func, args, kwargs):
     "index_copy",
 )
 def _placed(func, args, kwargs):
-    """Write a tensor into a copy of another, which is linear in both."""
+    """Write a tensor into a copy of another; linear in both."""
     if kwargs.get("reduce", "add") != "add":
         raise NoRule(f"taylor has no rule for {func} with reduce={kwargs['reduce']!r}")
     named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}
@@ -226,7 +229,7 @@ def _derivative(arg: Any, index: int) -> Any:
 
 @on(F.dropout, torch.dropout)
 def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
-    """Draw torch's mask for the value and apply its scaling to the derivatives; identity outside training."""
+    """Draw torch's mask and apply it to all components; identity outside training."""
     if not (training if train is None else train) or p == 0:
         return x
     if inplace or not isinstance(x, Jet):

@@ -1,4 +1,7 @@
-"""Rules of losses: cross entropy row by row, without a second matrix of logits."""
+"""Second-order rules of losses.
+
+Cross entropy is computed in blocks of rows, without a second matrix of logits.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,8 @@ from stability.curvature._rules_pointwise import PIECE
 def _cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
-    """Carry the cross entropy of class indices along the last axis of a matrix; the rarer forms are decomposed by
-    torch.
-
-    L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (facts 8).
-    """
+    """Carry the cross entropy of class indices along a matrix's last axis."""
+    # torch decomposes the rarer forms
     plain = not isinstance(weight, Jet) and size_average is None and reduce is None and target.dtype == torch.int64
     if not plain or input.ndim != 2 or not isinstance(input, Jet):
         return NotImplemented
@@ -47,14 +47,14 @@ def _cross_entropy(
 def _smoothed(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
 ) -> Any:
-    """Return (1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c); a mean divides by Σ w_y of the rows that count."""
+    """Return (1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c) by row, or reduced."""
     log_p, kept = logits.log_softmax(-1), target != ignore_index
     safe = torch.where(kept, target, 0)
     counts = kept.to(logits.dtype) if weight is None else weight[safe] * kept
     chosen = log_p.gather(-1, safe[:, None]).squeeze(-1)
     spread = (log_p if weight is None else log_p * weight).mean(-1)
     loss = (-(1 - smoothing) * chosen * counts - smoothing * spread).masked_fill(~kept, 0)
-    return _totalled(loss, counts, reduction)
+    return _totalled(loss, counts, reduction)  # a mean divides by Σ w_y of the rows counted
 
 
 def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
@@ -63,6 +63,7 @@ def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
 
 def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (L, L′, L″) of each row."""
+    # L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (facts 8)
     log_p = torch.log_softmax(z0, -1)
     value = -log_p.gather(-1, target).squeeze(-1)
     p = log_p.exp_()
@@ -78,7 +79,7 @@ def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple
 
 @on_aten("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(func, args, kwargs):
-    """Carry the negative log-likelihood, which is linear in the log-probabilities."""
+    """Carry the negative log-likelihood, linear in the log-probabilities."""
     x, target, weight, reduction, ignore_index = args
     value, first, second = parts(x)
     result, total = func(value, target, weight, reduction, ignore_index)
@@ -109,20 +110,20 @@ def _bce(func, args, kwargs):
 
 @on_aten("smooth_l1_loss", "huber_loss")
 def _huber(func, args, kwargs):
-    """Return the Huber loss, quadratic within δ, linear beyond; smooth_l1 is huber divided by δ."""
+    """Return the Huber loss: quadratic within δ, linear beyond; smooth_l1 is huber / δ."""
     delta = args[3] if len(args) > 3 else 1.0
     gap = args[0] - args[1]
-    size = gap.abs()  # whose derivative is 0 at 0: the square is of the gap itself
+    size = gap.abs()  # its derivative at 0 is 0, so the square uses the gap itself
     loss = torch.where(value_of(size) < delta, 0.5 * gap * gap, delta * (size - 0.5 * delta))
     return _reduced(loss if "huber" in func.overloadpacket.__name__ else loss / delta, args[2] if len(args) > 2 else 1)
 
 
 @on_aten("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
-    """Return max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 +
-    (w − 1)y)·softplus(−x)."""
+    """Return max(x, 0) − xy + log(1 + e^−|x|) = softplus(x) − xy."""
     x, target = args[:2]
     weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
+    # with weights w of the positives: (1 − y)x + (1 + (w − 1)y)·softplus(−x)
     loss = (
         F.softplus(x) - x * target
         if positive is None

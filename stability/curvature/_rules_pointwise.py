@@ -1,5 +1,7 @@
-"""Second-order rules of functions of one number: y = g(x), y′ = g′x′, y″ = g″x′² + g′x″, computed piece by piece so
-that temporaries stay in the cache."""
+"""Second-order rules of scalar functions: y = g(x), y′ = g′x′, y″ = g″x′² + g′x″.
+
+They are computed piece by piece, so temporaries stay in the cache.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,16 @@ Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, e
 
 @in_float32
 def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
-    """Return g(x) as a jet, by the ``formula`` for (g, g′, g″), with the strides that torch gives g(x): dropout draws
-    its mask in the order of memory."""
+    """Return g(x) as a jet, with the strides of torch's own result.
+
+    The strides matter because dropout draws its mask in the order of memory.
+
+    Args:
+        x: a jet.
+        formula: (x, *args) -> (g, g′, g″).
+        *args: further arguments of the formula.
+        **kwargs: its keyword arguments.
+    """
     out = [torch.empty_like(x.value) for _ in range(3)]
     order = sorted(range(x.ndim), key=out[0].stride, reverse=True)
     x0, x1, x2 = parts(each(lambda part: part.permute(order).reshape(-1), x))
@@ -195,13 +205,13 @@ def _square(x):
 
 @on_aten("pow")
 def _pow(func, args, kwargs):
-    """Return x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves,
-    as autograd does."""
+    """Return x^p for a number p, or exp(p·log x) for a jet p."""
     base, exponent = args
     if isinstance(base, Jet) and not isinstance(exponent, Tensor):
         return compose(base, _pow_number, exponent)
     if not isinstance(exponent, Jet):
         raise NoRule("taylor has no rule for a power whose exponent is a constant tensor")
+    # needs x > 0 where p has a derivative, as in autograd
     power = (exponent * (base.log() if isinstance(base, Tensor) else math.log(base))).exp()
     return valued(func(value_of(base), exponent.value), power)
 
@@ -211,21 +221,21 @@ def _pow_number(x, exponent):
 
 
 def _power(x: Tensor, factor: float, exponent: float) -> Any:
-    """Return factor·x^exponent; a number where it is constant, so that x = 0 gives no 0·∞."""
+    """Return factor·x^exponent; a number if constant, so x = 0 gives no 0·∞."""
     if factor == 0 or exponent == 0:
         return float(factor) if factor else None
     return factor * (x if exponent == 1 else x.pow(exponent))
 
 
 def _bounded(name: str) -> Callable[..., Tensor]:
-    """Clamp to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep a
-    NaN) elsewhere."""
+    """Return the rule of clamping to constants."""
 
     def rule(func, args, kwargs):
         if not isinstance(args[0], Jet) or any(isinstance(bound, Jet) for bound in (*args[1:], *kwargs.values())):
             raise NoRule(f"taylor has no rule for {name} with bounds that depend on the parameters")
         value = args[0].value
         clamped = func(value, *args[1:], **kwargs)
+        # derivatives of clamped elements are cut: multiplied by 0, a NaN would remain
         _, first, second = parts(each(lambda part: torch.where(clamped == value, part, 0), args[0]))
         return jet(clamped, first, second)
 
@@ -237,7 +247,7 @@ ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("c
 
 @on_aten("remainder", "fmod", "frac")
 def _remainder(func, args, kwargs):
-    """Pass on the derivative of the first argument; a modulus that moves is refused."""
+    """Pass the derivatives of the first argument; refuse a modulus with derivatives."""
     if not isinstance(args[0], Jet) or any(isinstance(other, Jet) for other in args[1:]):
         raise NoRule(f"taylor has no rule for {func} with a modulus that depends on the parameters")
     value, first, second = parts(args[0])
@@ -246,7 +256,7 @@ def _remainder(func, args, kwargs):
 
 @on_aten("nan_to_num")
 def _nan_to_num(func, args, kwargs):
-    """Replace what is not finite, by numbers of derivative zero."""
+    """Replace non-finite elements by numbers of derivative zero."""
     value = args[0].value
     _, first, second = parts(each(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
     return jet(func(value, *args[1:], **kwargs), first, second)
@@ -254,7 +264,7 @@ def _nan_to_num(func, args, kwargs):
 
 @on_aten("maximum", "minimum")
 def _extreme(func, args, kwargs):
-    """Return the larger (smaller) of two; where they are equal, the mean of both derivatives, as autograd has it."""
+    """Return the larger (smaller) of two; ties average both derivatives, as in autograd."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     value = func(a, b)
     share = ((a == value).to(value.dtype) + 1 - (b == value).to(value.dtype)) / 2

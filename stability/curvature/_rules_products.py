@@ -1,4 +1,7 @@
-"""Rules of products: (ab)″ = a″b + 2a′b′ + ab″, with the matrix products accumulated in place."""
+"""Second-order rules of products: (ab)″ = a″b + 2a′b′ + ab″.
+
+Matrix products are accumulated in place.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,14 @@ Bilinear = Callable[[Tensor, Tensor], Tensor]
 
 
 def bilinear(product: Bilinear, a: Any, b: Any, accumulate: Callable[..., Tensor] | None = None) -> Tensor:
-    """Return product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y),
-    in place."""
+    """Return product(a, b) of two jets, linear in each.
+
+    Args:
+        product: a bilinear function of two tensors.
+        a: a jet or a constant.
+        b: a jet or a constant.
+        accumulate: (out, x, y, factor) adding factor·product(x, y) to out in place; default: compute and add.
+    """
     (a0, a1, a2), (b0, b1, b2) = parts(a), parts(b)
     accumulate = accumulate or (lambda out, x, y, factor: out.add_(product(x, y), alpha=factor))
     first = _sum(product, accumulate, [(a1, b0, 1), (a0, b1, 1)])
@@ -64,7 +73,7 @@ def _mul_call(a, b, **kwargs):
 
 
 def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
-    """Return Σ factor·x·y over the terms of which neither is zero, in one buffer of the shape of ``like``."""
+    """Return Σ factor·x·y without terms of None, in one buffer shaped like ``like``."""
     total: Component = None
     for x, y, factor in terms:
         if x is None or y is None:
@@ -142,7 +151,7 @@ def _solve_triangular(func, args, kwargs):
         )
         return valued(func(*map(value_of, args), **kwargs), solved.mT)
     x = func(a, b, **kwargs)
-    # Only the triangle that is read counts, and not its diagonal of ones.
+    # Only the triangle used by the solver counts, without a unit diagonal.
     a1, a2 = (None if part is None else _triangle(part, **kwargs) for part in (a1, a2))
     first = _solved(func, a, plus(b1, _times_matrix(a1, x, -1)), kwargs)
     second = plus(plus(b2, _times_matrix(a2, x, -1)), None if first is None else _times_matrix(a1, first, -2))
@@ -159,7 +168,7 @@ def _inverse(func, args, kwargs):
 
 @on_aten("_linalg_solve_ex")
 def _solve(func, args, kwargs):
-    """Return X = A⁻¹B, by the inverse of A; X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
+    """Return X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     result = func(a, b, **kwargs)
     if kwargs.get("left") is False or b.ndim != a.ndim:
@@ -189,7 +198,18 @@ def _solved(func, a: Tensor, b: Component, kwargs) -> Component:
 
 @on(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return y = xWᵀ + b, y′ = x′Wᵀ + xUᵀ + b′, y″ = x″Wᵀ + 2x′Uᵀ: five matrix products of the forward pass's size."""
+    """Return y = xWᵀ + b with its derivatives.
+
+    y′ = x′Wᵀ + xUᵀ + b′ and y″ = x″Wᵀ + 2x′Uᵀ with U = W′: five matrix products of the forward pass's size.
+
+    Args:
+        x: (…, I).
+        weight: W, (O, I).
+        bias: b, (O), or None.
+
+    Returns:
+        y, (…, O); NotImplemented for a vector x, or a W without two axes.
+    """
     if weight.ndim != 2 or x.ndim < 2:
         return NotImplemented
     (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
@@ -217,15 +237,17 @@ def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Comp
 
 @on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product
-    or one batch of them."""
+    """Return a @ b with torch.matmul's broadcasting.
+
+    Derivatives are accumulated in place if the shapes allow one matrix product, or one batch of products.
+    """
     if a.ndim >= 2 and b.ndim == 2:
         flat = _reshaped(a, (-1, a.shape[-1]))
         product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))
         return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
     if a.ndim < 2 or b.ndim < 2:
         return bilinear(torch.matmul, a, b)
-    # expanded once, where torch.matmul would do it for each product
+    # expanded once; torch.matmul would expand for each product
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left, right = (
         each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x) for x in (a, b)
@@ -254,7 +276,7 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
 
 @on_aten("prod")
 def _prod(func, args, kwargs):
-    """Return Π x over an axis by running products, so that zeros need no division."""
+    """Return Π x over an axis by running products, so zeros need no division."""
     x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
     pieces = x.unbind(dim)
     total = pieces[0]

@@ -1,5 +1,7 @@
-"""Rules of softmax, norms and the other operations that reduce an axis. Row by row where they are used most, so that
-temporaries stay small."""
+"""Second-order rules of softmax, norms and other reductions over an axis.
+
+The most frequent ones run in blocks of rows, so temporaries stay small.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,16 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
-    """Return p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8).
-    Overwrites none of its arguments."""
+    """Return p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩).
+
+    Here c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). No argument is overwritten.
+
+    Args:
+        s0: s.
+        s1: s′; None is zero.
+        s2: s″; None is zero.
+        dim: axis of the softmax.
+    """
     p = torch.softmax(s0, dim)
     if s1 is None and s2 is None:
         return p, None, None
@@ -52,7 +62,7 @@ def _softmax_of(x: Tensor, dim: int) -> Tensor:
 
 @on_aten("_safe_softmax")
 def _safe_softmax(func, args, kwargs):
-    """Return a softmax with zeros instead of NaN where every score of a row is −inf."""
+    """Return a softmax with zeros, not NaN, for rows of −inf."""
     x, dim = args[0], args[1]
     dead = (x.value == -torch.inf).all(dim, keepdim=True)
     value, first, second = parts(x)
@@ -93,7 +103,7 @@ def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
 
 
 def _rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Tensor, Component, Component]]]:
-    """Yield blocks of rows of the last axes, flattened to ``width``, and where they go."""
+    """Yield blocks of rows of ``width`` elements, each with its slice."""
     value, first, second = parts(each(lambda part: part.reshape(-1, width), x))
     step = max(PIECE // width, 1)
     for start in range(0, value.shape[0], step):
@@ -109,7 +119,7 @@ def _layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_ena
 @on_aten("native_layer_norm")
 def _native_layer_norm(func, args, kwargs):
     x, shape, weight, bias, eps = args
-    # mean and 1/σ are read by a backward only
+    # mean and 1/σ serve a backward pass only
     return _normalized(x, shape, weight, bias, eps, centred=True), None, None
 
 
@@ -127,8 +137,7 @@ def _fused_rms_norm(func, args, kwargs):
 
 @in_float32
 def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
-    """Return n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when
-    ``centred``)."""
+    """Return n·γ + β with n = x / rms(x), or (x − mean) / deviation if ``centred``."""
     width = 1
     for size in shape:
         width *= size
@@ -146,11 +155,11 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
 def _unit_rows(
     x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool
 ) -> tuple[Tensor, Component, Component]:
-    """Return n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩, n′ = a − ns, n″ = b − 2as + n(3s²
-    − ⟨a²⟩ − ⟨nb⟩)."""
+    """Return n, n′ and n″ of n = c·r, with r = (⟨c²⟩ + ε)^(−1/2)."""
     c0, c1, c2 = (
         parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
     )
+    # a = c′r, b = c″r, s = ⟨na⟩: n′ = a − ns, n″ = b − 2as + n(3s² − ⟨a²⟩ − ⟨nb⟩)
     scale = (c0.square().mean(-1, keepdim=True) + eps).rsqrt_()
     n = c0 * scale
     if c1 is None and c2 is None:
@@ -214,7 +223,7 @@ def _var(func, args, kwargs):
 
 
 def _root(square: Tensor) -> Tensor:
-    """Return √square with zero derivatives at 0, where a norm or a deviation has none."""
+    """Return √square with zero derivatives at 0; a norm or deviation has none there."""
     zero = value_of(square) == 0
     return each(lambda part: part.masked_fill(zero, 0), square.sqrt())
 
@@ -229,16 +238,15 @@ def _var_mean(func, args, kwargs):
 
 @on_aten("logcumsumexp")
 def _logcumsumexp(func, args, kwargs):
-    """Compute the running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken
-    out as a constant."""
+    """Return the running log-sum-exp from running sums of e^(x − max)."""
     x, dim = args
-    top = x.value.amax(dim, keepdim=True)
+    top = x.value.amax(dim, keepdim=True)  # of the whole axis, as a constant
     return (x - top).exp().cumsum(dim).log() + top
 
 
 @on_aten("linalg_vector_norm", "norm")
 def _vector_norm(func, args, kwargs):
-    """Return the Euclidean or the absolute norm; zero derivatives at a zero vector, where the norm has none."""
+    """Return the Euclidean or absolute norm, with zero derivatives at a zero vector."""
     x, order = args[0], args[1] if len(args) > 1 else 2
     refuse_complex("the norm", x)
     dims = args[2] if len(args) > 2 else None
@@ -259,14 +267,14 @@ def _cosine_similarity(x1, x2, dim=1, eps=1e-8):
 
 @on_aten("amax", "amin")
 def _amax(func, args, kwargs):
-    """Take the derivative of the largest element; shared equally where several are largest, as autograd has it."""
+    """Return the largest (smallest); ties share its derivative equally, as in autograd."""
     x, dims = args[0], list(args[1]) if len(args) > 1 else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     return _shared(x, func(x.value, dims, keepdim), [dim % x.ndim for dim in dims or range(x.ndim)], keepdim)
 
 
 def _shared(x: Jet, chosen: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Return ``chosen`` with the mean of the derivatives of the elements along ``dims`` that equal it."""
+    """Return ``chosen`` with the mean derivative of the elements equal to it along ``dims``."""
     whole = chosen if keepdim else chosen.reshape([1 if axis in dims else n for axis, n in enumerate(x.shape)])
     share = ((x.value == whole) | x.value.isnan() & whole.isnan()).to(x.dtype)
     share = share / share.sum(dims, keepdim=True)
@@ -275,11 +283,10 @@ def _shared(x: Jet, chosen: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 
 @on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
 def _chosen(func, args, kwargs):
-    """Return (values, indices): the derivatives at the chosen indices. Over all elements: shared by those that equal
-    the chosen one, as autograd has it."""
+    """Return (values, indices) with the derivatives at the chosen indices."""
     x = args[0]
     result = func(x.value, *args[1:], **kwargs)
-    if isinstance(result, Tensor):
+    if isinstance(result, Tensor):  # over all elements: ties share the derivative, as in autograd
         return _shared(x, result, list(range(x.ndim)), False)
     indices = result[1]
     default = -1 if func.overloadpacket in (torch.ops.aten.topk, torch.ops.aten.sort) else 0

@@ -1,5 +1,7 @@
-"""Remember one optimizer step of somebody's loop while it is under way, and compare the replay's slope with that of the
-gradient that it really stepped by."""
+"""Record one optimizer step of a training loop while it runs.
+
+The replay's slope is compared with the slope of the gradient used by the step.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,20 @@ from stability.curvature.alpha_max import exact_difference
 
 
 class StepUnderWay:
-    """A record of θ before the step and of each batch with the random state and buffers of its forward pass.
+    """A running step: θ before it, and each batch with its random state and buffers.
 
-    ``lrs``: the rate at each call of `optimizer.step`; ``first_is_zero``: the first parameter group's was 0, and the
-    largest group's stands there instead. ``gradient``: None for ranks, whose gradients are averaged after the backward
-    pass.
+    Args:
+        model: the model in training.
+        optimizer: its optimizer.
+        alone: whether this is the only rank. Ranks average their gradients after the backward pass, so ``gradient`` is
+            then None.
+
+    Attributes:
+        start: θ before the step, by name.
+        items: the batches, with random state and buffers before the forward pass.
+        lrs: learning rate at each call of `optimizer.step`.
+        first_is_zero: whether the first group's rate was 0, so ``lrs`` holds the largest group's.
+        gradient: reading of the step's own gradient, or None.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool):
@@ -37,13 +48,13 @@ class StepUnderWay:
             self._handles.append(optimizer.register_step_post_hook(self.gradient.stepped))
 
     def add(self, batch: Any) -> None:
-        """Add a batch, as its forward pass is about to begin."""
+        """Add a batch just before its forward pass."""
         buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         self.items.append(Item(batch, RandomState(self.start), buffers))
 
     @property
     def autocast(self) -> Autocast | None:
-        """Return the outermost autocast that the step entered, for the device of the parameters."""
+        """Outermost autocast entered by the step, for the parameters' device."""
         return of_loop(self._autocasts.entries, next(iter(self.start.values())).device.type)
 
     def close(self) -> None:
@@ -60,14 +71,17 @@ class StepUnderWay:
 
 
 def moving_params(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the model's trainable parameters that the optimizer holds, by name."""
+    """Return the model's trainable parameters held by the optimizer, by name."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     return {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ValueError where the model is sharded, or the optimizer does not hold the model's parameters and nothing
-    else."""
+    """Check that the optimizer holds parameters of the model, and nothing else.
+
+    Raises:
+        ValueError: the optimizer holds none of the trainable parameters, or other tensors; or the model is sharded.
+    """
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
     own = {id(param): param for param in model.parameters()}
     if any(hasattr(param, "full_tensor") or hasattr(param, "_is_flat_param") for param in own.values()):
@@ -87,27 +101,32 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-_AGREEMENT = 2e-2  # relative difference of two slopes that other kernels and TF32 may make
-_ROUNDING = 1e-3  # of Σ|g_i u_i|: rounding of single products, where they cancel in the slope
+_AGREEMENT = 2e-2  # relative difference of two slopes allowed for other kernels and TF32
+_ROUNDING = 1e-3  # share of Σ|g_i u_i| allowed for rounding of products that cancel in the slope
 _LOW_ROUNDING = 2e-2  # the same for parameters of 16 bits
-_SAME_FACTOR = 1e-2  # relative difference of the factors that clipping gives to two parameters' gradients
+_SAME_FACTOR = 1e-2  # relative difference allowed between two parameters' clipping factors
 _SMALL = 1e-4  # share of the whole gradient's norm below which a parameter's factor is mostly rounding
 
 
 class StepGradient:
-    """A reading of ⟨g, θ⁺ − θ⟩ for the ``.grad`` g of one optimizer step, from hooks that copy no gradient.
+    """The slope ⟨g, θ⁺ − θ⟩ of the ``.grad`` g used by one optimizer step.
 
-    Clipping and a gradient scaler multiply g after the backward pass by one factor, found from the norms before and
-    after. There is no comparison (`disagreement` is None) where g is not this loss's gradient at θ for a known reason:
-    a parameter's g was changed by a factor of its own or set by hand, parameters moved before the backward pass (SAM,
-    LBFGS), the optimizer stepped more than once, or θ moved otherwise in the block.
+    It is read by hooks, which copy no gradient. Clipping and a gradient scaler multiply g after the backward pass by
+    one factor, found from the norms before and after.
+
+    Nothing is compared (`disagreement` is None) if g is not this loss's gradient at θ for a known reason:
+
+    - a parameter's g was scaled by a factor of its own, or set by hand;
+    - parameters moved before the backward pass (SAM, LBFGS);
+    - the optimizer stepped more than once;
+    - θ moved otherwise in the block.
     """
 
     def __init__(self, start: Tensors, params: Tensors):
         self.start, self.params = start, params
         self._versions = {name: param._version for name, param in params.items()}
         self._before: dict[str, float] = {}  # norm of each gradient at the end of the last backward pass
-        self._after: dict[str, float] = {}  # and as the optimizer used it
+        self._after: dict[str, float] = {}  # norm of each gradient used by the optimizer
         self._change = self._magnitude = self._length = 0.0
         self._steps = 0
         self._moved_early = False
@@ -145,14 +164,16 @@ class StepGradient:
             handle.remove()
 
     def disagreement(self, slope: float, lr: float, direction: Tensors, batches: int, divisor: int) -> str | None:
-        """Note that the replayed slope is not the step's; None if they agree or cannot be compared.
+        """Return a note if the replayed slope is not the step's, else None.
+
+        None also if they cannot be compared.
 
         Args:
             slope: ⟨∇L, u⟩ by the replay.
             lr: α, with θ⁺ = θ + α·u.
-            direction: u.
-            batches: number of accumulated batches, whose losses a loop may average or add up.
-            divisor: by which the loop divides each batch's loss, if it averages.
+            direction: u by name.
+            batches: number of accumulated batches; a loop may average or add up their losses.
+            divisor: divisor of each batch's loss in the loop, if it averages.
         """
         factor = self._factor()
         if self._steps != 1 or self._moved_early or factor is None or not math.isfinite(slope + self._change):
@@ -171,7 +192,7 @@ class StepGradient:
         )
 
     def _factor(self) -> float | None:
-        """Return the one factor between backward pass and step, None if there is none."""
+        """Return the common factor of all gradients between backward pass and step, or None."""
         whole = math.hypot(*self._after.values())
         if not (math.isfinite(whole) and whole > 0) or self._after.keys() - self._before.keys():
             return None
@@ -187,7 +208,7 @@ class StepGradient:
 
     @staticmethod
     def _scales(factor: float, ratio: float, batches: int, divisor: int) -> list[float]:
-        """Return the factors by which the step's gradient may exceed the loss's."""
+        """Return the possible ratios of the step's gradient to the loss's."""
         scales = [factor, factor * batches, factor * batches / divisor, 1.0]
         if math.isclose(factor, 1.0, rel_tol=1e-6) or ratio <= 0:
             return scales

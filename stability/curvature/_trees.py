@@ -1,4 +1,4 @@
-"""Let functions of a dict of tensors take any nesting of lists, tuples and dicts of tensors, or one tensor."""
+"""Let functions of a dict of tensors accept any pytree of tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ R = TypeVar("R")
 
 
 def any_tree(function: Callable[P, R]) -> Callable[P, R]:
-    """Let ``params`` (and ``direction``) be any pytree: the function gets a dict by dotted path, the caller's loss his
-    own structure, and tensors by name come back in it. A dict of tensors passes as it is."""
+    """Let ``params``, ``direction`` and ``held`` be any pytree of tensors.
+
+    The function gets a dict by dotted path. The caller's loss gets the caller's own structure, and so do the results. A
+    flat dict of tensors passes unchanged.
+    """
     signature = inspect.signature(function)
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function with flat arguments, and give its tensors the caller's structure."""
+        """Call the function with flat arguments; return tensors in the caller's structure."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -60,19 +63,19 @@ def _without_types(signature: inspect.Signature) -> str:
 
 
 def _is_flat(tree: Any) -> bool:
-    """Return True for a dict without nesting, and for what holds no tensor, which the function itself refuses."""
+    """Return True for a flat dict, or without any tensor (the function then refuses it)."""
     if isinstance(tree, Mapping):
         return all(_pytree.tree_structure(item).is_leaf() for item in tree.values())
     return not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(tree))
 
 
 def _word(key: Any) -> str:
-    """Return one step of a path: a dict's key, a list's index, a named tuple's field."""
+    """Return one step of a path: dict key, list index or named tuple's field."""
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
 
 
 def _restored(result: Any, names: list[str], spec: Any) -> Any:
-    """Return a result with its tensors by name in the caller's structure."""
+    """Return a result with tensors by name put into the caller's structure."""
     if isinstance(result, dict):
         whole = list(result) == names and all(isinstance(item, Tensor) for item in result.values())
         return _pytree.tree_unflatten(list(result.values()), spec) if whole else result

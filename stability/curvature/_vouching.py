@@ -1,4 +1,4 @@
-"""Compare derivatives that came through a custom `autograd.Function`, for which nobody vouches, with differences."""
+"""Check derivatives through a custom `autograd.Function` against differences."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from stability.curvature._differences import curvature_of, pairs_at, relative_er
 from stability.curvature._directional import Directional, Problem, double_backward_sums
 from stability.curvature._graph import NoSecondDerivative
 
-# relative, beyond the differences' own error bar: what a custom Function's second derivative may be off by and still be
-# believed
+# relative error allowed in a custom Function's second derivative, beyond the differences' own error bar
 AGREEMENT = 1e-2
 
 
 def checked(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
-    """Return the result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, ""
-    where there is none.
+    """Return the result, compared with differences if requested.
 
-    Raises `NoSecondDerivative` where differences of gradients contradict the curvature that came through such a
-    Function.
+    Args:
+        problem: loss, θ, u and random state.
+        result: the numbers to check.
+        check: True compares, False does not; None compares only with a custom Function.
+        unvouched: name of a custom Function in the graph, "" without one.
+
+    Raises:
+        NoSecondDerivative: differences contradict a curvature through a custom Function.
     """
     if check is False or not (check or unvouched):
         return result
@@ -29,10 +33,19 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
 
 
 def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float, str | None]:
-    """Return uᵀHu by differences, and a note if the gradient through a custom Function is not the loss's derivative, or
-    if differences are too coarse to tell.
+    """Return uᵀHu by differences of gradients, and a note on doubts or None.
 
-    Raises `NoSecondDerivative` where they contradict a curvature that came through such a Function.
+    Args:
+        problem: loss, θ, u and random state.
+        curvature: uᵀHu to compare with.
+        unvouched: name of a custom Function in the graph, "" without one.
+
+    Returns:
+        uᵀHu, and a note if a custom Function's gradient is not the loss's derivative or differences are too coarse to
+        check it.
+
+    Raises:
+        NoSecondDerivative: differences contradict a curvature through a custom Function.
     """
     reference, bar, doubt = _differenced(problem, unvouched)
     verdict = _verdict(unvouched, curvature, reference, bar)
@@ -44,7 +57,7 @@ def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float,
 
 
 def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | None]:
-    """Return uᵀHu by differences with its error bar, and through a custom Function what they say of its gradient."""
+    """Return uᵀHu by differences, its error bar, and a doubt about a custom Function's gradient."""
     given = problem.objective, problem.params, problem.direction
     pairs = pairs_at(*given, problem.random)
     doubt = slope_note(slope_at(*given, 0.0, problem.random), pairs) if unvouched else None
@@ -52,12 +65,15 @@ def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | 
 
 
 def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> bool | None:
-    """Return True if differences confirm the curvature, None if their error exceeds both numbers; raise
-    `NoSecondDerivative` if they contradict one through a custom Function. NaN contradicts nothing."""
+    """Return True if differences confirm the curvature, None if they are too coarse.
+
+    Raises:
+        NoSecondDerivative: they contradict a curvature through a custom Function.
+    """
     off, size = abs(curvature - reference), max(abs(curvature), abs(reference))
     if bar > size > 0:
         return None
-    if unvouched and off > bar + AGREEMENT * size:
+    if unvouched and off > bar + AGREEMENT * size:  # false for NaN
         raise NoSecondDerivative(
             f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as "
             f"{curvature:.4g}, by differences of gradients as {reference:.4g} ± {bar:.1g}; use "
@@ -67,8 +83,8 @@ def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> 
 
 
 def _verdict_in_own_types(problem: Problem, unvouched: str) -> tuple[bool | None, str | None]:
-    """Return `_verdict` and the note on the gradient without autocast, whose narrow types make differences coarse; None
-    if the loss does not run so."""
+    """Return `_verdict` and the gradient's doubt without autocast; None if the loss needs it."""
+    # the narrow types of autocast make differences coarse
     with switched_off({param.device.type for param in problem.params.values()}):
         try:
             curvature = double_backward_sums(problem)[0].result("double_backward").curvature
