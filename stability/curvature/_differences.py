@@ -44,7 +44,7 @@ class Slope:
 def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: float, random: RandomState) -> Slope:
     """Compute the loss and its slope at params + shift·direction.
 
-    One microbatch's graph is held at a time.
+    Only one microbatch's graph exists at a time.
 
     Args:
         objective: the loss.

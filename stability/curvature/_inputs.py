@@ -92,7 +92,7 @@ def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors
 class Objective:
     """The loss as a function of the parameters: L = Σ sum / Σ count.
 
-    The sums run over the microbatches. Without ``batches`` there is one term, loss_fn(params), with count 1.
+    The sums run over the microbatches. Without ``batches``, the only term is loss_fn(params) with count 1.
     """
 
     def __init__(self, loss_fn: Callable[..., Any], batches: Iterable[Any] | None = None):
@@ -265,13 +265,13 @@ def _others_forked() -> Iterator[None]:
 
 
 def _numpy() -> Any:
-    """Return numpy if its generator was imported (only then was it drawn from), else None."""
+    """Return numpy if its generator was imported, else None: nothing was drawn from it."""
     return sys.modules.get("numpy") if "numpy.random" in sys.modules else None
 
 
 @contextmanager
 def called_through() -> Iterator[None]:
-    """Make `torch.utils.checkpoint.checkpoint` call its function and keep the activations.
+    """Make `torch.utils.checkpoint.checkpoint` call its function and store the activations.
 
     This covers both variants, reentrant or not.
     """

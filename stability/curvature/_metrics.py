@@ -17,7 +17,10 @@ _OF_MODULES = {"_parameters", "_buffers", "_modules"}  # nn.Module's own; a metr
 
 @contextmanager
 def metrics_restored(module: nn.Module) -> Iterator[None]:
-    """Put the state of the module's metrics back after the block, also after an error."""
+    """Put the state of the module's metrics back after the block.
+
+    Also after an error.
+    """
     metrics = [(metric, _copied(vars(metric))) for metric in _metrics(module)]
     try:
         yield

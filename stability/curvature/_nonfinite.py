@@ -49,9 +49,10 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
 
 
 class _Watch:
-    """Global hooks that record the first module with a NaN or +∞ in its output.
+    """Global hooks that record the first module with a NaN or +∞.
 
-    First means innermost and earliest. −∞ is allowed, because masks consist of it.
+    First means innermost and earliest; the output and its derivatives are checked. −∞ is allowed, because masks consist
+    of it.
     """
 
     def __init__(self):
@@ -65,12 +66,12 @@ class _Watch:
         self.root = self.root or module
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Record the first module with a NaN or +∞ in its output or the output's derivatives.
+        """Record the first module with a NaN or +∞ in its output.
 
         Args:
             module: the module called.
             args: its inputs.
-            output: its output, nested or not.
+            output: its output, nested or not; its derivatives are checked, too.
         """
         if self.found is not None or self.root is None:
             return

@@ -151,9 +151,9 @@ def adds_up_rows(loss: ReplayedLoss, params: Tensors, item: Item, rows: int) -> 
 
 
 def rounding_note(before: Tensors, direction: Tensors, lr: float) -> str | None:
-    """Return a note if rounding of θ⁺ exceeds 1 % of the step, else None.
+    """Return a note if rounding of θ⁺ exceeds 1 % of the step.
 
-    This happens at tiny learning rates.
+    This happens at tiny learning rates. Otherwise None.
 
     Args:
         before: θ by name.

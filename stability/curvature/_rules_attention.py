@@ -1,6 +1,6 @@
 """Second-order rule of F.scaled_dot_product_attention, in blocks of query rows.
 
-No N×N matrix of derivatives is ever held whole.
+No N×N matrix of derivatives is ever stored whole.
 
 With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated
 features. The outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] are one each over concatenated keys. In the
@@ -95,7 +95,7 @@ class _Mask:
 
 
 def _blocks(q: list[Tensor], k: list[Tensor], v: list[Tensor], mask: _Mask) -> list[Tensor]:
-    """Return o, o′ and o″, (batch, rows, width) each, computed in blocks of query rows."""
+    """Return o, o′, o″, each (batch, rows, width), computed in blocks of query rows."""
     keys, values = torch.cat(k, -1), torch.stack(v, 1)
     out = [torch.empty(*q[0].shape[:-1], v[0].shape[-1], dtype=v[0].dtype, device=v[0].device) for _ in range(3)]
     num_rows, num_keys = q[0].shape[-2], k[0].shape[-2]

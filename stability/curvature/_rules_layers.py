@@ -125,7 +125,7 @@ def _aminmax(func, args, kwargs):
 
 @on(F.bilinear, torch.bilinear)
 def _bilinear_layer(x1, x2, weight, bias=None):
-    """Return y_o = x1ᵀ W_o x2 + b_o for x1 (…, I), x2 (…, J), W (O, I, J)."""
+    """Return y_o = x1ᵀ W_o x2 + b_o; shapes (…, I), (O, I, J) and (…, J)."""
     inner = matmul(weight, x2.unsqueeze(-2).mT.unsqueeze(-3)).squeeze(-1)
     y = (inner * x1.unsqueeze(-2)).sum(-1)
     return y if bias is None else y + bias

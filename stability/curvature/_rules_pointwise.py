@@ -70,7 +70,10 @@ def _chain(x1: Component, x2: Component, slope: Any, bend: Any, y1: Tensor, y2: 
 
 
 def pointwise(*names: str) -> Callable[[Formula], Formula]:
-    """Register a formula (x, *args) -> (g, g′, g″) for ATen operations of one tensor and numbers."""
+    """Register a formula (x, *args) -> (g, g′, g″) for ATen operations.
+
+    They have one tensor argument; the others are numbers.
+    """
 
     def register(formula: Formula) -> Formula:
         def rule(func: Any, args: Any, kwargs: Any) -> Any:

@@ -89,13 +89,14 @@ def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
 
 @on_aten("div")
 def _div(func, args, kwargs):
-    """Return q = a/b, q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b."""
+    """Return q = a/b with its derivatives."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     q = func(a, b, **kwargs)
     if kwargs.get("rounding_mode"):
         return q
     if b1 is None and b2 is None:
         return jet(q, *(None if part is None else part / b for part in (a1, a2)))
+    # q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b
     first = _over(plus(a1, times(b1, q, -1)), b)
     return jet(q, first, _over(plus(plus(a2, times(b2, q, -1)), times(first, b1, -2)), b))
 

@@ -137,7 +137,7 @@ def _fused_rms_norm(func, args, kwargs):
 
 @in_float32
 def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
-    """Return n·γ + β with n = x / rms(x), or (x − mean) / deviation if ``centred``."""
+    """Return n·γ + β with n = x/rms(x), or (x − mean)/deviation if ``centred``."""
     width = 1
     for size in shape:
         width *= size
@@ -155,7 +155,7 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
 def _unit_rows(
     x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool
 ) -> tuple[Tensor, Component, Component]:
-    """Return n, n′ and n″ of n = c·r, with r = (⟨c²⟩ + ε)^(−1/2)."""
+    """Return n, n′, n″ of n = c·r with r = (⟨c²⟩ + ε)^(−1/2)."""
     c0, c1, c2 = (
         parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
     )
@@ -181,7 +181,8 @@ def _unit_rows(
 
 
 def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
-    """Write y = nγ + β, y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″ into y0, y1, y2."""
+    """Write y = nγ + β and its derivatives into y0, y1, y2."""
+    # y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″
     (g0, g1, g2), (b0, b1, b2) = gains, biases
     y0.copy_(n0) if g0 is None else torch.mul(n0, g0, out=y0)
     for out, terms, bias in ((y1, ((n1, g0, 1), (n0, g1, 1)), b1), (y2, ((n2, g0, 1), (n1, g1, 2), (n0, g2, 1)), b2)):

@@ -30,7 +30,7 @@ class StepUnderWay:
         start: θ before the step, by name.
         items: the batches, with random state and buffers before the forward pass.
         lrs: learning rate at each call of `optimizer.step`.
-        first_is_zero: whether the first group's rate was 0, so ``lrs`` holds the largest group's.
+        first_is_zero: whether the first group's rate was 0, so ``lrs`` contains the largest group's.
         gradient: reading of the step's own gradient, or None.
     """
 
@@ -71,16 +71,16 @@ class StepUnderWay:
 
 
 def moving_params(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the model's trainable parameters held by the optimizer, by name."""
+    """Return the model's trainable parameters in the optimizer, by name."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     return {name: param for name, param in model.named_parameters() if param.requires_grad and id(param) in held}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the optimizer holds parameters of the model, and nothing else.
+    """Check that the optimizer has parameters of the model, and no other tensors.
 
     Raises:
-        ValueError: the optimizer holds none of the trainable parameters, or other tensors; or the model is sharded.
+        ValueError: the optimizer has no trainable parameter of the model, or other tensors; or the model is sharded.
     """
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
     own = {id(param): param for param in model.parameters()}
@@ -102,14 +102,14 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 _AGREEMENT = 2e-2  # relative difference of two slopes allowed for other kernels and TF32
-_ROUNDING = 1e-3  # share of Σ|g_i u_i| allowed for rounding of products that cancel in the slope
+_ROUNDING = 1e-3  # share of Σ|g_i u_i| allowed for rounding of products cancelling in the slope
 _LOW_ROUNDING = 2e-2  # the same for parameters of 16 bits
 _SAME_FACTOR = 1e-2  # relative difference allowed between two parameters' clipping factors
 _SMALL = 1e-4  # share of the whole gradient's norm below which a parameter's factor is mostly rounding
 
 
 class StepGradient:
-    """The slope ⟨g, θ⁺ − θ⟩ of the ``.grad`` g used by one optimizer step.
+    """The slope ⟨g, θ⁺ − θ⟩ of one step's ``.grad`` g.
 
     It is read by hooks, which copy no gradient. Clipping and a gradient scaler multiply g after the backward pass by
     one factor, found from the norms before and after.

@@ -63,7 +63,7 @@ def _without_types(signature: inspect.Signature) -> str:
 
 
 def _is_flat(tree: Any) -> bool:
-    """Return True for a flat dict, or without any tensor (the function then refuses it)."""
+    """Return True for a flat dict, or an object without tensors (refused later)."""
     if isinstance(tree, Mapping):
         return all(_pytree.tree_structure(item).is_leaf() for item in tree.values())
     return not any(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(tree))

@@ -57,7 +57,7 @@ def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float,
 
 
 def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | None]:
-    """Return uᵀHu by differences, its error bar, and a doubt about a custom Function's gradient."""
+    """Return uᵀHu by differences, its error bar, and a custom Function's doubtful gradient."""
     given = problem.objective, problem.params, problem.direction
     pairs = pairs_at(*given, problem.random)
     doubt = slope_note(slope_at(*given, 0.0, problem.random), pairs) if unvouched else None
@@ -65,11 +65,7 @@ def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | 
 
 
 def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> bool | None:
-    """Return True if differences confirm the curvature, None if they are too coarse.
-
-    Raises:
-        NoSecondDerivative: they contradict a curvature through a custom Function.
-    """
+    """Return True if differences confirm the curvature, None if too coarse; else raise."""
     off, size = abs(curvature - reference), max(abs(curvature), abs(reference))
     if bar > size > 0:
         return None

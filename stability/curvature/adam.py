@@ -1,5 +1,8 @@
-"""Measure sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps
-start to oscillate."""
+"""Sharpness preconditioned by Adam, and its threshold of instability.
+
+The preconditioned Hessian is P^{-1/2} H P^{-1/2} with Adam's own preconditioner P. Above the threshold Adam's steps
+start to oscillate.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,16 @@ from stability.curvature.spectrum import largest
 
 @dataclass(frozen=True)
 class PreconditionedSharpness:
-    """The sharpness that Adam feels, and its threshold. ``value``: λ_max(P^{-1/2} H P^{-1/2}), with its Lanczos
-    ``residual`` bound. ``threshold``: (2 + 2β₁)/((1 − β₁)η). ``ratio``: value / threshold; above 1 Adam's step is
-    unstable on the quadratic model, whatever the gradient."""
+    """Adam's preconditioned sharpness and its threshold.
+
+    Attributes:
+        value: λ_max(P^{-1/2} H P^{-1/2}).
+        residual: Lanczos' error bound of ``value``.
+        threshold: (2 + 2β₁)/((1 − β₁)η).
+        ratio: value / threshold. Above 1, Adam's step is unstable on the quadratic model, for any gradient.
+        products: Hessian-vector products used.
+        converged: whether the residual is within the tolerance.
+    """
 
     value: float
     residual: float
@@ -33,20 +43,27 @@ class PreconditionedSharpness:
 
 
 def adam_threshold(lr: float, beta1: float) -> float:
-    """Return (2 + 2β₁)/((1 − β₁)η), the preconditioned sharpness beyond which Adam with frozen P diverges on a
-    quadratic; 38/η at β₁ = 0.9 (Cohen et al. 2022, arXiv:2207.14484, Eq. 4: heavy-ball with an exponential mean of
-    gradients)."""
+    """Return Adam's stability threshold (2 + 2β₁)/((1 − β₁)η) of preconditioned sharpness.
+
+    Beyond it, Adam with a frozen P diverges on a quadratic. It is 38/η at β₁ = 0.9. Source: Cohen et al. 2022,
+    arXiv:2207.14484, Eq. 4 (heavy-ball with an exponential mean of gradients).
+    """
     if not (lr > 0 and math.isfinite(lr) and 0 <= beta1 < 1):
         raise ValueError(f"lr={lr}, beta1={beta1}: lr must be positive and 0 <= beta1 < 1")
     return (2 + 2 * beta1) / ((1 - beta1) * lr)
 
 
 def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> Tensors:
-    """Return P = sqrt(v̂) + ε by name, v̂ = v/(1 − β₂ᵗ) as `torch.optim.Adam` corrects it (the running maximum of v
-    with amsgrad).
+    """Return Adam's preconditioner P = sqrt(v̂) + ε by name.
 
-    ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW,
-    a tensor that it does not hold, or one without state (no step was taken yet).
+    v̂ = v/(1 − β₂ᵗ) as corrected by `torch.optim.Adam`; with amsgrad, v is its running maximum.
+
+    Args:
+        optimizer: Adam or AdamW.
+        params: the optimizer's tensors by name.
+
+    Raises:
+        ValueError: another optimizer, a tensor not in it, or one without state (before the first step).
     """
     if not has_paper_state(optimizer):
         raise ValueError(
@@ -79,25 +96,28 @@ def preconditioned_sharpness(
     seed: int = 0,
     lr: float | None = None,
 ) -> PreconditionedSharpness:
-    """Compute λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and
-    β₁ (Cohen et al. 2022).
+    """Compute Adam's preconditioned sharpness λ_max(P^{-1/2} H P^{-1/2}) by Lanczos.
 
-    Weight decay is not part of H.
+    P comes from the optimizer's state, the threshold from its lr and β₁ (Cohen et al. 2022). Weight decay is not part
+    of H.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
         optimizer: Adam or AdamW with a state; it is only read.
-        held: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step).
-        tolerance, iterations, seed: as in `top_eigenvalue`.
-        lr: the rate that the threshold is of; None: that of the first group. A group whose own rate is s times it
-            counts with P/s.
+        held: the optimizer's own tensors by name, if ``params`` are others (e.g. copies from before the step).
+        batches: microbatches, as in `directional`.
+        tolerance: as in `top_eigenvalue`.
+        iterations: as in `top_eigenvalue`.
+        seed: as in `top_eigenvalue`.
+        lr: learning rate of the threshold; None: the first group's. A group with s times this rate counts with P/s.
 
     Returns:
-        The sharpness, its threshold and their ratio; the last two NaN where the groups differ in β₁: there is no such
-        threshold then.
+        The sharpness, its threshold and their ratio. The last two are NaN if groups differ in β₁, because no such
+        threshold exists then.
 
     Raises:
-        ValueError: as `adam_preconditioner` and `directional`.
+        ValueError: as in `adam_preconditioner` and `directional`.
     """
     tensors = params if held is None else held
     rate = float(optimizer.param_groups[0]["lr"]) if lr is None else lr

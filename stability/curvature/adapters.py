@@ -1,5 +1,7 @@
-"""Wrap the monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its
-callback is made, and nowhere else."""
+"""The monitor as a callback of Hugging Face's Trainer and of Lightning.
+
+Each library is imported only when its callback is made.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,30 @@ def hf_callback(
     method: str = "auto",
     log: Log | None = None,
 ) -> Any:
-    """Return a `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
-    callbacks=[hf_callback(every=10)])``.
+    """Return a callback that measures the optimizer steps of a Hugging Face Trainer.
 
-    ``history`` holds its `MonitorRow`s, and each is appended to ``trainer.state.log_history``, too, as ``alpha_max/…``.
-    The batches are the keyword arguments with which the Trainer called the model, so that gradient accumulation is
-    followed. The unit is the Trainer's: nats per label that is not -100, and the Trainer counts the first token of each
-    row, too, which a causal model does not predict.
+    Usage: ``Trainer(…, callbacks=[hf_callback(every=10)])``. ``history`` contains the `MonitorRow`s; each is also
+    appended to ``trainer.state.log_history`` as ``alpha_max/…``.
+
+    A batch consists of the Trainer's keyword arguments to the model, so gradient accumulation is supported. The unit is
+    the Trainer's: nats per label other than -100. The Trainer also counts the first token of each row, although a
+    causal model does not predict it.
 
     Args:
-        every, rows, method, log: as in `AlphaMaxMonitor`.
-        loss_fn: ``loss_fn(model, inputs)``; by default the model's own loss of them, weighed over accumulated batches
-            and ranks as the Trainer weighs it. A Trainer with a loss of its own (an overridden ``compute_loss``,
-            ``compute_loss_func``, label smoothing) needs it given here; without it a row's note says so.
+        every: measure each k-th step.
+        rows: rows per piece of a batch, as in `AlphaMaxMonitor`.
+        loss_fn: ``loss_fn(model, inputs)``; default: the model's own loss, weighed over accumulated batches and ranks
+            as by the Trainer. Needed for a Trainer with its own loss (an overridden ``compute_loss``,
+            ``compute_loss_func``, label smoothing); without it, a row's note reports the mismatch.
+        method: as in `AlphaMaxMonitor`.
+        log: called with each row as a dict.
+
+    Returns:
+        A `transformers.TrainerCallback`.
 
     Raises:
         RuntimeError: transformers is not installed.
-        ValueError: as `AlphaMaxMonitor`, when the training begins.
+        ValueError: as in `AlphaMaxMonitor`, at the beginning of training.
     """
     callback_class = _required("transformers").TrainerCallback
 
@@ -81,32 +90,38 @@ def lightning_callback(
     method: str = "auto",
     log: Log | None = None,
 ) -> Any:
-    """Return a Lightning `Callback` that measures the optimizer's steps: ``Trainer(…,
-    callbacks=[lightning_callback(every=10)])``.
+    """Return a callback that measures the optimizer steps of a Lightning Trainer.
 
-    ``history`` holds its `MonitorRow`s, and each is logged through the module as ``alpha_max/…``.
-    ``accumulate_grad_batches`` is followed, and manual accumulation from one step to the next.
+    Usage: ``Trainer(…, callbacks=[lightning_callback(every=10)])``. ``history`` contains the `MonitorRow`s; each is
+    also logged through the module as ``alpha_max/…``. ``accumulate_grad_batches`` is supported, and so is manual
+    accumulation from one step to the next.
 
     Args:
-        every, rows, method, log: as in `AlphaMaxMonitor`.
-        loss_fn: ``loss_fn(module, batch)``; by default ``module.training_step(batch, batch_idx)``, a scalar or a dict
-            with "loss", with the module's own logging silenced and its torchmetrics put back after each replay; the
-            trainer's precision is that of the replay. With manual optimization, whose ``training_step`` steps by
-            itself, it has to be given; without it every row is a note.
+        every: measure each k-th step.
+        rows: rows per piece of a batch, as in `AlphaMaxMonitor`.
+        loss_fn: ``loss_fn(module, batch)``; default: ``module.training_step(batch, batch_idx)``, a scalar or a dict
+            with "loss". Its logging is silenced and its torchmetrics are restored after each replay, which runs in the
+            trainer's precision. Needed with manual optimization, because ``training_step`` then steps itself; without
+            it, every row is only a note.
+        method: as in `AlphaMaxMonitor`.
+        log: called with each row as a dict.
+
+    Returns:
+        A Lightning `Callback`.
 
     Raises:
         RuntimeError: lightning is not installed.
-        ValueError: more than one optimizer, and as `AlphaMaxMonitor`, when the training begins.
+        ValueError: more than one optimizer, or as in `AlphaMaxMonitor`, at the beginning of training.
     """
     callback_class = _required("lightning").Callback
 
     class AlphaMaxCallback(_Monitored, callback_class):
         _manual = False
-        _stepped = False  # of manual optimization: whether the optimizer stepped since the last row
+        _stepped = False  # manual optimization: whether the optimizer stepped since the last row
         _handle: Any = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            """Make the monitor, and with manual optimization a hook that notes each step."""
+            """Make the monitor; with manual optimization, also a hook on each step."""
             if len(trainer.optimizers) != 1:
                 raise ValueError(
                     f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, "
@@ -154,7 +169,7 @@ def lightning_callback(
 
 
 class _Monitored:
-    """A callback's monitor, which there is from the beginning of the training on, and its rows."""
+    """A callback's monitor, made at the beginning of training, and its rows."""
 
     monitor: AlphaMaxMonitor | None = None
 
@@ -167,7 +182,7 @@ class _Monitored:
 
 
 class _TrainerInputs:
-    """The arguments with which the Trainer calls the model between one step's begin and end, and the loss of it."""
+    """The Trainer's arguments to the model within one step, and their loss."""
 
     def __init__(self, loss_fn: Loss | None):
         self._loss_fn = loss_fn
@@ -178,6 +193,13 @@ class _TrainerInputs:
         self.smoothing = 0.0
 
     def watch(self, model: nn.Module, monitor: AlphaMaxMonitor, shared: bool) -> None:
+        """Record the model's training inputs in the monitor from now on.
+
+        Args:
+            model: the model in training.
+            monitor: the monitor of its steps.
+            shared: whether the Trainer averages token counts across ranks.
+        """
         self.unwatch()
         self._ranks = dist.get_world_size() if shared and monitor.group is not None else 1
 
@@ -200,8 +222,7 @@ class _TrainerInputs:
             self._handle = None
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        """Return the loss as (sum, count): with ``num_items_in_batch`` the model returns its share of the mean over the
-        whole step: shares add up, and their counts to one per step."""
+        """Return the loss, as (sum, count) if the Trainer gives ``num_items_in_batch``."""
         if self._loss_fn is not None:
             return self._loss_fn(model, inputs)
         if self.smoothing:
@@ -217,17 +238,18 @@ class _TrainerInputs:
             )
         if inputs.get("num_items_in_batch") is None:
             return loss
+        # with num_items_in_batch the model returns its share of the whole step's mean; counts add up to 1 per step
         return loss, _first_rows(inputs) / (self._rows * self._ranks)
 
 
 def _first_rows(inputs: Mapping[str, Any]) -> int:
-    """Return the rows of the first tensor, input_ids as a rule; position_ids or pixels may have another number of
-    them."""
+    """Return the number of rows of the first tensor, usually input_ids."""
+    # position_ids or pixels may have another number of rows
     return next(value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.ndim)
 
 
 def _inner(loss_fn: Loss) -> Loss:
-    """Wrap loss_fn to take Lightning's own batch; the number of the batch travels beside it for `training_step`."""
+    """Wrap loss_fn to get Lightning's own batch, without the batch's index."""
     return lambda module, item: loss_fn(module, item["batch"])
 
 
@@ -245,7 +267,7 @@ def _not_replayable(module: nn.Module, item: dict[str, Any]) -> Any:
 
 
 def _in_precision(loss: Loss, plugin: Any) -> Loss:
-    """Wrap a loss to be evaluated in the autocast that the trainer puts around `training_step`."""
+    """Wrap a loss in the trainer's autocast around `training_step`."""
 
     def evaluated(module: nn.Module, item: dict[str, Any]) -> Any:
         with plugin.train_step_context():
@@ -256,7 +278,8 @@ def _in_precision(loss: Loss, plugin: Any) -> Loss:
 
 @contextmanager
 def _silent(module: nn.Module):
-    """Silence `self.log` and `self.log_dict`, and put torchmetrics back afterwards: a replay is no step of training."""
+    """Silence `self.log` and `self.log_dict`, and restore torchmetrics afterwards."""
+    # a replay is not a training step
     for name in ("log", "log_dict"):
         object.__setattr__(module, name, lambda *args, **kwargs: None)
     try:

@@ -1,5 +1,7 @@
-"""Compute α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers
-and nothing else."""
+"""α_max, Eq. 18 of the consensus paper (5.2), and its protocol (5.2.1).
+
+This module depends on torch optimizers only.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,21 @@ from torch import Tensor
 
 from stability.curvature._inputs import RandomState, norm
 
-NOT_DEFINED = "not defined"  # the ``method`` of a step for which there is no α_max: its row holds a note and no numbers
+NOT_DEFINED = "not defined"  # the ``method`` of a step without an α_max: its row has a note and no numbers
 NO_STEP = "the step is zero"
 NO_CHANGE = "the loss does not change along the step"
-ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before step_direction warns
+ROUNDING_LIMIT = 1e-2  # float rounding above this share of a step makes step_direction warn
 
 
 def alpha_max(slope: float, curvature: float) -> float:
-    """Return the step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
+    """Return the step length beyond which θ + αu no longer lowers the loss.
 
-    0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either
-    number is NaN or infinite, so that a broken evaluation never passes for a stable or an unstable step. NaN also where
-    both are 0: u is zero, or the loss does not change along it, and no length of such a step is too long or short
-    enough.
+    To second order it is −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
+
+    Returns:
+        α_max; 0 if u does not descend (slope >= 0); inf if u descends and the curvature is not positive. NaN if either
+        number is NaN or infinite: a broken evaluation is neither stable nor unstable. NaN also if both are 0: u is
+        zero, or the loss does not change along it, and no step length is too long or short enough.
     """
     if not (math.isfinite(slope) and math.isfinite(curvature)) or slope == curvature == 0:
         return math.nan
@@ -43,23 +47,23 @@ def step_direction(
     lr: float,
     closure: Callable[[], Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight
-    decay included.
+    """Perform ``optimizer.step()`` and return its direction u = (θ⁺ − θ)/lr.
 
-    The subtraction is exact in float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where
-    that rounding makes up more than 1 % of the step, as it does at tiny lr.
+    This is the actual displacement, including decoupled weight decay. The subtraction is exact in float64, but θ⁺
+    itself is rounded to the parameters' dtype. A warning is given if this rounding exceeds 1 % of the step, as at tiny
+    lr.
 
     Args:
         optimizer: it makes its step.
-        params: names of tensors that the optimizer holds, with their gradients in ``.grad``.
-        lr: the rate that u is divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds.
-        closure: for an optimizer whose step evaluates the loss again (LBFGS).
+        params: the optimizer's tensors by name, with gradients in ``.grad``.
+        lr: divisor of the step; with several groups the base rate, so θ⁺ = θ + lr·u is still true.
+        closure: for an optimizer that evaluates the loss again in its step (LBFGS).
 
     Returns:
         u by name.
 
     Raises:
-        ValueError: lr is not positive and finite, a tensor that the optimizer does not hold, a closure that is missing.
+        ValueError: lr is not positive and finite, a tensor is not in the optimizer, or a closure is missing.
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
@@ -88,24 +92,25 @@ def step_direction(
 
 
 def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """Compute the direction u of the step that the optimizer would take from here with weight decay λ = 0 in every
-    group; nothing of it or of ``params`` changes.
+    """Compute the direction u of the optimizer's next step without weight decay.
 
-    A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that
-    the optimizer's own step will draw. So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan),
-    times a rate of its own (Prodigy). The L2 penalty that SGD and Adam add to the gradient is left out likewise, as
-    this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there. Groups
-    without an entry "weight_decay" decay nothing.
+    Neither the optimizer nor ``params`` change. A twin of the optimizer steps on copies of parameters, gradients and
+    state, with λ = 0 in every group and the random numbers of the optimizer's own next step. So no rule per class of
+    decay is needed: decoupled (AdamW), proximal (Adan), times a rate of its own (Prodigy).
+
+    The L2 penalty added to the gradient by SGD and Adam is left out, too. Its share in momentum and averages from
+    earlier steps remains. Groups without an entry "weight_decay" have no decay.
 
     Args:
-        optimizer, params, lr: as in `step_direction`.
+        optimizer: as in `step_direction`; it makes no step.
+        params: as in `step_direction`.
+        lr: as in `step_direction`.
 
     Returns:
         u by name.
 
     Raises:
-        ValueError: an optimizer that needs a closure (LBFGS, which has no decay): the closure's loss is not the
-            copies'.
+        ValueError: the optimizer needs a closure (LBFGS, without decay): the closure's loss does not use the copies.
     """
     if _needs_closure(optimizer):
         raise ValueError(
@@ -125,15 +130,14 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
-    """Copy the optimizer over copies of its tensors and their gradients; return it, and these copies by the originals'
-    ids. Hooks, and a `step` that a scheduler put in the place of the class's own, are left behind: they belong to the
-    original."""
+    """Copy the optimizer, its tensors and gradients; return the copies by the originals' ids, too."""
     copy_of: dict[int, Tensor] = {}
     for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
         copied = torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
         copied.grad = None if tensor.grad is None else tensor.grad.detach().clone()
         copy_of[id(tensor)] = copied
     twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    # hooks, and a scheduler's replacement of `step`, belong to the original and are left out
     hooks = {name for name in vars(optimizer) if name.startswith("_optimizer_") and name.endswith("_hooks")}
     own = {name: value for name, value in vars(optimizer).items() if name not in hooks and name != "step"}
     vars(twin).update(copy.deepcopy(own, {**copy_of, id(optimizer): twin}), **{name: OrderedDict() for name in hooks})
@@ -145,10 +149,12 @@ def exact_difference(after: Tensor, before: Tensor) -> Tensor:
 
 
 def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -> float:
-    """Return how much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each
-    tensor's step."""
+    """Return the share of a step due to rounding of θ⁺.
+
+    θ⁺ is rounded to the parameters' dtype. ``lengths`` are the norms of each tensor's step.
+    """
     moved = {name: tensor for name, tensor in before.items() if lengths[name]}
-    # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
+    # Rounding errs by ulp/sqrt(12) on average, with ulp between eps/2 and eps of the number.
     lost = math.hypot(
         *(0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor}) for name, tensor in moved.items())
     ) / math.sqrt(12)
@@ -156,7 +162,10 @@ def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -
 
 
 def has_paper_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer keeps means of g and g² as `paper_state` sets them: Adam, and AdamW, a subclass."""
+    """Return whether an optimizer has the means of g and g² set by `paper_state`.
+
+    These are Adam and its subclass AdamW.
+    """
     return isinstance(optimizer, torch.optim.Adam)
 
 
@@ -165,17 +174,16 @@ def paper_state(
     gradients: Iterable[Mapping[str, Tensor] | Sequence[Tensor | None]],
     params: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Set Adam's or AdamW's state as 5.2.1 reads: m and v the means of g and g² over the warm-up batches, step count
-    their number.
+    """Set the state of Adam or AdamW according to the paper's protocol, 5.2.1.
 
-    m and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
-    0.469 and v by 0.006, as the paper literally says (facts 1).
+    m and v become the means of g and g² over the warm-up batches; the step count becomes the number of batches. Both
+    are unbiased already, yet the next step corrects their bias as its 6th (after 5 batches): it divides m by 0.469 and
+    v by 0.006. The paper literally prescribes this (facts 1).
 
     Args:
         optimizer: Adam or AdamW; its state is overwritten.
-        gradients: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
-            ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a
-            time.
+        gradients: one item per warm-up batch, already clipped if the protocol clips: a dict by the names of ``params``,
+            or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time.
         params: the optimizer's tensors by name, for gradients by name.
 
     Raises:

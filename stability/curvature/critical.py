@@ -1,5 +1,7 @@
-"""Find the critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
-predicts to second order."""
+"""Critical learning rate: the first rise of the loss along u above L(θ).
+
+It is found from losses alone. α_max predicts it to second order.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,22 @@ from stability.curvature._trees import Tree, any_tree
 from stability.curvature._warnings import warn
 from stability.curvature.products import directional
 
-_FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ is this share of ‖θ‖
+_FIRST_MOVE = 1e-3  # without a finite α_max the search starts with ‖αu‖ at this share of ‖θ‖
 
 
 @dataclass(frozen=True)
 class CriticalLR:
-    """A critical learning rate with its bracket. ``value``: the α at which L(θ + αu) first rises above L(θ); inf where
-    it does not up to the limit, 0 where not even the smallest step tried lowers the loss, NaN where L(θ) is not finite.
-    ``low``, ``high``: the bracket, L(low) ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with,
-    NaN where it was not computed. ``evaluations``: of the loss."""
+    """A critical learning rate with its bracket.
+
+    Attributes:
+        value: the α at the first rise of L(θ + αu) above L(θ). inf without a rise up to the limit; 0 if even the
+            smallest step tried does not lower the loss; NaN if L(θ) is not finite.
+        low: lower end of the bracket, L(low) ≤ L(θ).
+        high: upper end, L(high) > L(θ).
+        loss: L(θ).
+        evaluations: number of evaluations of the loss.
+        alpha_max: α_max for comparison; NaN if not computed.
+    """
 
     value: float
     low: float
@@ -35,8 +44,10 @@ class CriticalLR:
 
     @property
     def over_alpha_max(self) -> float:
-        """value / α_max: above 1 the second-order threshold is too careful; NaN where either is 0, infinite or
-        unknown."""
+        """value / α_max. Above 1, the second-order threshold is too careful.
+
+        NaN if either is 0, infinite or unknown.
+        """
         usable = 0 < self.alpha_max < math.inf and 0 < self.value < math.inf
         return self.value / self.alpha_max if usable else math.nan
 
@@ -50,14 +61,19 @@ def loss_along(
     *,
     batches: Iterable[Any] | None = None,
 ) -> list[float]:
-    """Compute [L(θ + αu) for α in ``alphas``] by forward passes only, each with the same random state.
+    """Compute [L(θ + αu) for α in ``alphas``] by forward passes only.
+
+    Each evaluation uses the same random state.
 
     Args:
-        loss_fn, params, direction, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
         alphas: step lengths α.
+        batches: microbatches, as in `directional`.
 
     Returns:
-        The losses, in the order of ``alphas`` and the loss's unit.
+        The losses in the order of ``alphas``, in the loss's unit.
     """
     line = _Line(loss_fn, params, direction, batches)
     return [line(alpha) for alpha in alphas]
@@ -75,30 +91,34 @@ def critical_lr(
     resolution: float = 1e-2,
     batches: Iterable[Any] | None = None,
 ) -> CriticalLR:
-    """Find the largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024,
-    arXiv:2406.09405: forward passes only).
+    """Find the first α at which the loss along u rises above L(θ).
 
-    α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up
-    to ``limit``; the bracket is then bisected to ``resolution``·high, and the crossing interpolated in it. Without
-    ``start`` the search begins at half of ``alpha_max`` (of `directional`, where not given), or, where that is 0 or ∞,
-    at ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0); ``limit`` is 2²⁰·start by default. A rise and fall within one doubling is not
-    seen. A loss that is not finite counts as above. Near 0 the differences drown in rounding: a value at which the loss
-    differs by a few ulp is no crossing.
+    Up to this crossing L(θ + αu) ≤ L(θ). Only forward passes are used (Kalra and Barkeshli 2024, arXiv:2406.09405).
+
+    α is first halved from ``start``, at most 40 times, until the loss is below L(θ). If ``start`` itself is below, α is
+    doubled up to ``limit`` while the loss is not above L(θ). The bracket is then bisected to ``resolution``·high, and
+    the crossing interpolated in it.
+
+    A rise and fall within one doubling is not detected. A loss that is not finite counts as above. Near 0 the
+    differences drown in rounding: a value at which the loss differs by a few ulp is no crossing.
 
     Args:
-        loss_fn, params, direction, batches: as in `directional`.
-        start: first α that is tried.
-        alpha_max: of `directional`, if it is known already.
-        limit: the search ends with ∞ where the loss is still below L(θ) at this α.
-        resolution: width of the bracket, as a share of its upper end.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
+        start: first α tried. Default: half of ``alpha_max``; if that is 0 or ∞, ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0).
+        alpha_max: α_max if known already; default: computed by `directional` if needed.
+        limit: largest α; the result is ∞ if the loss is not above L(θ) there. Default: 2²⁰·start.
+        resolution: width of the bracket as a share of its upper end.
+        batches: microbatches, as in `directional`.
 
     Returns:
-        The critical rate with its bracket, beside α_max. It rests on losses alone: a wrong derivative of a custom
-        `autograd.Function` cannot change it. ``alpha_max`` is checked for such a one as in `directional`; a doubt is a
-        RuntimeWarning.
+        The critical rate with its bracket, and α_max. The rate depends on losses alone: a wrong derivative of a custom
+        `autograd.Function` cannot change it. For ``alpha_max`` such a Function is checked as in `directional`; a doubt
+        is a RuntimeWarning.
 
     Raises:
-        ValueError: settings out of range, and as `directional`.
+        ValueError: settings out of range, or as in `directional`.
     """
     if not 0 < resolution < 1:
         raise ValueError(f"resolution is {resolution}; it must lie between 0 and 1")
@@ -121,13 +141,13 @@ def critical_lr(
 
 
 def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple[float, float, float]:
-    """Bracket the first crossing by halving and doubling, then bisect to ``resolution``: (critical LR, low, high)."""
+    """Bracket the first crossing by halving or doubling, then bisect: (critical LR, low, high)."""
     base = line(0.0)
     if not math.isfinite(base):
         return math.nan, math.nan, math.nan
     low, high = 0.0, start
     for _ in range(40):
-        if line(high) < base:  # truly lower: a step too small to change a float32 loss proves nothing
+        if line(high) < base:  # strictly: a step too small to change a float32 loss proves nothing
             break
         high /= 2
     else:
@@ -147,7 +167,7 @@ def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple
 
 
 class _Line:
-    """The loss along a line, α ↦ L(θ + αu), each value computed once."""
+    """The loss along a line, α ↦ L(θ + αu); each value is computed once."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""Decompose curvature and gradient: the Gauss–Newton part of uᵀHu, the parameter blocks' shares, the gradient's
-noise."""
+"""Parts of curvature and gradient.
+
+The Gauss–Newton part of uᵀHu, the shares of parameter blocks, and the gradient's noise.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ from stability.curvature.products import directional, hvp
 
 @dataclass(frozen=True)
 class GaussNewton:
-    """The Gauss–Newton part of a curvature. ``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature,
-    NaN where uᵀHu is 0; the rest is the model's own bend."""
+    """The Gauss–Newton part of a curvature.
+
+    Attributes:
+        part: uᵀJᵀH_out J u.
+        curvature: uᵀHu.
+        share: part / curvature, NaN if uᵀHu is 0. The rest comes from the model's own second derivative.
+    """
 
     part: float
     curvature: float
@@ -41,25 +48,27 @@ def gauss_newton(
     *,
     batches: Iterable[Any] | None = None,
 ) -> GaussNewton:
-    """Compute the Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given
-    in two parts.
+    """Compute the Gauss–Newton part of uᵀHu for a loss in two parts.
 
-    Ju is one forward-mode derivative of the outputs (right through LayerNorm, facts 8; torch.func.jvp), then the loss's
-    second derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition.
+    Sources: Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454. Ju is one forward-mode derivative of the outputs
+    (torch.func.jvp; correct through LayerNorm, facts 8). The loss's second derivative along Ju follows at fixed
+    outputs. uᵀHu is `directional` of the composition.
 
     Args:
         model_fn: ``model_fn(params) -> outputs`` (one tensor); with ``batches``, ``model_fn(params, batch)``.
         output_loss_fn: ``output_loss_fn(outputs) -> scalar``; with ``batches``, ``output_loss_fn(outputs, batch) ->
             (sum, count)``, combined as one mean.
-        params, direction, batches: as in `directional`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
+        batches: microbatches, as in `directional`.
 
     Returns:
         The part, the whole curvature, and their ratio.
 
     Raises:
-        ValueError: as `directional`.
+        ValueError: as in `directional`.
         NoSecondDerivative: differences of the outputs contradict a custom Function's forward mode.
-        RuntimeError: by torch, where an operation has no forward mode.
+        RuntimeError: from torch, for an operation without a forward mode.
     """
     params = check_params(params)
     direction = check_direction(params, direction)
@@ -85,18 +94,24 @@ def gauss_newton_product(
     *,
     batches: Iterable[Any] | None = None,
 ) -> Tree:
-    """Compute G u = JᵀH_out J u, the Gauss–Newton matrix times a vector: one forward-mode derivative Ju, the output
-    loss's Hessian times it, and one backward pass.
+    """Compute G u = JᵀH_out J u, the Gauss–Newton matrix times a vector.
+
+    It costs one forward-mode derivative Ju, one product with the output loss's Hessian, and one backward pass.
 
     Args:
-        model_fn, output_loss_fn: the loss in two parts, as in `gauss_newton`.
-        params, direction, batches: as in `directional`.
+        model_fn: the model, as in `gauss_newton`.
+        output_loss_fn: the loss of its outputs, as in `gauss_newton`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
+        batches: microbatches, as in `directional`.
 
     Returns:
         G u with the structure of ``params``.
 
     Raises:
-        ValueError, NoSecondDerivative, RuntimeError: as in `gauss_newton`.
+        ValueError: as in `gauss_newton`.
+        NoSecondDerivative: as in `gauss_newton`.
+        RuntimeError: as in `gauss_newton`.
     """
     params = check_params(params)
     direction = check_direction(params, direction)
@@ -120,7 +135,7 @@ def _batches(listed: list[Any] | None) -> list[tuple[Any, ...]]:
 
 
 def _of_outputs(output_loss_fn: Callable[..., Any], listed: list[Any] | None) -> tuple[Callable[..., Any], Any]:
-    """Return the loss as a function of all batches' outputs by index, and the indices; None without batches."""
+    """Return the loss of all outputs by batch index, and the indices or None."""
     if listed is None:
         return lambda at: output_loss_fn(at["0"]), None
     return lambda at, index: output_loss_fn(at[str(index)], listed[index]), range(len(listed))
@@ -129,7 +144,7 @@ def _of_outputs(output_loss_fn: Callable[..., Any], listed: list[Any] | None) ->
 def _all_moved(
     model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, listed: list[Any] | None, random: RandomState
 ) -> tuple[Tensors, Tensors]:
-    """Return the outputs and their derivatives Ju, by the batch's index."""
+    """Return the outputs and their derivatives Ju, by batch index."""
     with random.replayed(), sdpa_kernel(SDPBackend.MATH):
         pairs = [_moved(model_fn, params, direction, batch) for batch in _batches(listed)]
     outputs, moves = ({str(index): pair[k] for index, pair in enumerate(pairs)} for k in (0, 1))
@@ -145,8 +160,8 @@ def _check_moved(
     moves: Tensor,
     random: RandomState,
 ) -> None:
-    """Compare Ju with differences of the outputs where a custom Function may have a forward mode of its own, or, as
-    `torch.library.custom_op` has, one that is silently zero."""
+    """Compare Ju with differences of the outputs if the graph has a custom Function."""
+    # a custom Function may have its own forward mode; that of a `torch.library.custom_op` is silently zero
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
     with random.replayed(), torch.enable_grad():
         unvouched = custom_function(model_fn(leaves, *batch))
@@ -154,7 +169,7 @@ def _check_moved(
         return
     given = model_fn, params, direction, batch, random
     try:
-        with switched_off({param.device.type for param in params.values()}):  # its types make differences coarse
+        with switched_off({param.device.type for param in params.values()}):  # autocast makes differences coarse
             contradicted = _contradicted(*given)
     except RuntimeError:  # types that only fit under autocast
         contradicted = _contradicted(*given)
@@ -206,20 +221,24 @@ def block_shares(
     batches: Iterable[Any] | None = None,
     block: Callable[[str], str] | int = 2,
 ) -> dict[str, float]:
-    """Compute u_b·(Hu)_b of every block b of parameters, by one Hessian-vector product.
+    """Compute u_b·(Hu)_b of every parameter block b, by one Hessian-vector product.
 
-    They add up to uᵀHu = Σ_b u_bᵀ(Hu)_b and hold b's coupling with all the others: a share may be negative.
+    The shares add up to uᵀHu = Σ_b u_bᵀ(Hu)_b. Each includes b's coupling with all other blocks, so it may be negative.
 
     Args:
-        loss_fn, params, direction, batches: as in `directional`.
-        block: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
-            ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0").
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
+        batches: microbatches, as in `directional`.
+        block: a function from a parameter's name to its block's; or the number of leading dotted parts of the name that
+            make a block ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0").
 
     Returns:
         The shares by block.
 
     Raises:
-        ValueError, NoSecondDerivative: as in `hvp`.
+        ValueError: as in `hvp`; ``block`` below 1.
+        NoSecondDerivative: as in `hvp`.
     """
     if isinstance(block, int) and block < 1:
         raise ValueError(f"block is {block}; give at least one leading part of the names")
@@ -234,9 +253,17 @@ def block_shares(
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The noise scale of a gradient. ``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf
-    where gradient_sq came out ≤ 0 (the noise hides the gradient). ``trace``: tr Σ of one item's gradient.
-    ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
+    """The noise scale of a gradient.
+
+    ``trace`` and ``gradient_sq`` are unbiased estimates.
+
+    Attributes:
+        value: B_simple = trace / gradient_sq, in the unit of the counts; inf if gradient_sq ≤ 0 (the noise hides the
+            gradient).
+        trace: tr Σ of one item's gradient.
+        gradient_sq: |G|².
+        microbatches: number of microbatches used.
+    """
 
     value: float
     trace: float
@@ -246,22 +273,21 @@ class NoiseScale:
 
 @any_tree
 def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Iterable[Any]) -> NoiseScale:
-    """Estimate the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
-    microbatches.
+    """Estimate the simple noise scale from the gradients of microbatches.
 
-    E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr Σ/B for all of them together are two equations for |G|² and
-    tr Σ; with equal counts they are the paper's.
+    Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1. Two equations determine |G|² and tr Σ: E|g_i|² =
+    |G|² + tr Σ/b_i for one microbatch, and |G|² + tr Σ/B for all together. With equal counts they are the paper's.
 
     Args:
         loss_fn: ``loss_fn(params, batch) -> (sum, count)``, b_i = count.
-        params: as in `directional`.
+        params: θ, as in `directional`.
         batches: microbatches. Their counts must be of independent items (sequences, rather than their tokens).
 
     Returns:
         The noise scale with |G|² and tr Σ.
 
     Raises:
-        ValueError: fewer than two microbatches that count something.
+        ValueError: fewer than two microbatches with a count above 0.
     """
     params = check_params(params)
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}

@@ -1,4 +1,4 @@
-"""Estimate the diagonal of a loss's Hessian from products of the Hessian with random vectors."""
+"""Estimate the Hessian's diagonal from products with random vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from stability.curvature.products import hvp
 
 @dataclass(frozen=True)
 class Diagonal:
-    """An estimate of the Hessian's diagonal. ``value`` and its ``standard_error`` (NaN from one sample): tensors with
-    the structure of the parameters."""
+    """An estimate of the Hessian's diagonal.
+
+    Attributes:
+        value: the diagonal, with the structure of the parameters.
+        standard_error: of each entry, with the same structure; NaN from one sample.
+        samples: number of random vectors.
+    """
 
     value: Tree
     standard_error: Tree
@@ -34,15 +39,22 @@ def hessian_diagonal(
     samples: int = 30,
     seed: int = 0,
 ) -> Diagonal:
-    """Estimate the Hessian's diagonal by the mean of z ⊙ Hz over Rademacher vectors z (Bekas et al. 2007).
+    """Estimate the Hessian's diagonal by the mean of z ⊙ Hz.
+
+    The z are Rademacher vectors (Bekas et al. 2007).
 
     Args:
-        loss_fn, params, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
         samples: number of z, one Hessian-vector product each.
-        seed: of the z.
+        seed: seed of the z.
 
     Returns:
         The diagonal with the standard error of each entry.
+
+    Raises:
+        ValueError: ``samples`` below 1, or as in `hvp`.
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}; at least one is needed")
@@ -67,13 +79,17 @@ def hutchinson_diagonal(
     batches: Iterable[Any] | None = None,
     check: bool | None = None,
 ) -> Tree:
-    """Estimate the Hessian's diagonal by z ⊙ Hz, z of independent N(0, 1), whose mean it is (Hutchinson 1989; Liu et
-    al. 2023, Algorithm 1).
+    """Estimate the Hessian's diagonal by one z ⊙ Hz.
+
+    The entries of z are independent N(0, 1); the mean of z ⊙ Hz is the diagonal (Hutchinson 1989; Liu et al. 2023,
+    Algorithm 1).
 
     Args:
-        loss_fn, params, batches, check: as in `hvp`.
-        generator: of the CPU, whatever the device; z depends on it and on the names' order alone, not on how the batch
-            is cut.
+        loss_fn: the loss, as in `hvp`.
+        params: θ, as in `hvp`.
+        generator: on the CPU, for any device. z depends only on it and on the order of names, not on the microbatches.
+        batches: microbatches, as in `hvp`.
+        check: as in `hvp`.
 
     Returns:
         z ⊙ Hz with the structure of ``params``.

@@ -1,4 +1,7 @@
-"""Run the Lanczos recurrence with full reorthogonalisation on flat vectors, on operators such as a loss's Hessian."""
+"""Lanczos recurrence with full reorthogonalisation, on flat vectors.
+
+The operator may be a loss's Hessian.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,19 @@ from torch import Tensor
 from stability.curvature._inputs import Tensors, check_direction, check_params
 from stability.curvature.products import hvp
 
-_BREAKDOWN = 1e3  # roundings of ‖T‖ below which a new direction is noise, and the Krylov space is complete
+_BREAKDOWN = 1e3  # in roundings of ‖T‖: a shorter new direction is noise, and the Krylov space is complete
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A symmetric n × n matrix known by its products with flat vectors of ``dtype`` on ``device``."""
+    """A symmetric n × n matrix, given by its products with flat vectors.
+
+    Attributes:
+        apply: the product with a vector (n,).
+        size: n.
+        dtype: dtype of the vectors.
+        device: device of the vectors.
+    """
 
     apply: Callable[[Tensor], Tensor]
     size: int
@@ -26,20 +36,22 @@ class Operator:
     device: torch.device
 
     def probe(self, generator: torch.Generator, kind: str = "rademacher") -> Tensor:
-        """Draw a random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the
-        same on every device."""
+        """Draw a random vector (n,): ±1 with equal odds, or standard normal.
+
+        It is drawn on the CPU, so a seed gives the same vector on every device.
+        """
         if kind == "normal":
             return torch.randn(self.size, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
         return (torch.randint(0, 2, (self.size,), generator=generator) * 2 - 1).to(self.device, self.dtype)
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return all tensors in the dict's order as one vector of the widest dtype among them."""
+    """Return all tensors in the dict's order as one vector of their widest dtype."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors of which `flatten` made the vector, with the shapes and dtypes of ``like``."""
+    """Return the vector of `flatten` as tensors with the shapes and dtypes of ``like``."""
     pieces = vector.split([tensor.numel() for tensor in like.values()])
     return {
         name: piece.reshape(tensor.shape).to(tensor.dtype)
@@ -53,12 +65,15 @@ def hessian_operator(
     batches: Iterable[Any] | None = None,
     scale: Mapping[str, Tensor] | None = None,
 ) -> Operator:
-    """Return H of a loss as an operator on flat vectors, by double backward. The first product is compared with
-    differences where `hvp` does so.
+    """Return the Hessian of a loss as an operator on flat vectors.
+
+    Products use double backward. The first one is compared with differences if `hvp` does so.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
-        scale: tensors s by name, as ``params``; the operator is then diag(s) H diag(s).
+        loss_fn: the loss, as in `directional`.
+        params: θ by name.
+        batches: microbatches, as in `directional`.
+        scale: tensors s by name; the operator is then diag(s) H diag(s).
     """
     params = check_params(params)
     batches = None if batches is None else list(batches)  # one pass for each product
@@ -79,9 +94,14 @@ def hessian_operator(
 
 @dataclass(frozen=True)
 class Krylov:
-    """The result of k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values``
-    (k,) ascending and ``vectors`` (k, k): the eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was
-    left over, 0 where the space is complete."""
+    """The result of k Lanczos steps: A Q = Q T + β q eₖᵀ.
+
+    Attributes:
+        basis: the k columns of Q, each (n,).
+        values: eigenvalues of T (Ritz values), (k,) ascending, in float64.
+        vectors: eigenvectors of T, (k, k), in float64.
+        beta: remaining coupling β, 0 if the space is complete.
+    """
 
     basis: tuple[Tensor, ...]
     values: Tensor
@@ -90,12 +110,14 @@ class Krylov:
 
     @property
     def residuals(self) -> Tensor:
-        """(k,): ‖A y − θ y‖ = |β s_k| of each Ritz pair; an eigenvalue of A lies within this distance of θ (Parlett
-        1998, 4.5 and 13.2)."""
+        """‖A y − θ y‖ = |β s_k| of each Ritz pair, (k,).
+
+        An eigenvalue of A is within this distance of θ (Parlett 1998, 4.5 and 13.2).
+        """
         return self.beta * self.vectors[-1].abs()
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return Q ``weights`` (k,): a vector of n."""
+        """Return Q ``weights``, (k,) → (n,)."""
         total = torch.zeros_like(self.basis[0])
         for weight, column in zip(weights.tolist(), self.basis, strict=True):
             total.add_(column, alpha=weight)
@@ -103,15 +125,16 @@ class Krylov:
 
 
 def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylov]:
-    """Yield the Krylov space of ``start`` after 1, 2, … products (Lanczos 1950), until n or the space is complete.
+    """Yield the Krylov space of ``start`` after 1, 2, … products (Lanczos 1950).
 
-    Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears
-    twice. Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.
+    It ends after n products or with a complete space. Each new vector is orthogonalised twice against all earlier ones
+    (Parlett 1998, 6.9), so no eigenvalue appears twice. Memory: one vector of n per step. After a product that is not
+    finite, the last space has eigenvalues of NaN.
 
     Args:
         operator: symmetric, n × n.
         start: (n,), not zero.
-        iterations: products at most.
+        iterations: largest number of products.
     """
     basis, alphas, betas = [start / start.norm()], [], []
     while len(alphas) < min(iterations, operator.size):

@@ -1,5 +1,7 @@
-"""Measure α_max of the steps that a training loop takes, beside it: the loop, its numbers and its random state stay as
-they are."""
+"""Measure α_max of a training loop's own steps.
+
+The loop, its numbers and its random state are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ __all__ = ["AlphaMaxMonitor", "MonitorRow"]
 
 
 class AlphaMaxMonitor:
-    """Measure the step that the loop itself takes::
+    """Measure the optimizer steps of a training loop::
 
         monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10)
         for batch in loader:
@@ -38,40 +40,44 @@ class AlphaMaxMonitor:
                 ...  # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
         monitor.history[-1].alpha_max_over_lr
 
-    u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
-    lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
-    measured step holds two more copies of the parameters. Not touched: parameters, ``.grad``, buffers, modes, optimizer
-    and the global random states of torch, numpy and Python; forward hooks and what the model's own code counts in
-    Python run again. Checkpointed blocks (torch.utils.checkpoint) are evaluated with their activations kept. Autocast
-    that the loop switches on around the model's call is on in the replay, too. Dropout inside a fused attention kernel
-    on a GPU draws other masks than the replay, whose attention can be differentiated twice, and so does all dropout
-    after it; ``method="finite_difference"`` replays with the loop's own kernels. On a CPU torch fuses no attention that
-    drops. Source: consensus paper 5.2; the predicted change is the second-order model behind Eq. 18.
+    u = (θ⁺ − θ)/lr over the whole block, so it includes clipping, weight decay, momentum and any other change of θ. lr
+    is the first parameter group's rate at the call of ``optimizer.step()``; the other groups' ratios to it are in u. A
+    measured step needs two more copies of the parameters. Source: consensus paper 5.2; the predicted change is the
+    second-order model behind Eq. 18.
 
-    The replay's slope is compared with that of the ``.grad`` that the optimizer used; a row's note says where they
-    disagree, as they do if ``loss_fn`` is another loss than the loop's, and the first such row gives a RuntimeWarning.
-    Not compared: ranks, and the steps named in `StepGradient`.
+    Unchanged: parameters, ``.grad``, buffers, modes, optimizer, and the global random states of torch, numpy and
+    Python. Forward hooks run again, and so do counters in the model's own Python code. Checkpointed blocks
+    (torch.utils.checkpoint) are evaluated with their activations stored. The replay uses the loop's autocast around the
+    model's call.
+
+    Dropout inside a fused attention kernel on a GPU draws other masks in the replay, because the replay's attention
+    must be twice differentiable; all later dropout then differs, too. ``method="finite_difference"`` replays with the
+    loop's own kernels. On a CPU torch fuses no attention with dropout.
+
+    The replay's slope is compared with the slope of the ``.grad`` used by the optimizer. If they disagree, as with
+    another ``loss_fn`` than the loop's, the row has a note, and the first such row gives a RuntimeWarning. Not
+    compared: ranks, and the steps named in `StepGradient`.
 
     No error of a replay ends the training: its row has a note and no numbers, and the first one gives a RuntimeWarning.
 
     Args:
-        model: of a DistributedDataParallel the module inside is measured.
-        optimizer: it holds trainable parameters of the model and no others.
-        loss_fn: ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean
-            (accumulated batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose
-            mean is taken over all of them. It is called with the batch as given to `step` (it moves it to the device
-            itself) and the model in the mode that it is in as the block ends.
+        model: the model in training; of a DistributedDataParallel, the module inside is measured.
+        optimizer: contains trainable parameters of the model and no others.
+        loss_fn: ``loss_fn(model, batch)`` returns the loss of the step. Either a scalar, the batch's mean; accumulated
+            batches and ranks then have equal weights, as with loss/n and DDP. Or (sum, count), averaged over all
+            batches and ranks. It is called with the batch given to `step` (and moves it to the device itself), and with
+            the model in its mode at the end of the block.
         every: measure each k-th step; the others cost nothing.
-        rows: evaluate the batch in pieces of that many rows, in bounded memory: the same numbers, exactly for (sum,
-            count), for a scalar where every row counts alike; dropout then draws other masks than the step did.
+        rows: evaluate the batch in pieces of this many rows, in bounded memory. The numbers are the same, exactly for
+            (sum, count), and for a scalar if all rows have equal weight. Dropout then draws other masks than the step.
         method: as in `directional`.
         log: called with each row as a dict.
-        group: the ranks over which the batch is spread (taken from a DistributedDataParallel model); every rank then
-            makes the same calls and gets the numbers of the whole batch.
+        group: the ranks that share the batch (taken from a DistributedDataParallel model). Every rank must make the
+            same calls, and gets the numbers of the whole batch.
 
     Raises:
-        ValueError: an optimizer that holds none of the model's trainable parameters or others than the model's; sharded
-            parameters (FSDP, DTensor); ``every`` or ``rows`` below 1.
+        ValueError: the optimizer has none of the model's trainable parameters, or other tensors; the parameters are
+            sharded (FSDP, DTensor); ``every`` or ``rows`` is below 1.
     """
 
     def __init__(
@@ -96,22 +102,22 @@ class AlphaMaxMonitor:
         self.model, self.optimizer, self.group = model, getattr(optimizer, "optimizer", optimizer), group
         self.every, self.rows, self.method, self.log = every, rows, method, log
         self.history: list[MonitorRow] = []
-        self.batches_per_step: int | None = None  # by which the loop divides each batch's loss; None: by their number
+        self.batches_per_step: int | None = None  # divisor of each batch's loss in the loop; None: number of batches
         self._loss = ReplayedLoss(model, loss_fn)
         self._steps = 0
-        self._under_way: StepUnderWay | Exception | None = None  # an error: that of its `begin`
-        self._warned = False  # of a step that was not measured, or a log that failed
-        self._doubted = False  # of a replay that is not the loop's step
+        self._under_way: StepUnderWay | Exception | None = None  # an Exception if `begin` failed
+        self._warned = False  # about a step not measured, or a failed log
+        self._doubted = False  # warned about a replay different from the loop's step
         self._adds_up_rows: bool | None = None  # None: not compared yet
         check_optimizer(model, self.optimizer)
 
     @contextmanager
     def step(self, batch: Any, *, accumulate: bool = False) -> Iterator[None]:
-        """Measure the optimizer step that is taken in this block. With gradient accumulation: around each batch,
-        ``accumulate=True`` on all but the one in whose block the optimizer steps.
+        """Measure the optimizer step made in this block.
 
-        Nothing is measured where the block raises. Where dropout is to repeat, the block's first draw of random numbers
-        is the forward pass's.
+        With gradient accumulation, put a block around each batch, with ``accumulate=True`` on all but the one with the
+        optimizer's step. Nothing is measured if the block raises. For dropout to repeat, the block's first draw of
+        random numbers must be the forward pass's.
         """
         self.begin(batch)
         try:
@@ -123,21 +129,28 @@ class AlphaMaxMonitor:
             self.end()
 
     def begin(self, batch: Any) -> None:
-        """Do what `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
+        """Record θ, buffers, random state and the batch, as `step` does on entry.
+
+        For callbacks.
+        """
         if self._steps % self.every or isinstance(self._under_way, Exception):
             return
         try:
             if self._under_way is None:
                 self._under_way = StepUnderWay(self.model, self.optimizer, alone=self.group is None)
-                # a step that nobody ends, as where the training raises, leaves torch as it was, too
+                # torch is restored also after a step without an end, e.g. if the training raises
                 self._closing = finalize(self, self._under_way.close)
             self._under_way.add(batch)
-        except Exception as error:  # noqa: BLE001  as out of memory; `end` writes it into the row
+        except Exception as error:  # noqa: BLE001  e.g. out of memory; `end` writes it into the row
             self.cancel()
             self._under_way = error
 
     def end(self) -> MonitorRow | None:
-        """Do what `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
+        """Measure, append to ``history`` and log, as `step` does on exit.
+
+        Returns:
+            The row; None for a step not to be measured.
+        """
         step, self._steps = self._steps, self._steps + 1
         current = self._under_way
         self.cancel()
@@ -159,7 +172,7 @@ class AlphaMaxMonitor:
         return row
 
     def cancel(self) -> None:
-        """Forget the step that was begun."""
+        """Forget the step begun."""
         if isinstance(self._under_way, StepUnderWay):
             self._closing()
         self._under_way = None
@@ -176,17 +189,14 @@ class AlphaMaxMonitor:
             warn(f"AlphaMaxMonitor: {text}")
 
     def _row(self, step: int, begun: StepUnderWay | Exception) -> tuple[MonitorRow, str | None]:
-        """Measure one step from what was remembered before it; a row with a note where there was no step to measure.
-
-        The second value says that the replay's slope is not the step's, None if it is or cannot be compared.
-        """
+        """Measure a step; return its row, and a note if the replay's slope is not the step's."""
         prepared = self._on_all(lambda: self._prepare(step, begun))
         if isinstance(prepared, MonitorRow):
             return prepared, None
         current, lr, after, direction, pieces, notes = prepared
         with pieces[0].random.replayed(), self._loss.lending():
             along = self._along(current.start, direction, pieces)
-            exact = along.method not in BY_DIFFERENCES  # then L(θ) came from the attention that those allow
+            exact = along.method not in BY_DIFFERENCES  # L(θ) then used the twice differentiable attention
             total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after, twice=exact))
             loss_after = mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
         is_flat = along.slope == along.curvature == 0
@@ -211,7 +221,7 @@ class AlphaMaxMonitor:
         return row, doubt
 
     def _prepare(self, step: int, current: StepUnderWay | Exception) -> Any:
-        """Return the step, lr, θ⁺, u, the pieces to evaluate and first notes; a row if there is nothing to measure."""
+        """Return the step, lr, θ⁺, u, pieces and first notes; or a row without numbers."""
         if isinstance(current, Exception):
             raise current
         if not current.lrs:
@@ -243,7 +253,7 @@ class AlphaMaxMonitor:
         return current, lr, after, direction, pieces, notes
 
     def _rows_note(self, start: Tensors, item: Item) -> str | None:
-        """Compare, once, a loss of joined rows with that of their halves."""
+        """Compare a loss of joined rows with that of their halves, once."""
         if self.rows is None:
             return None
         if self._adds_up_rows is None:
@@ -269,6 +279,6 @@ class AlphaMaxMonitor:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error, with its type where the text may not say enough."""
+    """Return an error's first line, with its type if needed for clarity."""
     text = (str(error).strip().splitlines() or [""])[0]
     return text if isinstance(error, (ValueError, NoSecondDerivative)) and text else f"{type(error).__name__}: {text}"

@@ -1,5 +1,7 @@
-"""Compute curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the
-numbers of the whole."""
+"""Curvature under data parallelism.
+
+Each rank evaluates its own share of the batch, and gets the numbers of the whole.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ from stability.curvature.products import directional
 
 @dataclass(frozen=True)
 class _Part:
-    """The share that one rank sends: the sums over its microbatches (inside ``sums``) and their counts, or why it has
-    none."""
+    """One rank's contribution.
+
+    Attributes:
+        sums: sums over its microbatches, or None after an error.
+        count: sum of their counts.
+        error: the error, or None.
+    """
 
     sums: Directional | None
     count: float
@@ -38,26 +45,31 @@ def parallel_directional(
     check: bool | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Directional:
-    """Compute `directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature
-    uᵀHu and α_max (Eq. 18) from these.
+    """Compute `directional` of the loss over the batches of all ranks.
 
-    One collective, of a few numbers in float64, summed in the order of the ranks: every rank returns the same bits, and
-    they equal one process's over all batches to float64 rounding.
+    L = Σ sum / Σ count; slope ⟨∇L, u⟩, curvature uᵀHu and α_max (Eq. 18) follow. One collective exchanges a few float64
+    numbers, summed in the order of the ranks. Every rank returns the same bits. They equal one process's result over
+    all batches to float64 rounding.
 
     Args:
         loss_fn: ``loss_fn(params, batch) -> (sum, count)``.
-        params, direction, method, check: as in `directional`, the same on each rank.
-        batches: the rank's own microbatches; a rank may hold nothing that counts.
+        params: θ, as in `directional`, the same on each rank.
+        direction: u, as in `directional`, the same on each rank.
+        method: as in `directional`, the same on each rank.
+        batches: the rank's own microbatches; their counts may be 0.
+        check: as in `directional`, the same on each rank.
         group: the ranks that call; None: all.
 
     Returns:
-        The numbers of the whole batch. ``shares`` are summed, ``error_bar`` is the sum of the ranks' (an upper bound),
-        ``rel_error`` the worst one, ``method`` joins the names where ranks differ.
+        The numbers of the whole batch. ``shares`` are summed, ``error_bar`` is the ranks' sum (an upper bound),
+        ``rel_error`` the largest one, ``method`` joins the names if ranks differ.
 
     Raises:
-        RuntimeError: another rank raised, and is named; its own error is raised there after the exchange, so that none
-            waits for ever.
-        ValueError, NoRule, NoSecondDerivative: as in `directional`.
+        RuntimeError: another rank raised; the message names it. Its own error is raised there after the exchange, so no
+            rank waits for ever.
+        ValueError: as in `directional`.
+        NoRule: as in `directional`.
+        NoSecondDerivative: as in `directional`.
     """
     items = list(enumerate(batches))
     counts: dict[int, float] = {}
@@ -66,7 +78,7 @@ def parallel_directional(
         index, batch = item
         total, count = _pair(loss_fn(given, batch))
         counts[index] = float(count)
-        return total, 1.0 if index == 0 else 0.0  # so that `directional` divides by one and returns the sums
+        return total, 1.0 if index == 0 else 0.0  # then `directional` divides by 1 and returns the sums
 
     local, raised = None, None
     try:
@@ -74,7 +86,7 @@ def parallel_directional(
         for count in counts.values():
             if not 0 <= count < float("inf"):
                 raise ValueError(f"loss_fn(params, batch) returns (sum, count); it returned the count {count}")
-    except Exception as error:  # noqa: BLE001  the other ranks wait for this one: tell them, then raise it
+    except Exception as error:  # noqa: BLE001  the other ranks wait for this one: send it, then raise it
         raised = error
     part = _Part(local, sum(counts.values()), None if raised is None else f"{type(raised).__name__}: {raised}")
     parts = gathered(part, group)
@@ -84,7 +96,9 @@ def parallel_directional(
 
 
 def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
-    """Compute Σ total / Σ count over ranks, in float64 and the same on each.
+    """Compute Σ total / Σ count over ranks, in float64.
+
+    The result is the same on each rank.
 
     Args:
         total: this rank's sum.
@@ -99,11 +113,14 @@ def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = 
 
 
 def together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
-    """Return ``local()``; if it raises on one rank of ``group``, raise on each: the others would wait for ever."""
+    """Return ``local()``; if it raises on one rank of ``group``, raise on each.
+
+    Otherwise the other ranks would wait for ever.
+    """
     result, raised = None, None
     try:
         result = local()
-    except Exception as error:  # noqa: BLE001  told to the other ranks first
+    except Exception as error:  # noqa: BLE001  sent to the other ranks first
         raised = error
     errors = gathered(None if raised is None else f"{type(raised).__name__}: {raised}", group)
     if raised is not None:
@@ -113,15 +130,17 @@ def together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
 
 
 def _raise_first(errors: Sequence[str | None]) -> None:
-    """Raise a RuntimeError that names the first rank with an error."""
+    """Raise a RuntimeError with the first rank's error, if any."""
     for rank, error in enumerate(errors):
         if error is not None:
             raise RuntimeError(f"another rank could not measure its part; rank {rank}: {error}")
 
 
 def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return what each rank of ``group`` (None: all) gave, in their order; [item] in a process that belongs to no
-    group."""
+    """Return the items of all ranks of ``group`` (None: all), in their order.
+
+    [item] in a process without a group.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return [item]
     parts: list[Any] = [None] * dist.get_world_size(group)
@@ -130,8 +149,7 @@ def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def _whole(parts: Sequence[_Part]) -> Directional:
-    """Add up the ranks' parts to the numbers of the whole batch; ``RuntimeError`` where a rank could not measure its
-    own."""
+    """Add up the ranks' parts; raise a RuntimeError if a rank failed."""
     _raise_first([part.error for part in parts])
     sums = [part.sums for part in parts if part.sums is not None]
     count = sum(part.count for part in parts)
@@ -149,7 +167,7 @@ def _whole(parts: Sequence[_Part]) -> Directional:
         loss,
         slope,
         curvature,
-        alpha_max(slope, curvature) if loss - loss == 0 else loss - loss,  # NaN where the loss is NaN or infinite
+        alpha_max(slope, curvature) if loss - loss == 0 else loss - loss,  # NaN if the loss is NaN or infinite
         "+".join(sorted({each.method for each in sums})),
         rel_error=max(errors_found) if errors_found else None,
         error_bar=None if any(bar is None for bar in bars) else mean_of(sum(bar or 0.0 for bar in bars), count),
@@ -160,7 +178,7 @@ def _whole(parts: Sequence[_Part]) -> Directional:
 
 
 def _first_of(parts: Sequence[_Part], name: str) -> str | None:
-    """Return the first rank's text of that name, with the rank."""
+    """Return the first text in the field ``name`` of the ranks, with its rank."""
     texts = [getattr(part.sums, name) for part in parts]
     return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), None)
 

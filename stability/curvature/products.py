@@ -1,4 +1,7 @@
-"""Compute slope and curvature of a loss along a direction, and Hessian-vector products, for dicts of tensors."""
+"""Slope and curvature of a loss along a direction, and Hessian-vector products.
+
+They work on dicts of tensors.
+"""
 
 from __future__ import annotations
 
@@ -51,30 +54,32 @@ def directional(
 ) -> Directional:
     """Compute loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction``.
 
-    Random state: each evaluation starts from the global generators as they are now, which are left untouched. A NaN
-    stays a NaN under every method.
+    Each evaluation starts from the current global random state, which is unchanged afterwards. A NaN remains a NaN with
+    every method.
 
     Args:
         loss_fn: ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ
             sum / Σ count, one microbatch at a time.
         params: θ: a dict of tensors, or any nesting of lists, tuples and dicts.
         direction: u, of the same structure and shapes.
-        method: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an operation has no rule),
-            "double_backward" (exact; `NoSecondDerivative` where one is missing), "finite_difference" (central
-            differences of gradients at ‖εu‖ = 1e-2 and 3e-3, with an error bar), "parity" (the paper's raw ε = 1e-4,
-            for comparison only), or "auto": the first of these three that the loss allows. That it came to differences
-            is announced by a warning, and so is a loss of which a part is detached (`detach`, `item`, `no_grad`):
-            double backward takes that part for a constant, as the training step's gradient does.
+        method: "taylor" (exact, one forward pass, no stored activations; `NoRule` for an operation without a rule),
+            "double_backward" (exact; `NoSecondDerivative` if one is missing), "finite_difference" (central differences
+            of gradients at ‖εu‖ = 1e-2 and 3e-3, with an error bar), "parity" (the paper's raw ε = 1e-4, for comparison
+            only), or "auto": the first of the first three supported by the loss. "auto" warns if it uses differences.
+            It also warns if a part of the loss is detached (`detach`, `item`, `no_grad`): double backward treats this
+            part as a constant, like the training step's gradient.
         batches: microbatches, each given to ``loss_fn``.
         check: True: compare the curvature with central differences, stored as `rel_error`. None: only for double
-            backward through a custom `autograd.Function`, whose derivatives nobody vouches for; a second one that
-            differences contradict is missing.
+            backward through a custom `autograd.Function`, because its derivatives are not guaranteed; a second
+            derivative contradicted by differences counts as missing.
 
     Returns:
         The numbers, with the method that gave them.
 
     Raises:
-        ValueError: params, directions and losses that do not fit.
+        ValueError: parameters, direction or loss do not fit.
+        NoRule: with method "taylor", as above.
+        NoSecondDerivative: with method "double_backward", as above.
     """
     check_method(method)
     params = check_params(params)
@@ -94,17 +99,21 @@ def hvp(
     batches: Iterable[Any] | None = None,
     check: bool | None = None,
 ) -> Tree:
-    """Compute H u by double backward (reverse over reverse, right through LayerNorm).
+    """Compute H u by double backward (reverse over reverse, correct through LayerNorm).
 
     Args:
-        loss_fn, params, direction, batches: as in `directional`.
-        check: compare uᵀHu with differences of gradients along u. None does so where a custom `autograd.Function` is in
-            the graph, False never.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        direction: u, as in `directional`.
+        batches: microbatches, as in `directional`.
+        check: compare uᵀHu with differences of gradients along u. None: only with a custom `autograd.Function` in the
+            graph; False: never.
 
     Returns:
-        H u with the structure of ``params``; zeros where nothing depends.
+        H u with the structure of ``params``; zeros for a leaf without influence.
 
     Raises:
+        ValueError: as in `directional`.
         NoSecondDerivative: an operation has no second derivative, or differences contradict it.
     """
     params = check_params(params)
@@ -133,8 +142,8 @@ def hvp(
 
 
 def _by_any(problem: Problem, check: bool | None) -> Directional:
-    """Compute by taylor; where it lacks a rule by double backward; where that lacks a second derivative, by central
-    differences. A NaN is nobody's reason to go on."""
+    """Compute by taylor, else by double backward, else by central differences."""
+    # a NaN is no reason for the next method
     unforeseen = None
     try:
         return _by_taylor(problem, check)
@@ -143,14 +152,14 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
     except NoRule:
         pass  # double backward is as exact, and the result names it
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
-        # Code that no tensor subclass gets through; where it is the loss's own error, double backward raises it again.
+        # The code does not support tensor subclasses. If it is the loss's own error, double backward raises it again.
         unforeseen = f"{type(error).__name__}: {error}"
     try:
         result = _by_double_backward(problem, check)
     except NoSecondDerivative as error:
         announce(error)
         return _by_differences(problem, "finite_difference", bool(check))
-    # a custom Function looks like a no_grad block to taylor, and has been checked
+    # taylor cannot tell a custom Function from a no_grad block; with a rel_error it was checked
     if unforeseen is not None and result.rel_error is None:
         warn(f"curvature by double backward, because taylor failed: {unforeseen}")
     return result
@@ -165,7 +174,7 @@ def _by_taylor(problem: Problem, check: bool | None) -> Directional:
 
 
 def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
-    """Reverse over reverse, checked by differences, unless told not to, where it relies on a custom Function."""
+    """Compute by reverse over reverse; by default, check custom Functions by differences."""
     sums, unvouched = double_backward_sums(problem)
     return checked(problem, sums.result("double_backward"), check, unvouched)
 
@@ -175,7 +184,7 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
     if method == "finite_difference":
         pairs = pairs_at(problem.objective, problem.params, problem.direction, problem.random)
         curvature, bar = curvature_of(pairs, problem.direction)
-        # its own two displacements are all there is to compare
+        # only its own two displacements can be compared
         share = relative_error(curvature, curvature - bar) if check else None
         note = slope_note(center, pairs)
         return numbers_of(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar, note=note)
@@ -184,7 +193,7 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
 
 
 def with_origin(problem: Problem, result: Directional) -> Directional:
-    """Return the result, with the origin of what is not finite in it."""
+    """Return the result with the origin of a non-finite number in it."""
     if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
         return result
     return replace(

@@ -1,9 +1,8 @@
-"""Compute the Hessian's spectrum from products with it: outermost eigenvalues and density. Losses and parameters as
-`directional` takes them.
+"""The Hessian's spectrum from its products: outermost eigenvalues and density.
 
-The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on
-rounding is the error of the estimate itself, and each result carries it. Probes come from a seed; the global random
-state is left alone.
+Losses and parameters are those of `directional`. Products use double backward: exact up to float32's rounding (4e-6
+relative, facts 8). Each result includes the error of the estimate itself, apart from rounding. Probes come from a seed;
+the global random state is unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +22,15 @@ from stability.curvature.lanczos import Krylov, Operator, hessian_operator, kryl
 
 @dataclass(frozen=True)
 class Eigenvalue:
-    """An eigenvalue as Lanczos' iteration knows it. ``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit
-    ``vector`` y (by name); an eigenvalue lies within it, and the Ritz value never exceeds the largest one.
-    ``products``: Hessian-vector products spent. ``converged``: residual ≤ tolerance·|value|."""
+    """An eigenvalue estimated by Lanczos.
+
+    Attributes:
+        value: a Ritz value; it never exceeds the largest eigenvalue.
+        residual: ‖Hy − value·y‖ for the unit ``vector`` y; an eigenvalue is within this distance.
+        products: Hessian-vector products used.
+        converged: residual ≤ tolerance·|value|.
+        vector: y by name.
+    """
 
     value: float
     residual: float
@@ -36,8 +41,15 @@ class Eigenvalue:
 
 @dataclass(frozen=True)
 class SpectralDensity:
-    """A quadrature of φ(λ) = (1/n) Σ_i δ(λ − λ_i): ``nodes`` (k,) in the unit of the loss per squared parameter,
-    ``weights`` (k,) that sum to 1, ``size`` n, ``probes`` and ``probe_of`` (k,), the probe that each node came from."""
+    """A quadrature of the spectral density φ(λ) = (1/n) Σ_i δ(λ − λ_i).
+
+    Attributes:
+        nodes: (k,), in the unit of the loss per squared parameter.
+        weights: (k,), with sum 1.
+        probe_of: (k,), index of each node's probe.
+        probes: number of probes.
+        size: n.
+    """
 
     nodes: Tensor
     weights: Tensor
@@ -46,15 +58,19 @@ class SpectralDensity:
     size: int
 
     def moment(self, power: int) -> tuple[float, float]:
-        """Return (tr(Hᵖ)/n, its standard error over the probes, NaN for one probe); without bias while power <
-        2·iterations."""
+        """Return (tr(Hᵖ)/n, its standard error over the probes); unbiased while power < 2·iterations.
+
+        The standard error is NaN for one probe.
+        """
         terms = self.weights * self.probes * self.nodes**power
         by_probe = torch.zeros(self.probes, dtype=torch.float64).index_add(0, self.probe_of, terms)
         return float(by_probe.mean()), standard_error(by_probe)
 
     def smoothed(self, grid: Tensor, width: float) -> Tensor:
-        """Return the density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width``
-        (Ghorbani et al. 2019, Eq. 6): (g,)."""
+        """Return the density at ``grid``, with nodes widened to Gaussians; (g,) → (g,).
+
+        ``width`` is their standard deviation (Ghorbani et al. 2019, Eq. 6).
+        """
         if not width > 0:
             raise ValueError(f"width is {width}; a positive standard deviation is needed")
         bells = torch.exp(-0.5 * ((grid[:, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
@@ -71,24 +87,25 @@ def top_eigenvalue(
     iterations: int = 64,
     seed: int = 0,
 ) -> Eigenvalue:
-    """Compute λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full
-    reorthogonalisation.
+    """Compute λ_max of the Hessian by Lanczos with full reorthogonalisation.
 
-    From a random start the largest eigenvalue is missed with probability zero, but the residual bound alone proves only
-    that *some* eigenvalue is that near. Memory: one copy of the parameters for each product. A loss with a NaN gives
-    NaN.
+    λ_max is the sharpness of Cohen et al. 2021, arXiv:2103.00065. From a random start the largest eigenvalue is missed
+    with probability zero, but the residual bound alone proves only that *some* eigenvalue is that near. Memory: one
+    copy of the parameters per product. A loss with a NaN gives NaN.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
         tolerance: stop once the residual bound is at most this share of |λ|.
-        iterations: products at most (6–16 reach 1 %, facts 8).
-        seed: of the start vector.
+        iterations: largest number of products (6–16 reach 1 %, facts 8).
+        seed: seed of the start vector.
 
     Returns:
         The eigenpair with its residual.
 
     Raises:
-        ValueError: as `directional`.
+        ValueError: as in `directional`.
     """
     params = check_params(params)
     return largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
@@ -106,16 +123,24 @@ def eigenvalues(
     iterations: int = 64,
     seed: int = 0,
 ) -> list[Eigenvalue]:
-    """Compute k eigenpairs of the Hessian at one end of its spectrum, by one run of Lanczos' iteration.
+    """Compute k eigenpairs at one end of the Hessian's spectrum, by one Lanczos run.
 
     Args:
-        k: how many. A Hessian with fewer distinct eigenvalues gives fewer: one that occurs several times is found once.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        k: number of pairs. A multiple eigenvalue is found once, so a Hessian with fewer distinct ones gives fewer
+            pairs.
         which: "largest", "smallest" (both by sign; smallest first) or "magnitude" (largest |λ| first).
+        batches: microbatches, as in `directional`.
         tolerance: stop once each residual is at most this share of its |λ|.
-        iterations: products at most; at least k.
+        iterations: largest number of products, at least k.
+        seed: seed of the start vector.
 
     Returns:
-        The pairs with their residuals, the outermost first. `top_eigenvalue` says what a residual proves.
+        The pairs with their residuals, the outermost first. `top_eigenvalue` explains a residual's meaning.
+
+    Raises:
+        ValueError: an unknown ``which``, ``k`` outside 1 … ``iterations``, or as in `directional`.
     """
     params = check_params(params)
     if which not in _ORDERS:
@@ -124,7 +149,7 @@ def eigenvalues(
     return _outermost(operator, params, k, _ORDERS[which], tolerance, iterations, seed)
 
 
-# which Ritz values come first, as a key to sort them by
+# sort keys of Ritz values
 _ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "largest": torch.neg,
     "smallest": torch.clone,
@@ -133,7 +158,15 @@ _ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
-    """Compute the largest Ritz value of an operator over ``params`` (see `top_eigenvalue`)."""
+    """Compute the largest Ritz value of an operator over ``params``.
+
+    Args:
+        operator: a symmetric operator.
+        params: tensors with the structure of its vectors.
+        tolerance: as in `top_eigenvalue`.
+        iterations: as in `top_eigenvalue`.
+        seed: seed of the start vector.
+    """
     return _outermost(operator, params, 1, torch.neg, tolerance, iterations, seed)[0]
 
 
@@ -146,7 +179,7 @@ def _outermost(
     iterations: int,
     seed: int,
 ) -> list[Eigenvalue]:
-    """Compute the k Ritz pairs that come first in ``order``, a key to sort by."""
+    """Compute the first k Ritz pairs in ``order``, a sort key."""
     if not 1 <= k <= iterations:
         raise ValueError(f"k={k}, iterations is {iterations}; at least one product is needed for each eigenvalue")
 
@@ -178,19 +211,24 @@ def spectral_density(
     iterations: int = 32,
     seed: int = 0,
 ) -> SpectralDensity:
-    """Estimate the Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et
-    al. 2019, arXiv:1901.10159).
+    """Estimate the Hessian's spectral density by stochastic Lanczos quadrature.
 
-    The Ritz values of each Krylov space are nodes, the squared first components of their vectors the weights.
+    Sources: Ubaru, Chen and Saad 2017; Ghorbani et al. 2019, arXiv:1901.10159. The Ritz values of each Krylov space are
+    nodes; the squared first components of their vectors are the weights.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
-        probes: Rademacher vectors, a Krylov space from each.
-        iterations: products for each probe.
-        seed: of the probes.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
+        probes: number of Rademacher vectors, each with its own Krylov space.
+        iterations: products per probe.
+        seed: seed of the probes.
 
     Returns:
         The quadrature; nodes of NaN for a loss with a NaN.
+
+    Raises:
+        ValueError: ``probes`` or ``iterations`` below 1, or as in `directional`.
     """
     if probes < 1 or iterations < 1:
         raise ValueError(f"probes={probes}, iterations={iterations}: both must be at least 1")
@@ -213,5 +251,5 @@ def _last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda spa
 
 
 def standard_error(values: Tensor) -> float:
-    """Return the standard error of the values' mean, NaN for fewer than two."""
+    """Return the standard error of the values' mean; NaN for fewer than two."""
     return float(values.std(correction=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan

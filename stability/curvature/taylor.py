@@ -1,5 +1,7 @@
-"""Propagate a loss to second order: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
-exactly, and stores no activations."""
+"""Exact L, ⟨∇L, u⟩ and uᵀHu from one forward pass.
+
+The pass carries (f, f′, f″) along θ + tu, and stores no activations.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import torch
 
-# Imported for the rules that they register.
+# Imported to register their rules.
 import stability.curvature._rules_activations
 import stability.curvature._rules_attention
 import stability.curvature._rules_elementary
@@ -28,11 +30,21 @@ __all__ = ["NoRule", "missing_rule", "taylor_sums"]
 def taylor_sums(
     objective: Objective, params: Tensors, direction: Tensors, random: RandomState
 ) -> tuple[float, float, float]:
-    """Compute (L, slope, curvature), one microbatch at a time. Raises `NoRule`, naming it, at an operation that has no
-    rule or would drop derivatives."""
+    """Compute (L, slope, curvature), one microbatch at a time.
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        direction: u by name.
+        random: random state of the evaluation.
+
+    Raises:
+        NoRule: an operation has no rule or would drop derivatives; the message names it.
+        ValueError: the loss depends on none of the parameters.
+    """
     jets = {name: Jet(param.detach(), direction[name]) for name, param in params.items()}
     sums, total = [0.0, 0.0, 0.0], 0.0
-    with random.replayed(), torch.enable_grad():  # gradients on: a rule tells by it that nobody switched them off
+    with random.replayed(), torch.enable_grad():  # gradients on: `_refuse_drops` thus detects a no_grad block
         for value, count in objective.terms(jets, twice=True):
             if not isinstance(value, Jet):
                 raise ValueError(
@@ -50,13 +62,15 @@ def taylor_sums(
 
 @any_tree
 def missing_rule(loss_fn: Callable[..., Any], params: Tree, *, batches: Iterable[Any] | None = None) -> str | None:
-    """Name the operation of a loss that taylor has no rule for.
+    """Name the operation of a loss without a taylor rule.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
 
     Returns:
-        Why taylor cannot differentiate this loss, or None where it can.
+        The reason why taylor cannot differentiate this loss, or None if it can.
     """
     params = check_params(params)
     try:

@@ -1,4 +1,4 @@
-"""Estimate the trace of a loss's Hessian from products of the Hessian with random vectors."""
+"""Estimate the Hessian's trace from products with random vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from stability.curvature.spectrum import standard_error
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of a trace. ``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch
-    held all of H; NaN from fewer than two samples)."""
+    """An estimate of a trace.
+
+    Attributes:
+        value: tr H.
+        standard_error: of the sampled part; 0 if the sketch contained all of H, NaN from fewer than two samples.
+        products: Hessian-vector products used.
+    """
 
     value: float
     standard_error: float
@@ -36,17 +41,22 @@ def trace(
 ) -> Trace:
     """Estimate tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1).
 
-    A third of the products sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the
-    trace of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of
+    A third of the products sketches the range of H (Q = orth(H S)). A third gives tr(QᵀHQ) exactly. A third samples the
+    trace of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors; their scatter gives the standard error. Exact for a Hessian of
     rank ≤ products/3.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
-        products: Hessian-vector products, at least 3.
-        seed: of the probes.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
+        products: number of Hessian-vector products, at least 3.
+        seed: seed of the probes.
 
     Returns:
         The estimate with its standard error.
+
+    Raises:
+        ValueError: ``products`` below 3, or as in `hvp`.
     """
     if products < 3:
         raise ValueError(f"products is {products}; Hutch++ needs at least 3")
@@ -77,16 +87,22 @@ def hutchinson_trace(
     products: int = 30,
     seed: int = 0,
 ) -> Trace:
-    """Estimate tr H by the mean of zᵀHz over Rademacher vectors z (Hutchinson 1989). `trace` needs fewer products where
-    few eigenvalues hold most of the trace.
+    """Estimate tr H by the mean of zᵀHz over Rademacher vectors z (Hutchinson 1989).
+
+    `trace` needs fewer products if a few eigenvalues make up most of the trace.
 
     Args:
-        loss_fn, params, batches: as in `directional`.
+        loss_fn: the loss, as in `directional`.
+        params: θ, as in `directional`.
+        batches: microbatches, as in `directional`.
         products: number of z, one Hessian-vector product each.
-        seed: of the z.
+        seed: seed of the z.
 
     Returns:
         The estimate with its standard error.
+
+    Raises:
+        ValueError: ``products`` below 1, or as in `hvp`.
     """
     if products < 1:
         raise ValueError(f"products is {products}; at least one is needed")
@@ -96,12 +112,12 @@ def hutchinson_trace(
 
 
 def _quadratic_forms(operator: Operator, vectors: Iterable[Tensor]) -> Tensor:
-    """Return zᵀHz of each vector, in float64; one product each."""
+    """Return zᵀHz of each vector in float64, by one product each."""
     return torch.tensor([float(z.double() @ operator.apply(z).double()) for z in vectors], dtype=torch.float64)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """Return an orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low
-    rank stays low."""
+    """Return an orthonormal basis (n, r) of the columns' span."""
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
+    # directions below rounding are left out, so a low rank remains low
     return left[:, sizes > sizes[0] * torch.finfo(columns.dtype).eps * max(columns.shape)]

@@ -1,4 +1,7 @@
-"""Compute a training step's gradient and its curvature along the step, with what they have in common computed once."""
+"""A training step's gradient and its curvature along the step.
+
+Their common part is computed once.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,22 @@ from stability.curvature.products import check_method, directional, with_origin
 
 
 class GradientWithGraph:
-    """A batch's gradient now, its curvature along u later, because u follows from the gradient through the optimizer.
+    """A batch's gradient now, and its curvature along u later.
 
-    ``loss``: L(θ). `gradient()`: ∇L, for the optimizer. `along(u)`: the `Directional` along u; the optimizer may have
-    moved the parameters by then, because everything here stands on ``params``, copies made at construction (θ before
-    the step). With method "double_backward" and no ``batches`` the gradient's graph is kept until `along` or `release`,
-    and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates again, which by
-    "taylor" is cheaper still in memory. The forward pass advances the global random state as a training step does;
-    later evaluations replay it.
+    u follows from the gradient through the optimizer. ``loss`` is L(θ), `gradient()` is ∇L for the optimizer, and
+    `along(u)` is the `Directional` along u. The optimizer may have moved the parameters by then: everything here uses
+    copies of ``params`` from construction (θ before the step).
+
+    With method "double_backward" and no ``batches``, the gradient's graph is stored until `along` or `release`. `along`
+    then costs only the second backward pass, and gives ``shares``. Otherwise `along` evaluates again; by "taylor" this
+    needs even less memory. The forward pass advances the global random state as in a training step; later evaluations
+    replay it.
 
     Args:
-        loss_fn, params, batches, method: as in `directional`, of which `along` makes the call.
+        loss_fn: the loss, as in `directional`.
+        params: θ by name.
+        batches: microbatches, as in `directional`.
+        method: method of `along`, as in `directional`.
         check: as in `directional`, for each `along`.
     """
 
@@ -70,7 +78,7 @@ class GradientWithGraph:
         }
 
     def _accumulate(self) -> tuple[float, Tensors]:
-        """Return loss and gradient as means over the microbatches, each one's graph freed before the next."""
+        """Return loss and gradient as means over microbatches, with one graph at a time."""
         loss = total = 0.0
         sums: dict[str, Tensor | None] = dict.fromkeys(self.params)
         for value, count in self.objective.terms(self.params):
@@ -85,16 +93,23 @@ class GradientWithGraph:
         return loss, {name: _filled(sums.pop(name), param).div(total) for name, param in self.params.items()}
 
     def gradient(self) -> Tensors:
-        """Return ∇L by name, detached, the caller's own to clip in place; zeros where the loss does not use a
-        parameter. Handed out once."""
+        """Return ∇L by name, detached; zeros for an unused parameter.
+
+        The caller may clip it in place, because it is handed out only once.
+
+        Raises:
+            RuntimeError: a second call.
+        """
         gradient, self._gradient = self._gradient, None
         if gradient is None:
             raise RuntimeError("the gradient was handed out already; keep what gradient() returned")
         return gradient
 
     def along(self, direction: Mapping[str, Tensor]) -> Directional:
-        """Compute slope and curvature along ``direction`` at θ before the step. The first call uses, and frees, the
-        kept graph; later ones evaluate again."""
+        """Compute slope and curvature along ``direction`` at θ before the step.
+
+        The first call uses and frees the stored graph; later ones evaluate again.
+        """
         problem = Problem(self.objective, self.params, check_direction(self.params, direction), self.random)
         graph, self._graph = self._graph, None
         if graph is None:
@@ -105,8 +120,10 @@ class GradientWithGraph:
         return with_origin(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
 
     def nonfinite(self) -> str:
-        """Return the origin of a loss or a gradient that is not finite: the first parameter or module that is not, in
-        one line."""
+        """Return one line with the first non-finite parameter or module.
+
+        It is the origin of a loss or gradient that is not finite.
+        """
         ones = {name: torch.ones_like(param) for name, param in self.params.items()}
         with self.random.replayed():
             return first_nonfinite(
@@ -125,7 +142,7 @@ class GradientWithGraph:
             )
 
     def release(self) -> None:
-        """Free the kept graph; `along` still works, by evaluating again."""
+        """Free the stored graph; `along` then evaluates again."""
         self._graph = None
 
 
