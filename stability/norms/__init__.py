@@ -10,7 +10,13 @@ __all__ = ["AbstractNorm", "build"]
 
 
 def build(name: str, *, width: int, **settings: Any):
-    """Return one norm as a module: ``forward(x_BND) -> y_BND``. ``settings``: the fields of the norm's Config."""
+    """Return one norm as a module, ``forward(x_BND) -> y_BND``.
+
+    Args:
+        name: name of the norm's file.
+        width: the model's width D.
+        **settings: fields of the norm's Config.
+    """
     from stability.config.parts import settings_of
     from stability.registry import Registry
 

@@ -1,4 +1,7 @@
-"""A norm is a module before each branch and before the head that keeps what they read at one scale."""
+"""Base of the norms.
+
+A norm precedes each branch and the head, and scales their inputs to one size.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from stability.config import Settings
 
 
 class AbstractNorm(nn.Module):
-    """Base of every norm, (…, D) → (…, D), each vector of the last axis by itself. A subclass is constructed as
-    ``cls(config, width)``, with its own settings and the model's width D."""
+    """Base of every norm over the last axis, (…, D) → (…, D).
+
+    A subclass is constructed as ``cls(config, width)`` with its own settings and the model's width D.
+    """
 
     family: ClassVar[str] = "norms"
     Config: ClassVar[type[Settings]]

@@ -1,5 +1,7 @@
-"""`derf`: dynamic erf in place of a norm (Chen et al. 2025, "Stronger Normalization-Free Transformers",
-arXiv:2512.10938)."""
+"""`derf`: dynamic erf in place of a norm.
+
+Source: Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv:2512.10938.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from stability.norms._base import AbstractNorm
 
 
 class DynamicErf(AbstractNorm):
-    """A norm by the error function, y = γ ⊙ erf(αx + s) + β with one learned α and one learned s; γ starts at 1, β at
-    0. No entry reads another."""
+    """Dynamic erf: y = γ ⊙ erf(αx + s) + β.
+
+    α and s are one learned number each. γ starts at 1, β at 0. Entries do not depend on each other.
+    """
 
     class Config(Settings):
         """Settings of slope and shift."""

@@ -1,4 +1,7 @@
-"""`dyt`: dynamic tanh in place of a norm (Zhu et al. 2025, "Transformers without Normalization", arXiv:2503.10622)."""
+"""`dyt`: dynamic tanh in place of a norm.
+
+Source: Zhu et al. 2025, "Transformers without Normalization", arXiv:2503.10622.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from stability.norms._base import AbstractNorm
 
 
 class DynamicTanh(AbstractNorm):
-    """A norm by the hyperbolic tangent, y = γ ⊙ tanh(αx) + β with one learned α; γ starts at 1, β at 0. No entry reads
-    another, and nothing is standardised first."""
+    """Dynamic tanh: y = γ ⊙ tanh(αx) + β.
+
+    α is one learned number. γ starts at 1, β at 0. Entries do not depend on each other, and are not standardised first.
+    """
 
     class Config(Settings):
         """Settings of the slope."""

@@ -13,8 +13,10 @@ from stability.norms._base import AbstractNorm
 
 
 class LayerNorm(nn.LayerNorm, AbstractNorm):
-    """A norm by mean and variance, y = γ ⊙ (x − mean x) / √(var x + ε) + β over the last axis, var with divisor D; γ
-    starts at 1, β at 0."""
+    """Norm by mean and variance over the last axis.
+
+    y = γ ⊙ (x − mean x) / √(var x + ε) + β, var with divisor D. γ starts at 1, β at 0.
+    """
 
     class Config(Settings):
         """Settings of the variance and of β."""

@@ -13,7 +13,10 @@ from stability.norms._base import AbstractNorm
 
 
 class RMSNorm(nn.RMSNorm, AbstractNorm):
-    """A norm by the root mean square, y = γ ⊙ x / √(mean x² + ε) over the last axis; γ starts at 1."""
+    """Norm by the root mean square over the last axis.
+
+    y = γ ⊙ x / √(mean x² + ε). γ starts at 1.
+    """
 
     class Config(Settings):
         """Settings of the mean square."""

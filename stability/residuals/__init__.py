@@ -1,4 +1,7 @@
-"""Residual schemes, one file each. ``build("identity", width=64, layer=0)`` makes one connection."""
+"""Residual schemes, one file each.
+
+``build("identity", width=64, layer=0)`` makes one connection.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,14 @@ __all__ = ["AbstractResidual", "AbstractSingleStream", "AbstractSinkhornStreams"
 
 
 def build(name: str, *, width: int, layer: int = 0, **settings: Any):
-    """Return one connection as a module: ``forward(state, branch) -> state``. ``settings``: the fields of the scheme's
-    Config."""
+    """Return one connection as a module, ``forward(state, branch) -> state``.
+
+    Args:
+        name: name of the scheme's file.
+        width: the model's width D.
+        layer: the connection's number in the model, from 0.
+        **settings: fields of the scheme's Config.
+    """
     from stability.config.parts import settings_of
     from stability.registry import Registry
 

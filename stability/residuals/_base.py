@@ -1,4 +1,7 @@
-"""A residual scheme says how a branch's output joins the state that runs through the blocks."""
+"""Base of the residual schemes.
+
+A scheme joins a branch's output to the state that runs through the blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,16 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class AbstractResidual(KernelUser, nn.Module):
-    """One connection around a branch of a block. ``layer``: its number among the model's connections, from 0 (schemes
-    with several streams start from it).
+    """One residual connection around a branch of a block.
 
-    A branch is a layer of its own, as Zhu et al. (2024) and Xie et al. (2025) count: of block b the mixer's connection
-    has number 2b and the feed-forward one 2b + 1; with cross branches they have 3b and 3b + 2, and the cross branch's
-    3b + 1.
+    Each branch counts as a layer, as in Zhu et al. (2024) and Xie et al. (2025). In block b, the mixer's connection has
+    number 2b and the feed-forward one 2b + 1. With cross branches the numbers are 3b (mixer), 3b + 1 (cross) and 3b + 2
+    (feed-forward).
+
+    Args:
+        config: settings of the scheme.
+        width: the model's width D.
+        layer: the connection's number in the model, from 0. It sets the first stream of schemes with several streams.
     """
 
     family: ClassVar[str] = "residuals"
@@ -30,13 +37,18 @@ class AbstractResidual(KernelUser, nn.Module):
 
     @classmethod
     def evaluations(cls, config: Any) -> int:
-        """Return how often a connection evaluates its branch in one forward pass; what the branch costs counts so
-        often."""
+        """Return the number of branch evaluations in one forward pass of a connection.
+
+        The cost of the branch is multiplied by it.
+        """
         return 1
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The parameters by name of which the scheme, not the optimizer, says whether weight decay reaches them."""
+        """Whether weight decay applies, for parameters decided by the scheme, not the optimizer.
+
+        The keys are parameter names.
+        """
         return {}
 
     def enter(self, x_BND: Tensor) -> Tensor:
@@ -47,12 +59,15 @@ class AbstractResidual(KernelUser, nn.Module):
         raise NotImplementedError
 
     def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
-        """Return what the head reads, (B, N, D)."""
+        """Return the head's input, (B, N, D)."""
         raise NotImplementedError
 
 
 class AbstractSingleStream(AbstractResidual):
-    """A connection whose state is what runs through a plain transformer, one vector per token, (B, N, D)."""
+    """A connection with one vector per token as its state, (B, N, D).
+
+    This is the state of a plain transformer.
+    """
 
     def enter(self, x_BND: Tensor) -> Tensor:
         return x_BND

@@ -1,5 +1,7 @@
-"""Schemes with several residual streams share this base (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025,
-arXiv:2512.24880)."""
+"""Base of the schemes with several residual streams.
+
+Sources: Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025, arXiv:2512.24880.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,13 @@ class StreamSettings(Settings):
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of each token, in float32 or wider. ``mix_BNST[..., s, t]``: how much of stream s goes on in
-    stream t."""
+    """The coefficients of each token, in float32 or wider.
+
+    Attributes:
+        pre_BNS: weight of each stream in the branch's input.
+        mix_BNST: [..., s, t] is the weight of stream s in the next stream t.
+        post_BNS: weight of the branch's output in each stream.
+    """
 
     pre_BNS: Tensor
     mix_BNST: Tensor
@@ -41,10 +48,15 @@ class Coefficients(NamedTuple):
 
 
 class AbstractStreams(AbstractResidual):
-    """A residual connection of n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At
-    first X is the embedding n times; the head reads the sum of the normed streams. ``static``: the names of the
-    coefficients that do not depend on the token. ``sums_to_one``: each column of mix does, by construction, so that
-    equal streams stay what they are."""
+    """A residual connection of n streams per token, X (B, N, S, D).
+
+    u = Σ_s pre_s X_s and X' = mixᵀX + post ⊗ F(u). X starts as n copies of the embedding. The head's input is the sum
+    of the normed streams.
+
+    Attributes:
+        static: names of the coefficients that do not depend on the token.
+        sums_to_one: whether each column of mix sums to 1 by construction, so mixing leaves equal streams unchanged.
+    """
 
     static: ClassVar[tuple[str, ...]]
     sums_to_one: ClassVar[bool] = False
@@ -68,32 +80,40 @@ class AbstractStreams(AbstractResidual):
         return f"streams={config.streams}" if config.streams > MOST_STREAMS_OF_KERNELS else None
 
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
-        """Return the pre, mix and post that `forward` uses at each token of the state; by torch's own operations."""
+        """Return pre, mix and post at each token, by torch's own operations."""
         raise NotImplementedError
 
     def read(self, x_PSD: Tensor, dtype: torch.dtype, precision: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return u (P, D), the coefficients (P, S, S + 2) as `kernels.streams` lays them out and X itself, of the
-        streams of P tokens, by its kernels; weights in ``dtype``."""
+        """Compute the branch's input and the coefficients by kernels.
+
+        Args:
+            x_PSD: the streams of P tokens.
+            dtype: dtype of the weights.
+            precision: precision of the products, "tf32" or "ieee".
+
+        Returns:
+            u (P, D), the coefficients (P, S, S + 2) in the layout of `kernels.streams`, and X itself.
+        """
         raise NotImplementedError
 
     def enter(self, x_BND: Tensor) -> Tensor:
-        # a product with strides of 0 takes a loop over the tokens
+        # contiguous, because a product with strides of 0 loops over the tokens
         return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
-        """Return X' (B, N, S, D), in the dtype of ``state``."""
+        """Return X' (B, N, S, D) in the dtype of ``state``."""
         if self.config.impl == "triton":
             return self._fused(state, branch)
-        # Coefficients, and what they are multiplied with, stay in float32: a matrix rounded to bfloat16 loses 0.18 % of
-        # a constant signal at each connection. Where products are rounded nevertheless, streams are mixed by their
-        # differences to the first: X'_t = X_1 + Σ_s mix_st (X_s − X_1), in which equal streams are kept exactly however
-        # mix is rounded. Runs in float32 keep the plain form, and their bits.
+        # Coefficients and their factors stay in float32: a matrix rounded to bfloat16 loses 0.18 % of a constant signal
+        # at each connection. If products are rounded nevertheless, streams are mixed by their differences to the first:
+        # X'_t = X_1 + Σ_s mix_st (X_s − X_1). Equal streams then remain exactly equal for any rounding of mix. Runs in
+        # float32 use the plain form, with the same bits as before.
         by_differences = self.sums_to_one and rounds_products(state.device)
         with in_float32(state.device):
             pre_BNS, mix_BNST, post_BNS = self.coefficients(state)
             wide = state.to(pre_BNS.dtype)
-            # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything,
-            # mostly zeros.
+            # One product reads the streams once. `split`, because the gradient of indexing is a full copy, mostly
+            # zeros.
             if by_differences:
                 first = wide.narrow(-2, 0, 1)
                 u, mixed_BNSD = pre_BNS.unsqueeze(-2) @ wide, first + mix_BNST.mT @ (wide - first)
@@ -104,8 +124,8 @@ class AbstractStreams(AbstractResidual):
         return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), added_BND.unsqueeze(-2)).to(state.dtype)
 
     def _fused(self, state: Tensor, branch: Branch) -> Tensor:
-        """Return what `forward` does, by kernels. They keep coefficients and sums in float32 whatever computes around
-        them, and mix by differences where the columns of mix sum to 1."""
+        """Return the result of `forward`, computed by kernels."""
+        # coefficients and sums stay in float32 under any autocast, mixed by differences if the columns of mix sum to 1
         from kernels.streams import join
 
         is_tf32 = state.is_cuda and torch.get_float32_matmul_precision() != "highest"
@@ -124,12 +144,18 @@ class AbstractStreams(AbstractResidual):
 
 
 class AbstractGatedStreams(AbstractStreams):
-    """The coefficients of mHC, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ =
-    RMSNorm(vec X) ∈ R^{nD}, pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of
-    a_mix·x̃W_mix + b_mix.
+    """The coefficients of mHC; mHC-lite shares all but the mixing.
 
-    W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 but for 1 at the first stream.
-    ``bias_mix``: where b_mix starts.
+    mHC-lite's Eqs. 2 and 4, with x̃ = RMSNorm(vec X) ∈ R^{nD}: pre = σ(a_pre·x̃W_pre + b_pre), post =
+    2σ(a_post·x̃W_post + b_post), mix = `mixing` of a_mix·x̃W_mix + b_mix.
+
+    W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 except for 1 at the first stream.
+
+    Args:
+        config: settings of the scheme.
+        width: the model's width D.
+        layer: the connection's number in the model, from 0.
+        bias_mix: initial value of b_mix.
     """
 
     static = ("bias_pre", "bias_post", "bias_mix")
@@ -149,11 +175,11 @@ class AbstractGatedStreams(AbstractStreams):
         self.scale = nn.Parameter(torch.full((3,), INITIAL_SCALE))
 
     def mixing(self, logits: Tensor) -> Tensor:
-        """Return mix_BNST, made of logits (B, N, …) of the shape of ``bias_mix``."""
+        """Return mix_BNST from logits (B, N, …), with the trailing shape of ``bias_mix``."""
         raise NotImplementedError
 
     def kernel_mixing(self) -> dict[str, Any]:
-        """Return how `kernels.streams.read_gated` is told what `mixing` does."""
+        """Return the arguments of `kernels.streams.read_gated` for this mixing."""
         raise NotImplementedError
 
     def read(self, x_PSD: Tensor, dtype: torch.dtype, precision: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,18 +205,21 @@ class AbstractGatedStreams(AbstractStreams):
         return gates, mix.unflatten(-1, self.bias_mix.shape)
 
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Return scales and biases, joined to one row for all logits: few operations on all tokens, many on single
-        rows."""
+        """Return the scales and the biases of all logits, one row each."""
         num, size = self.config.streams, self.bias_mix.numel()
+        # few operations on all tokens, many on single rows
         scale_O = spread(self.scale, [num, num, size])
         return scale_O, torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
 
 
 class AbstractSinkhornStreams(AbstractGatedStreams):
-    """The mixing of mHC: exp(`mixing_logits`) after ``config.iterations`` of Sinkhorn and Knopp (mHC-lite's Eq. 2)."""
+    """The mixing of mHC: exp(`mixing_logits`), normalised by Sinkhorn and Knopp.
+
+    ``config.iterations`` is the number of iterations (mHC-lite's Eq. 2).
+    """
 
     def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
-        """Return the logarithms that Sinkhorn and Knopp begin with, (B, N, S, S)."""
+        """Return the initial logarithms of Sinkhorn and Knopp, (B, N, S, S)."""
         return self._logits(x_BNSD)[1]
 
     def mixing(self, logits: Tensor) -> Tensor:
@@ -201,31 +230,38 @@ class AbstractSinkhornStreams(AbstractGatedStreams):
 
 
 def spread(scales: Tensor, sizes: list[int]) -> Tensor:
-    """Repeat each scale as often as its size says, one after another."""
+    """Repeat each scale by its size; concatenate the results."""
     return torch.cat([scale.expand(size) for scale, size in zip(scales.unbind(), sizes, strict=True)])
 
 
 def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
-    """Return RMSNorm(x)·diag(1 + gain)·W over the last axis, in float32 or wider; (…, G) and (G, O) → (…, O).
+    """Return RMSNorm(x)·diag(1 + gain)·W over the last axis.
 
-    The norm divides the product, not x: it is O numbers a token then, not G (Xie et al. 2025, 4.3.1). Its ε is the
-    dtype's own, so that the scale of x drops out whatever it is.
+    Args:
+        x: (…, G).
+        gain: (G).
+        weight: W, (G, O).
+
+    Returns:
+        (…, O), in float32 or wider.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
+    # The norm divides the product, not x: O numbers per token instead of G (Xie et al. 2025, 4.3.1). Its ε is the
+    # dtype's own, so any scale of x drops out.
     scale = (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()
     return x @ ((1 + gain).unsqueeze(-1) * weight).to(x.dtype) * scale
 
 
 def sinkhorn(logits_BNST: Tensor, iterations: int) -> Tensor:
-    """Return exp(logits), its columns and then its rows divided by their sums, ``iterations`` times (Sinkhorn and
-    Knopp); (…, S, T) → (…, S, T).
+    """Return exp(logits), normalised by Sinkhorn and Knopp; (…, S, T) → (…, S, T).
 
-    M −= logsumexp over s, then over t, which is a log-softmax over each. Rows sum to 1 to rounding after every
-    iteration, columns only in the limit: after 20 of them, 1 % of 4 × 4 matrices of normal logits have a column off by
-    more than 0.044 / 0.082 / 0.37 at standard deviation 4 / 8 / 16, and at 16 some by nearly 1. Logits of 10³ neither
-    overflow nor underflow to a row of zeros.
+    Each iteration divides columns, then rows, by their sums: a log-softmax over s, then over t.
+
+    Rows sum to 1 to rounding after every iteration, columns only in the limit. After 20 iterations, 1 % of 4 × 4
+    matrices of normal logits have a column off by more than 0.044 / 0.082 / 0.37 at standard deviation 4 / 8 / 16; at
+    16, some are off by nearly 1. Logits of 10³ neither overflow nor underflow to a row of zeros.
     """
-    # the tokens last: both reductions then run over them in vectors, six times as fast
+    # tokens last: both reductions are then vectorised over them, six times as fast
     m_STP = logits_BNST.movedim((-2, -1), (0, 1)).contiguous()
     for _ in range(iterations):
         m_STP = torch.log_softmax(torch.log_softmax(m_STP, 0), 1)

@@ -1,4 +1,4 @@
-"""Hyper-connections (Zhu et al. 2024, arXiv:2409.19606), dynamic."""
+"""Dynamic hyper-connections (Zhu et al. 2024, arXiv:2409.19606)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from stability.residuals._streams import (
 
 
 class HyperConnections(AbstractStreams):
-    """Dynamic hyper-connections with learned coefficients, [pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b +
-    a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing bounds the mixing matrices.
+    """Dynamic hyper-connections with learned coefficients.
 
-    At first S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01: every stream runs through the model as the only one
-    does with ``residual=identity``, and what the head reads is exactly n times what it reads there.
+    [pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b + a_b·tanh(Xn w_b), with Xn the RMSNorm of each stream. The
+    mixing matrices are unbounded.
+
+    Initially S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01. Each stream then equals the single stream of
+    ``residual=identity``, and the head's input is exactly n times as large.
     """
 
     class Config(StreamSettings):

@@ -9,7 +9,7 @@ from stability.residuals._base import AbstractSingleStream, Branch
 
 
 class Identity(AbstractSingleStream):
-    """X' = X + F(X); the state is (B, N, D)."""
+    """X' = X + F(X) with the state (B, N, D)."""
 
     class Config(Settings):
         """This part has no settings."""

@@ -13,15 +13,19 @@ OFF_DIAGONAL = -8.0
 
 
 class ManifoldHyperConnections(AbstractSinkhornStreams):
-    """Gated streams (`AbstractGatedStreams`) whose mixing matrix is exp(logits) after K iterations of Sinkhorn and
-    Knopp (mHC-lite's Eq. 2): rows sum to 1, columns nearly.
+    """Gated streams mixed by exp(logits) after K Sinkhorn–Knopp iterations.
 
-    b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates are σ(±1) and 2σ(±1), not 0 and 1, so that an
-    untrained model is not the plain one. How far depends on how large the branches are beside the embedding. After the
-    best rescaling its logits lie off those with ``residual=identity`` (relative Frobenius distance, eight blocks of
-    attention of width 16) by 4.2 % with this project's embedding of N(0, 1) and by 17.3 % with one of N(0, 0.02²), as
-    nanoGPT's; by 24.6 % where eight tanh layers are as large as their stream (tests/residuals/test_contract.py). In the
-    authors' own model and initialisation (width 128, 6 or 12 layers) it is 19 %.
+    The base is `AbstractGatedStreams`, the mixing mHC-lite's Eq. 2. Rows of the mixing matrix sum to 1, columns nearly.
+
+    b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates start at σ(±1) and 2σ(±1), not 0 and 1, so an
+    untrained model differs from the plain one. The difference depends on the size of the branches relative to the
+    embedding. It is the relative Frobenius distance of the logits from ``residual=identity`` after the best rescaling
+    (the first three: tests/residuals/test_contract.py):
+
+    - 4.2 % with eight blocks of attention of width 16 and this project's embedding of N(0, 1);
+    - 17.3 % with the same blocks and an embedding of N(0, 0.02²), like nanoGPT's;
+    - 24.6 % with eight tanh layers as large as their stream;
+    - 19 % in the authors' own model and initialisation (width 128, 6 or 12 layers).
     """
 
     class Config(StreamSettings):

@@ -1,4 +1,7 @@
-"""mHC-lite: exactly doubly stochastic mixing without iterations (Yang & Gao 2026, arXiv:2601.05732)."""
+"""mHC-lite: exactly doubly stochastic mixing without iterations.
+
+Source: Yang & Gao 2026, arXiv:2601.05732.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from stability.config.impl import Use
 from stability.residuals._streams import AbstractGatedStreams, StreamSettings
 
 OTHERS = -8.0
-# 120 permutations; the 720 of 6 streams would cost more weights than the branch that they serve
+# 120 permutations; the 720 of 6 streams would need more weights than their branch
 MOST_STREAMS_OF_ALL = 5
 MOST_PERMUTATIONS_OF_KERNELS = 128  # of kernels.streams
 
@@ -27,14 +30,15 @@ def _all_or_whole(value: Any) -> Any:
 
 
 class LiteHyperConnections(AbstractGatedStreams):
-    """Gated streams (`AbstractGatedStreams`) whose mixing matrix is Σ_r softmax(logits)_r P_r over permutation matrices
-    (mHC-lite's Eqs. 4 and 5): rows and columns sum to 1 to the rounding of its dtype (1e-15 in float64; bfloat16 loses
-    0.18 % a connection, unless streams are mixed by their differences), at every depth and after any training. One
-    product of the weights (…, R) with the constant matrix (R, n²) makes it.
+    """Gated streams mixed by Σ_r softmax(logits)_r P_r over permutation matrices.
 
-    b_mix starts at 0 for the identity and −8 for every other permutation. The gates start as mHC's: an untrained model
-    is as far from the plain one, 4.2 % with this project's embedding, 17.0 % with nanoGPT's, 24.6 % in eight tanh
-    layers, 19 % in the authors' own model (see `ManifoldHyperConnections`; the same tests hold ours).
+    The base is `AbstractGatedStreams`, the mixing mHC-lite's Eqs. 4 and 5: one product of the weights (…, R) with the
+    constant matrix (R, n²). Rows and columns sum to 1 to the rounding of the dtype, at every depth and after any
+    training: to 1e-15 in float64. bfloat16 loses 0.18 % per connection, unless streams are mixed by their differences.
+
+    b_mix starts at 0 for the identity and −8 for every other permutation. The gates start as in mHC. An untrained model
+    is as far from the plain one: 4.2 % with this project's embedding, 17.0 % with nanoGPT's, 24.6 % with eight tanh
+    layers, 19 % in the authors' own model (see `ManifoldHyperConnections`; the same tests check this).
     """
 
     sums_to_one = True
@@ -57,7 +61,7 @@ class LiteHyperConnections(AbstractGatedStreams):
 
         @model_validator(mode="after")
         def _can_be_held(self) -> LiteHyperConnections.Config:
-            """Refuse more permutations than there are or than can be held, and a seed that nothing is drawn by."""
+            """Refuse a number of permutations out of range, and a seed without a draw."""
             total = math.factorial(self.streams)
             if self.permutations == "all" and self.streams > MOST_STREAMS_OF_ALL:
                 raise ValueError(
@@ -84,7 +88,7 @@ class LiteHyperConnections(AbstractGatedStreams):
         bias_mix = torch.full((len(matrices_RO),), OTHERS)
         bias_mix[0] = 0.0
         super().__init__(config, width=width, layer=layer, bias_mix=bias_mix)
-        self.register_buffer("p_RO", matrices_RO, persistent=False)  # the settings make it
+        self.register_buffer("p_RO", matrices_RO, persistent=False)  # determined by the settings
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
@@ -101,8 +105,13 @@ class LiteHyperConnections(AbstractGatedStreams):
 
 
 def permutations(num: int, count: int | None, seed: int) -> list[tuple[int, ...]]:
-    """Return the identity, then the other permutations of ``num`` in lexicographic order (``count`` None), or ``count``
-    − 1 of them, drawn by ``seed``."""
+    """Return permutations of ``num`` items, the identity first.
+
+    Args:
+        num: number of items.
+        count: number of permutations, the others drawn at random; None: all, in lexicographic order.
+        seed: seed of the draw.
+    """
     if count is None:
         return list(itertools.permutations(range(num)))
     chosen, draw = {tuple(range(num)): None}, random.Random(seed)
@@ -112,8 +121,15 @@ def permutations(num: int, count: int | None, seed: int) -> list[tuple[int, ...]
 
 
 def permutation_matrices(num: int, count: int | None, seed: int) -> Tensor:
-    """Return (R, S·T), float32: row r is a permutation matrix P_r, flattened; P_0 = I. The convex combinations of all
-    of them are the doubly stochastic matrices (Birkhoff 1946, von Neumann 1953)."""
+    """Return permutation matrices as rows, (R, S·T) in float32, with P_0 = I.
+
+    The convex combinations of all of them are the doubly stochastic matrices (Birkhoff 1946, von Neumann 1953).
+
+    Args:
+        num: number of streams S = T.
+        count: number of matrices R; None: all.
+        seed: seed of the draw.
+    """
     return torch.eye(num)[torch.tensor(permutations(num, count, seed))].flatten(1)
 
 

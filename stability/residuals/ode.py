@@ -1,5 +1,7 @@
-"""A connection as steps of an ordinary differential equation by a Runge-Kutta scheme (ODE Transformer, Li et al. 2022,
-arXiv:2203.09176)."""
+"""A residual connection as Runge–Kutta steps of an ordinary differential equation.
+
+Source: ODE Transformer, Li et al. 2022, arXiv:2203.09176.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,26 @@ from stability.residuals._base import AbstractSingleStream, Branch
 
 
 class Ode(AbstractSingleStream):
-    """Steps of length h along dX/dt = F(X), where F is the branch with its norm: X' = X + h·ΔX, ``steps`` times.
+    """``steps`` steps of length h along dX/dt = F(X): X' = X + h·ΔX.
+
+    F is the branch with its norm.
 
     - euler: ΔX = F_1 = F(X); with h = 1 the plain connection, bit for bit.
     - rk2: ΔX = (F_1 + F_2)/2, F_2 = F(X + h F_1) (Heun; the paper's RK2 block).
     - rk4: ΔX = (F_1 + 2 F_2 + 2 F_3 + F_4)/6, F_2 = F(X + h F_1/2), F_3 = F(X + h F_2/2), F_4 = F(X + h F_3).
-    - gated: ΔX = g F_1 + (1 − g) F_2, F_2 as in rk2, g = σ(W [F_1; F_2] + b), one g per token. W and b begin at 0, so
-      that an untrained model is that of rk2; weight decay does not reach b.
+    - gated: ΔX = g F_1 + (1 − g) F_2, F_2 as in rk2, g = σ(W [F_1; F_2] + b), one g per token. W and b start at 0, so
+      an untrained model equals rk2; weight decay does not apply to b.
 
-    The paper's F is a layer, attention and feed-forward network together, and all layers share one gate; here F is a
-    branch, and each connection has a gate of its own. Its code draws W (Xavier).
+    The paper's F is a whole layer, attention and feed-forward network together, and all layers share one gate. Here F
+    is one branch, and each connection has its own gate. The paper's code draws W (Xavier).
 
-    Each evaluation of F is a pass of the branch: it counts as one in `evaluations`, and drops what it drops in training
-    by draws of its own, as in the paper's code; a loss that the branch has of its own is the mean over its evaluations.
-    Branches start scaled by the number of connections, whatever the evaluations: the weights of a step sum to h.
+    Each evaluation of F is a pass of the branch and counts as one in `evaluations`. It has its own dropout masks in
+    training, as in the paper's code. A branch's own loss is averaged over its evaluations. Branches are initialised by
+    the number of connections, for any number of evaluations: the weights of a step sum to h.
     """
 
     class Config(Settings):
-        """The scheme, and the steps that it takes."""
+        """The scheme and its steps."""
 
         scheme: Literal["euler", "rk2", "rk4", "gated"] = Field(
             default="gated", description="what a step evaluates: the branch once, twice, four times, twice with a gate"
@@ -58,7 +62,7 @@ class Ode(AbstractSingleStream):
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         def field(x_BND: Tensor) -> Tensor:
-            # products may come in bfloat16; they are weighed in the state's dtype
+            # products may be in bfloat16; they are weighed in the state's dtype
             return branch(x_BND).to(x_BND.dtype)
 
         for _ in range(self.config.steps):
@@ -82,7 +86,7 @@ class Ode(AbstractSingleStream):
         return self._gated(first_BND, second_BND)
 
     def _gated(self, first_BND: Tensor, second_BND: Tensor) -> Tensor:
-        """Return g F_1 + (1 − g) F_2; the gate is made in float32 or wider."""
+        """Return g F_1 + (1 − g) F_2; g is in float32 or wider."""
         with in_float32(first_BND.device):
             both_BNE = at_least_float32(torch.cat([first_BND, second_BND], -1))
             gate_BN1 = (both_BNE @ self.weight.to(both_BNE.dtype) + self.bias).sigmoid()
