@@ -1,5 +1,7 @@
-"""Losses that parts of a model have of their own beside what they compute, e.g. of a router that spreads its load, are
-carried from a part to the training loss as values: nothing of a forward pass stays in a module."""
+"""Losses of a model's parts beside their outputs, e.g. a router's load balancing.
+
+They are passed from a part to the training loss as values: a module stores nothing of a forward pass.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from torch import Tensor
 
 
 class WithLoss(NamedTuple):
-    """The output of a mixer or a feed-forward network, with a loss that the part has of its own; blocks and models pass
-    it on so.
+    """The output of a mixer or feed-forward network with its own loss.
 
-    ``loss_B``: for each sequence, in nats, what is added to that sequence's share of the training loss. It may depend
-    on that sequence alone, or microbatches would not add up to the batch. In float32 or wider, as every loss is: what a
-    linear map gives in a run in bfloat16 is widened first (`stability.models.precision.at_least_float32`).
+    Blocks and models pass it on in this form.
+
+    Attributes:
+        output: the output.
+        loss_B: in nats, added to each sequence's share of the training loss, in float32 or wider. It may depend on this
+            sequence alone, or microbatches would not add up to the batch. In a bfloat16 run, the output of a linear map
+            must be widened first (`stability.models.precision.at_least_float32`).
     """
 
     output: Any
@@ -24,7 +29,11 @@ class WithLoss(NamedTuple):
 
 
 def parted(found: Any, losses: list[Tensor]) -> Any:
-    """Return a part's output; its loss, where it has one, joins ``losses``."""
+    """Return a part's output; append its loss, if any, to ``losses``.
+
+    Raises:
+        ValueError: the loss is not (B,), or narrower than float32.
+    """
     if not isinstance(found, WithLoss):
         return found
     if found.loss_B.ndim != 1:
@@ -39,13 +48,15 @@ def parted(found: Any, losses: list[Tensor]) -> Any:
 
 
 def joined(output: Any, losses: Sequence[Tensor]) -> Any:
-    """Return the output, with the sum of ``losses`` where there are any."""
+    """Return the output, with the sum of ``losses`` if not empty."""
     return WithLoss(output, added(losses)) if losses else output
 
 
 def averaged(losses: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean of the losses that one part had at each of its evaluations, by itself in a list; [] where it had
-    none."""
+    """Return the mean of one part's losses over its evaluations, as a list.
+
+    The list is empty without a loss.
+    """
     return [added(losses) / len(losses)] if len(losses) > 1 else [*losses]
 
 

@@ -22,10 +22,14 @@ Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The linear map at a model's end: whether it has a bias, and whether all of it starts at zero.
+    """The linear map at a model's end.
 
-    ``tied_to``: the name within the embedding of the module (`nn.Embedding`, or what has such a ``weight``) whose first
-    rows are the head's weight; the model then holds that matrix once. None: the head has a weight of its own.
+    Attributes:
+        bias: whether it has a bias.
+        zero: whether all of it starts at zero.
+        tied_to: name of a module within the embedding (an `nn.Embedding` or another module with such a ``weight``). The
+            first rows of its weight are the head's weight, so the model stores this matrix once. None: the head has its
+            own weight.
     """
 
     bias: bool = True
@@ -34,7 +38,7 @@ class HeadShape:
 
 
 class TiedHead(nn.Module):
-    """The head of a model whose embedding is the weight: it holds a bias, or nothing."""
+    """A head tied to the embedding: only a bias, or nothing."""
 
     bias: nn.Parameter | None
 
@@ -45,22 +49,34 @@ class TiedHead(nn.Module):
 
 
 class Backbone(OwnInit):
-    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter
-    inside the mixers (RoPE) or with the embedding.
+    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head.
 
-    ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``:
-    what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
-    then being (B, M, V); None: every position.
+    Positions enter inside the mixers (RoPE) or with the embedding.
 
-    With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
-    block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
-    reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
-    ``loops``: how often the state passes the blocks, one after another, with the same weights. ``dropout``: the share
-    of what enters the first block that is dropped in training mode, after the embedding and its positions (as nanoGPT
-    does); a context is read whole. ``gives_losses``: whether `forward` can be asked for the blocks' own losses.
+    With cross branches in the blocks, context tokens (B, J) use the same embedding and are normed once. Every block
+    reads the same context, on the scale of the normed source.
+
+    Args:
+        embedding: module from inputs to (B, N, D): an `nn.Embedding` of tokens, patches of images.
+        num_outputs: V.
+        width: D.
+        blocks: the blocks.
+        final_norm: norm before the head.
+        context_norm: norm of the context; None without cross branches.
+        condition: shape of a condition made from a noise level (B,). It modulates the blocks (built for it) and the
+            final norm; the head starts at zero. None: no noise level.
+        pool: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the head's input; the logits are then (B, M, V). None: every
+            position.
+        head: shape of the head.
+        loops: number of passes of the state through all blocks, with the same weights.
+        dropout: share of the first block's input dropped in training mode, after embedding and positions (as in
+            nanoGPT). A context is read whole.
+
+    Attributes:
+        gives_losses: whether `forward` supports ``losses``.
     """
 
-    # what is built in here plays these roles (`stability.config.groups`), as far as it says no other of its own parts
+    # roles of the parts built here (`stability.config.groups`), unless a part defines other roles inside
     own_roles: ClassVar = {
         "embedding": "embedding",
         "final_norm": "norm",
@@ -96,7 +112,7 @@ class Backbone(OwnInit):
         self.context_norm = context_norm
         self.noise_level = None if condition is None else NoiseLevel(condition)
         self.final_modulation = None if condition is None else FinalModulation(condition.width, width)
-        # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
+        # with modulations of zero, an untrained model predicts log s = −log(e^σ − 1) − log V, equal for all tokens
         self.starts_at_zero = head.zero or condition is not None
         if self.starts_at_zero:
             for parameter in self.head.parameters():
@@ -118,16 +134,21 @@ class Backbone(OwnInit):
         losses: bool = False,
         **inputs: Any,
     ) -> Any:
-        """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
-        reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
-        is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
-        called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters
-        (bias None where it has none); its result stands for the logits (a loss that never makes them all). ``losses``:
-        whether the result comes with the sum of the losses that parts of the blocks have of their own (`WithLoss`),
-        where any has one.
+        """Return the logits (B, N, V), or the result of ``readout``.
 
-        ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
-        for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
+        Args:
+            tokens_BN: inputs of the embedding.
+            mask_BN: True for a valid token; None: all.
+            context_BJ: context tokens, required if and only if there are cross branches.
+            context_mask_BJ: True for a valid context token; None: all.
+            sigma_B: noise level of each sequence, required if and only if the model is conditioned.
+            readout: ``readout(hidden_BND, weight_VD, bias_V)`` with the head's input and parameters (bias None without
+                one). Its result replaces the logits, e.g. for a loss that never computes them all.
+            losses: whether to add the sum of the blocks' own losses to the result (`WithLoss`), if any has one.
+            **inputs: further inputs of mixers, e.g. ``edges=`` for ``sc`` with ``graph=given``.
+
+        Raises:
+            ValueError: a context or noise level is missing or unused, or no mixer has an input of this name.
         """
         context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:
@@ -150,11 +171,11 @@ class Backbone(OwnInit):
         return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)
 
     def passed(self) -> list[Block]:
-        """Return the blocks in the order that the state passes them: all of them, ``loops`` times."""
+        """Return the blocks in the state's order: all of them, ``loops`` times."""
         return cast(list[Block], [*self.blocks]) * self.loops
 
     def _head_weight(self) -> Tensor:
-        """Return the weight (V, D) of the head, of a tied one the first V rows of the embedding's matrix."""
+        """Return the head's weight (V, D); if tied, the embedding's first V rows."""
         if isinstance(self.head, nn.Linear):
             return self.head.weight
         weight: Any = self.embedding.get_submodule(cast(str, self.tied_to)).weight
@@ -197,7 +218,9 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def block_of(name: str) -> str:
-    """Name the block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the
-    module's name for what does not."""
+    """Return the block's name of a model's parameter.
+
+    "blocks.0.mixer" (ffn, mixer_norm, …) inside a layer, else the module's name.
+    """
     parts = name.split(".")
     return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])

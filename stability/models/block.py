@@ -1,4 +1,4 @@
-"""One block: pre-normed branches, each joined to the residual state by a residual scheme."""
+"""One block: pre-normed branches, joined to the state by residual schemes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ from stability.models.condition import UNMODULATED, Modulation
 
 
 class Context(NamedTuple):
-    """The embedded context (B, J, D) that cross branches read, and True where an entry is valid (None: everywhere)."""
+    """The embedded context of cross branches.
+
+    Attributes:
+        x_BJD: the context (B, J, D).
+        mask_BJ: True for a valid entry; None: all.
+    """
 
     x_BJD: Tensor
     mask_BJ: Tensor | None
 
 
 class CrossBranch(nn.Module):
-    """A cross mechanism with its own norm of the source and its own residual connection. ``dropout``: as in `Block`."""
+    """A cross mechanism with its own norm and residual connection.
+
+    Args:
+        mechanism: the cross mechanism.
+        norm: norm of the source.
+        residual: the residual connection.
+        dropout: as in `Block`.
+    """
 
     own_roles: ClassVar = {"mechanism": "cross", "norm": "norm", "residual": "residual"}
 
@@ -30,8 +42,15 @@ class CrossBranch(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, state: Tensor, context: Context, mask_BN: Tensor | None) -> Tensor:
-        """Return the state with what it reads in the context; rows of the batch whose context is wholly padded keep
-        their state, whatever the mechanism returns."""
+        """Return the state after attending to the context.
+
+        Rows of the batch with a wholly padded context are unchanged, for any mechanism.
+
+        Args:
+            state: the residual state.
+            context: the context.
+            mask_BN: True for a valid position; None: all.
+        """
         x_BJD, mask_BJ = context
 
         def branch(x_BND: Tensor) -> Tensor:
@@ -44,10 +63,18 @@ class CrossBranch(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first
-    and the last, each called as ``residual(state, branch)``. ``modulation``: what a condition does to the first and the
-    last (adaLN-zero), None in a model without one. ``dropout``: the share of each branch's output that is dropped in
-    training mode, before the condition gates it (as nanoGPT and SEDD do)."""
+    """Mixer branch, cross branch (if any), feed-forward branch.
+
+    Args:
+        mixer: the token mixer.
+        ffn: the feed-forward network.
+        norms: norms of mixer and feed-forward branch.
+        residuals: connections of the same two, each called as ``residual(state, branch)``.
+        cross: the cross branch, or None.
+        modulation: effect of a condition on the same two (adaLN-zero); None without a condition.
+        dropout: share of each branch's output dropped in training mode, before the condition's gate (as in nanoGPT and
+            SEDD).
+    """
 
     own_roles: ClassVar = {
         "mixer": "mixer",
@@ -84,10 +111,19 @@ class Block(nn.Module):
         inputs: dict[str, Any] | None = None,
         condition_BC: Tensor | None = None,
     ) -> Any:
-        """Return the state after all branches, with the losses of mixer and feed-forward network where they have any of
-        their own (`WithLoss`), of each the mean over its evaluations where the residual scheme takes several.
-        ``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward`
-        names. ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
+        """Return the state after all branches.
+
+        Args:
+            state: the residual state.
+            mask_BN: True for a valid position; None: all.
+            context: the cross branch's context.
+            inputs: further inputs of mixers, by name (``edges``); this mixer gets those in its `forward` signature.
+            condition_BC: input of ``modulation``, required if and only if there is one.
+
+        Returns:
+            The state; as `WithLoss` if mixer or feed-forward network have their own losses. Each loss is the mean over
+            its evaluations by the residual scheme.
+        """
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
         mixer_losses: list[Tensor] = []

@@ -1,5 +1,7 @@
-"""Blocks that read a noise level: adaLN-zero (Peebles & Xie 2023, arXiv:2212.09748), as discrete diffusion uses it (Lou
-et al. 2024)."""
+"""Blocks conditioned on a noise level by adaLN-zero.
+
+Sources: Peebles & Xie 2023, arXiv:2212.09748; for discrete diffusion, Lou et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,22 @@ LONGEST_PERIOD = 10_000.0
 
 
 class ConditionShape(NamedTuple):
-    """The width C of a condition, and the sinusoids of σ that it is made from."""
+    """The shape of a condition.
+
+    Attributes:
+        width: C.
+        sinusoids: number of sinusoids of σ, its input.
+    """
 
     width: int
     sinusoids: int
 
 
 class NoiseLevel(nn.Module):
-    """The condition that a noise level becomes: σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ →
-    Linear, SiLU, Linear → SiLU: the condition (B, C)."""
+    """The condition of a noise level: σ (B,) → (B, C).
+
+    σ → sinusoids (cos and sin at periods from 2π to nearly 2π·10⁴) → Linear, SiLU, Linear → SiLU.
+    """
 
     def __init__(self, shape: ConditionShape):
         super().__init__()
@@ -39,7 +48,10 @@ class NoiseLevel(nn.Module):
 
 
 def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
-    """Return (B, num), num even: cos, then sin of σ·10⁴^(−k/h), h = num/2, k = 0 … h − 1; in float32 or wider."""
+    """Return cos, then sin of σ·10⁴^(−k/h), (B, num) with num even.
+
+    h = num/2 and k = 0 … h − 1; in float32 or wider.
+    """
     wide = torch.promote_types(sigma_B.dtype, torch.float32)
     half = num // 2
     rates = torch.exp(torch.arange(half, dtype=wide, device=sigma_B.device) * (-math.log(LONGEST_PERIOD) / half))
@@ -48,8 +60,13 @@ def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
 
 
 class Modulated(NamedTuple):
-    """The effect of a condition on one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None:
-    nothing."""
+    """The effect of a condition on one branch; None: no effect.
+
+    Attributes:
+        shift: (B, 1, D), in x·(1 + scale) + shift before the branch.
+        scale: (B, 1, D), likewise.
+        gate: (B, 1, D), factor of the branch's output.
+    """
 
     shift: Tensor | None = None
     scale: Tensor | None = None
@@ -66,8 +83,10 @@ UNMODULATED = (Modulated(), Modulated())
 
 
 class Modulation(OwnInit):
-    """Shift, scale and gate of a block's two branches, linear in the condition; all zero at the start, so that a block
-    begins as the identity."""
+    """Shift, scale and gate of a block's two branches, linear in the condition.
+
+    All start at zero, so a block starts as the identity.
+    """
 
     def __init__(self, condition_width: int, width: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tokens are embedded by a table of their own width, and a linear map to the model's."""
+"""Embed tokens by a narrower table and a linear map to the model's width."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from torch import Tensor, nn
 
 
 class FactorisedEmbedding(nn.Module):
-    """Tokens (B, N) → (B, N, D): row e of a table of width E, then P e + b (Lan et al. 2020, ALBERT, arXiv:1909.11942,
-    3.1): V·E + E·D weights where one table has V·D."""
+    """Tokens (B, N) → (B, N, D) by a table of width E.
+
+    Token e gives row e, then P e + b (Lan et al. 2020, ALBERT, arXiv:1909.11942, 3.1). It has V·E + E·D weights; a
+    single table has V·D.
+    """
 
     def __init__(self, table: nn.Module, inner_width: int, width: int):
         super().__init__()
@@ -17,8 +20,8 @@ class FactorisedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix (V, D) of which a token takes its row, without b: what a tied head reads with."""
-        table: Any = self.table  # its weight is no parameter while others stand in for it (functional_call)
+        """The effective table (V, D) without b, used by a tied head."""
+        table: Any = self.table  # under functional_call its weight is a plain tensor, not a parameter
         return table.weight @ self.projection.weight.T
 
     def forward(self, tokens_BN: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
-"""Models read images by the sizes that they are built for, a patch a position, and one vector of all positions for the
-head."""
+"""Image inputs: one patch per position, and one vector of all positions for the head.
+
+The sizes are those of the model's corpus.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,23 @@ import torch
 from torch import Tensor, nn
 
 POSITION_STD = 0.02  # Dosovitskiy et al. 2021
-# Pixels that are added (0, an image's mean colour) or cut (below 0): left, right, top, bottom.
+# Pixels added (0, an image's mean colour) or cut (below 0): left, right, top, bottom.
 SHIFTS = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
 
 
 class ImageFormat(NamedTuple):
-    """The sizes that all images of a corpus share: pixels, channels, the number of classes, and the training images'
-    mean and standard deviation of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside a
-    checkpoint."""
+    """Sizes and colour statistics shared by all images of a corpus.
+
+    Stored as plain JSON (`_asdict`) beside a checkpoint.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        channels: number of channels.
+        classes: number of classes.
+        mean: mean of each channel over the training images (pixels from 0 to 255).
+        std: standard deviation of each channel, likewise.
+    """
 
     height: int
     width: int
@@ -28,13 +39,14 @@ class ImageFormat(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> ImageFormat:
-        """Return the format that `_asdict` wrote, as it is or as JSON gives it back."""
+        """Return the format from the result of `_asdict`, also after a JSON round trip."""
         return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
     def patch_side(self, positions: int) -> int:
-        """Return the pixels along a square patch, of which ``positions`` cover the image.
+        """Return the side in pixels of square patches, ``positions`` of which cover the image.
 
-        Errors: ``ValueError`` of one line where there is none, with the numbers of positions that there are.
+        Raises:
+            ValueError: no such patch; one line lists the possible numbers of positions.
         """
         sides = {
             self.height * self.width // side**2: side
@@ -53,17 +65,21 @@ class ImageFormat(NamedTuple):
 
 
 class PatchEmbedding(nn.Module):
-    """Images (B, H, W, C) → (B, N, D): each of N square patches through one linear layer, plus a learned vector of its
-    position (Dosovitskiy et al. 2021, Eq. 1), drawn from N(0, std²). Patches stand row by row, and so do a patch's
-    pixels, the channels innermost.
+    """Images (B, H, W, C) → (B, N, D): square patches through one linear layer.
 
-    ``shifted``: the four copies of the image that are moved by one pixel, to the right, left, down and up, are further
-    channels, and all of a patch is normed before the layer (shifted patch tokenisation of Lee et al. 2021,
-    arXiv:2112.13492, 3.1, as github.com/aanna0701/SPT_LSA_ViT and its copies move it: by a pixel, not half a patch).
-    ``class_token``: a learned vector, drawn like the positions, stands before the patches: (B, N + 1, D).
+    Each of the N patches gets a learned vector of its position (Dosovitskiy et al. 2021, Eq. 1), drawn from N(0, std²).
+    Patches are in row order, and so are a patch's pixels, with the channels innermost. The mixers' own RoPE counts
+    positions along this one line; only the learned vectors encode above and below.
 
-    The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors
-    tell.
+    Args:
+        image: sizes of the images.
+        width: D.
+        positions: N.
+        shifted: add four copies of the image as channels, moved by one pixel to the right, left, down and up, and norm
+            each patch before the layer. This is the shifted patch tokenisation of Lee et al. 2021, arXiv:2112.13492,
+            3.1, with the shift of github.com/aanna0701/SPT_LSA_ViT and its copies: one pixel, not half a patch.
+        class_token: put a learned vector, drawn like the positions, before the patches: (B, N + 1, D).
+        std: standard deviation of the learned vectors.
     """
 
     own_roles: ClassVar = {"positions_ND": "position", "norm": "norm"}
@@ -105,7 +121,7 @@ def first_position(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
 
 
 def mean_over_positions(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """Return the mean over the valid positions, all of them without a mask, (B, 1, D)."""
+    """Return the mean over the valid positions (without a mask: all), (B, 1, D)."""
     if mask_BN is None:
         return hidden_BND.mean(1, keepdim=True)
     weights_BN1 = (mask_BN / mask_BN.sum(1, keepdim=True))[..., None].to(hidden_BND.dtype)

@@ -1,4 +1,4 @@
-"""Initialise a model's weights: what a module does not start in its own way starts by a rule of the whole model."""
+"""Initialise a model's weights by one rule, except for modules with their own start."""
 
 from __future__ import annotations
 
@@ -13,39 +13,44 @@ NANOGPT_STD = 0.02
 
 
 class OwnInit(nn.Module):
-    """A module whose constructor may give parameters values that are to stay, as a gate that begins open needs them.
+    """A module with its own initial values for some parameters, e.g. an open gate.
 
-    A rule of the whole model knows linear maps and tables of embeddings, and nothing else: what is left of the
-    constructor is every other parameter, and these.
+    A rule of the whole model changes only linear maps and tables of embeddings. All other parameters stay as
+    constructed, and so do those in ``own_init``.
     """
 
     @property
     def own_init(self) -> frozenset[str]:
-        """The parameters that stay as the constructor left them, by name, also one within (``"gate.bias"``)."""
+        """Names of the parameters that stay as constructed, also within a child (``"gate.bias"``)."""
         return frozenset()
 
 
 def own_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that modules of the model start themselves."""
+    """Return the ids of all parameters in an `OwnInit` module's ``own_init``."""
     modules = (module for module in model.modules() if isinstance(module, OwnInit))
     return {id(module.get_parameter(name)) for module in modules for name in module.own_init}
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, num_branches: int, embedding_std: float = 1.0, rule: Rule = "ours") -> None:
-    """Change what the modules' own constructors drew into what a rule says, but for what an `OwnInit` names.
+    """Change the weights of a model by a rule, except those of `OwnInit`.
 
-    - ours: no biases; branch outputs scaled by 1/√(number of branches) (Radford et al. 2019), so that the residual
-      stream keeps its size through depth; tables of embeddings scaled by ``embedding_std``.
-    - torch: nothing is changed. Weights and biases of linear maps are U(±1/√(inputs)), tables N(0, 1).
+    - ours: no biases; branch outputs scaled by 1/√(number of branches) (Radford et al. 2019), so the size of the
+      residual stream does not grow with depth; tables of embeddings scaled by ``embedding_std``.
+    - torch: no change. Weights and biases of linear maps are U(±1/√(inputs)), tables N(0, 1).
     - nanogpt: weights of linear maps and tables N(0, 0.02²), branch outputs N(0, 0.02²/branches), no biases
       (github.com/karpathy/nanoGPT, model.py).
-    - sedd: as torch, but tables U(±1/√width) (github.com/louaaron/Score-Entropy-Discrete-Diffusion, transformer.py;
-      its head, too, starts at zero: `Backbone` does that).
+    - sedd: as torch, but tables U(±1/√width) (github.com/louaaron/Score-Entropy-Discrete-Diffusion, transformer.py; its
+      head also starts at zero, by `Backbone`).
 
-    A branch's output is its last projection, the module called ``out``; ``num_branches``: 2L of them (3L with cross
-    branches). A table is an `nn.Embedding`: tokens, tracks, what contexts hold; neither patches nor positions, which
-    start as they say themselves.
+    A branch's output is its last projection, the module called ``out``. A table is an `nn.Embedding`: tokens, tracks,
+    contexts; but neither patches nor positions, which have their own start.
+
+    Args:
+        model: the model, as constructed.
+        num_branches: 2L for L blocks, 3L with cross branches.
+        embedding_std: scale of the tables by rule "ours".
+        rule: name of the rule.
     """
     own = own_parameters(model)
     for name, module in model.named_modules():
@@ -62,7 +67,7 @@ def initialise(model: nn.Module, num_branches: int, embedding_std: float = 1.0, 
 
 
 def _start_table(weight_VD: Tensor, std: float, rule: Rule) -> None:
-    """Start a table of embeddings, which torch drew from N(0, 1)."""
+    """Set the initial values of an embedding table, drawn by torch from N(0, 1)."""
     if rule == "ours":
         weight_VD.mul_(std)
     elif rule == "nanogpt":

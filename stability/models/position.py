@@ -1,5 +1,7 @@
-"""Rotate by position (rotary position embedding, Su et al. 2021) in the half-split form of the consensus paper's
-appendix C.3."""
+"""Rotary position embedding (Su et al. 2021) in its half-split form.
+
+Source: the consensus paper's appendix C.3.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,26 @@ from torch import Tensor
 def rope(
     u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float = 10_000.0, back: bool = False
 ) -> Tensor:
-    """Return ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3,
-    Eqs. 41–42).
+    """Return u rotated by its positions (rotary position embedding).
 
-    ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must
-    be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is kept
-    between calls: a table made inside a functional transform or under inference mode must not outlive it, and making it
-    is below 1 % of a layer. ``back`` turns by −θ(p) instead: the transpose, which is the inverse.
+    ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3, Eqs.
+    41–42).
+
+    Args:
+        u: any shape.
+        position_dim: axis of the positions p = 0, 1, ….
+        width_dim: axis of the head width K; K must be even.
+        base: base of the angles.
+        back: rotate by −θ(p): the transpose, equal to the inverse.
+
+    Returns:
+        ũ in u's dtype; angles are computed in float32 or wider.
+
+    Raises:
+        ValueError: K is odd.
     """
+    # Nothing is cached: a table made inside a functional transform or under inference mode must not outlive it, and
+    # making it costs less than 1 % of a layer.
     cos, sin = _cos_sin(u, position_dim, width_dim, base)
     if back:
         sin = -sin
@@ -30,7 +44,7 @@ def rope(
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation that a run's mixers apply, `rope` with the run's ``base``."""
+    """The rotation of a run's mixers: `rope` with the run's ``base``."""
 
     base: float = 10_000.0
 
@@ -39,7 +53,7 @@ class Rope:
 
 
 def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Return cos θ and sin θ of the K/2 angles per position, shaped so that they broadcast against half of ``u``."""
+    """Return cos θ and sin θ of K/2 angles per position, broadcastable to half ``u``."""
     width = u.shape[width_dim]
     if width % 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A module of which a model holds one, read by several of its layers."""
+"""Modules shared by several layers of a model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from torch import nn
 
 
 class SharedByLayers(nn.Module):
-    """A module that each layer makes for itself, and of which a model then holds one for all (`hold_once`): its
-    parameters stand in the state of the model, and in its gradient, once.
+    """A module made by each layer and shared by all after `hold_once`.
 
-    Its constructor draws nothing, and depends on no layer.
+    Its parameters are then in the model's state and gradient once. Its constructor draws no random numbers and depends
+    on no layer.
     """
 
 
 def hold_once(model: nn.Module) -> None:
-    """Let all layers below ``model`` read the first `SharedByLayers` of each class and shape of parameters. It is held
-    where it was made; the others refer to it, and have no parameters of their own left there, so that no tensor has two
-    names."""
+    """Let all layers below ``model`` share the first equal `SharedByLayers`.
+
+    Equal means the same class and shapes of parameters. The first one remains a child of its own layer. The others are
+    replaced by plain references, so no tensor has two names.
+    """
     first: dict[object, SharedByLayers] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -25,4 +27,4 @@ def hold_once(model: nn.Module) -> None:
                 kept = first.setdefault(kind, child)
                 if kept is not child:
                     delattr(parent, name)
-                    parent.__dict__[name] = kept  # not as a module of it
+                    parent.__dict__[name] = kept  # not registered as a child module

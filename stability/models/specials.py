@@ -1,5 +1,7 @@
-"""Special tokens of a protein's tracks, the first of every vocabulary. No torch: what reads files in many processes
-needs them, too."""
+"""Special tokens of a protein's tracks, the first of every vocabulary.
+
+No import of torch: many processes that only read files need them, too.
+"""
 
 from __future__ import annotations
 

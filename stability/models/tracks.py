@@ -1,5 +1,7 @@
-"""Models read several tracks of one sequence: source tracks are embedded and summed, context tracks enter once, before
-the blocks."""
+"""Embed several tracks of one sequence.
+
+Source tracks are embedded and summed; context tracks enter once, before the blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,36 @@ from stability.models.block import Context
 
 
 class Track(NamedTuple):
-    """A context of a sequence: int64 tokens (B, J), or (B, J, K) where an entry has up to K of them; the mask, of the
-    same shape, is True where a token may be read."""
+    """A context of a sequence.
+
+    Attributes:
+        tokens: int64, (B, J), or (B, J, K) with up to K tokens per entry.
+        mask: True for a readable token, same shape.
+    """
 
     tokens: Tensor
     mask: Tensor
 
     @property
     def entries_BJ(self) -> Tensor:
-        """Whether each entry holds anything to read, (B, J)."""
+        """Whether each entry has a readable token, (B, J)."""
         return self.mask if self.mask.ndim == 2 else self.mask.any(-1)
 
 
 class TrackInputs(NamedTuple):
-    """The tokens that a model of several tracks reads. ``sources``: int64 tokens (B, N) of each source track;
-    ``contexts``: those that the model was built for, in its order."""
+    """The input tokens of a model with several tracks.
+
+    Attributes:
+        sources: int64 tokens (B, N) of each source track.
+        contexts: the model's context tracks, in its order.
+    """
 
     sources: tuple[Tensor, ...]
     contexts: tuple[Track, ...] = ()
 
 
 class SummedEmbedding(nn.Module):
-    """An embedding of several source tracks, the sum (B, N, D) of one of each."""
+    """The sum (B, N, D) of one embedding per source track."""
 
     def __init__(self, sizes: Sequence[int], width: int):
         super().__init__()
@@ -49,8 +59,10 @@ class SummedEmbedding(nn.Module):
 
 
 class TrackEmbedding(nn.Module):
-    """An embedding of a context's entries, (B, J, D): an entry's embedding, or the mean of those of its tokens that may
-    be read, 0 where there is none."""
+    """An embedding of a context's entries, (B, J, D).
+
+    For an entry of several tokens, it is the mean over the readable ones, 0 without any.
+    """
 
     def __init__(self, size: int, width: int):
         super().__init__()
@@ -65,10 +77,15 @@ class TrackEmbedding(nn.Module):
 
 
 class Conditioned(nn.Module):
-    """The summed sources, to which each context adds in turn what a cross mechanism of its own reads in it.
-    ``branches``: cross branches with a plain residual connection, which leave a row of the batch as it is where that
-    row's context has no entry that may be read. ``contexts``: what embeds each, and whether it stands position by
-    position beside the sources."""
+    """The summed sources, plus one cross mechanism per context, in turn.
+
+    Args:
+        sources: embedding of the sources.
+        contexts: per context, its embedding and whether its entries are aligned with the source positions.
+        norms: norm of each embedded context.
+        branches: cross branches with a plain residual connection. They leave a row of the batch unchanged if the row's
+            context has no readable entry.
+    """
 
     own_roles: ClassVar = {"norms": "norm"}
 
@@ -89,8 +106,10 @@ class Conditioned(nn.Module):
         self._aligned = [is_aligned for _, is_aligned in contexts]
 
     def start_local(self, bias: float) -> None:
-        """Let the mechanisms of what stands beside the sources begin at each position's own place, as far as they have
-        such a start."""
+        """Let mechanisms of aligned contexts start at each position's own place.
+
+        Only mechanisms with such a start are affected.
+        """
         branches: Any = self.branches
         for branch, is_aligned in zip(branches, self._aligned, strict=True):
             if is_aligned:
@@ -105,8 +124,14 @@ class Conditioned(nn.Module):
 
 
 def framed(tokens_BN: Tensor, num_B: Tensor, bos: int, eos: int) -> Tensor:
-    """Frame each row, (B, N + 2): ``bos``, the row's first ``num_B`` tokens, ``eos``, and then what the row holds
-    behind them, as its padding."""
+    """Return each row as ``bos``, its first ``num_B`` tokens, ``eos``, padding; (B, N + 2).
+
+    Args:
+        tokens_BN: the rows; the tokens after ``num_B`` are the padding.
+        num_B: number of tokens of each row.
+        bos: first token.
+        eos: token after the last.
+    """
     rows = torch.arange(len(tokens_BN))
     framed_BN = nn.functional.pad(tokens_BN, (1, 1))
     framed_BN[:, 0] = bos
