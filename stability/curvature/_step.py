@@ -23,8 +23,8 @@ class StepUnderWay:
     Args:
         model: the model in training.
         optimizer: its optimizer.
-        alone: whether this is the only rank. Ranks average their gradients after the backward pass, so ``gradient`` is
-            then None.
+        alone: whether this is the only rank. If not, ``gradient`` is None: ranks average gradients after the backward
+            pass.
 
     Attributes:
         start: θ before the step, by name.

@@ -32,7 +32,9 @@ __all__ = ["AlphaMaxMonitor", "MonitorRow"]
 
 
 class AlphaMaxMonitor:
-    """Measure the optimizer steps of a training loop::
+    """Measure α_max of the optimizer steps of a training loop.
+
+    Usage::
 
         monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10)
         for batch in loader:

@@ -106,9 +106,9 @@ class Conditioned(nn.Module):
         self._aligned = [is_aligned for _, is_aligned in contexts]
 
     def start_local(self, bias: float) -> None:
-        """Let mechanisms of aligned contexts start at each position's own place.
+        """Let mechanisms of aligned contexts start local, with q and k biases of ``bias``.
 
-        Only mechanisms with such a start are affected.
+        Each position then attends most to its own place. Mechanisms without such a start are unchanged.
         """
         branches: Any = self.branches
         for branch, is_aligned in zip(branches, self._aligned, strict=True):
