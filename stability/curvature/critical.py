@@ -44,7 +44,7 @@ class CriticalLR:
 
     @property
     def over_alpha_max(self) -> float:
-        """Critical rate over α_max. Above 1, the second-order threshold is too careful.
+        """Critical rate over α_max; above 1, the second-order threshold is too careful.
 
         NaN if either is 0, infinite or unknown.
         """

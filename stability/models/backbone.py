@@ -144,7 +144,7 @@ class Backbone(OwnInit):
             sigma_B: noise level of each sequence, required if and only if the model is conditioned.
             readout: ``readout(hidden_BND, weight_VD, bias_V)`` with the head's input and parameters (bias None without
                 one). Its result replaces the logits, e.g. for a loss that never computes them all.
-            losses: whether to add the sum of the blocks' own losses to the result (`WithLoss`), if any has one.
+            losses: whether to return `WithLoss`, the result with the sum of the blocks' own losses, if any has one.
             **inputs: further inputs of mixers, e.g. ``edges=`` for ``sc`` with ``graph=given``.
 
         Raises:

@@ -215,7 +215,7 @@ class AbstractGatedStreams(AbstractStreams):
 class AbstractSinkhornStreams(AbstractGatedStreams):
     """The mixing of mHC: exp(`mixing_logits`), normalised by Sinkhorn and Knopp.
 
-    ``config.iterations`` is the number of iterations (mHC-lite's Eq. 2).
+    The scheme is mHC-lite's Eq. 2, with ``config.iterations`` iterations.
     """
 
     def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
