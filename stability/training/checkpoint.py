@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, verified when read, and never unpickled."""
+"""Checkpoints on disk: written atomically, verified when read, never unpickled."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from stability.runs.records import ManifestFile
 from stability.training.machine import require_kernels
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
-# Of the trainer's state, where the optimizer averages: the parameters that training moves. The model's file holds those
-# that are evaluated.
+# Key of the trainer's state. If the optimizer averages, it holds the trained parameters; the model's file holds the
+# averaged ones, for evaluation.
 MOVING = "moving_parameters"
 
 
 def save(
     folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, data_format: Any
 ) -> Path:
-    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values
-    only.
+    """Write the checkpoint folder atomically: temporary name, fsync, rename.
 
-    One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not
-    written again.
+    Args:
+        folder: the target, …/step_000200; an older folder of this name is damaged and is replaced.
+        model: its state_dict becomes ``model.safetensors``.
+        trainer: the trainer's state; tensors and plain values only.
+        spec: spec of the run or tokenizer, copied into the manifest.
+        step: step of the checkpoint.
+        data_format: format of the corpus; for tokens the vocabulary size.
     """
     aside = temporary(folder)
     shutil.rmtree(aside, ignore_errors=True)
@@ -61,19 +65,25 @@ def save(
 
 
 def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
-    """Return (spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not
-    what its manifest vouches for."""
+    """Return (spec, model in eval mode on the CPU).
+
+    Raises:
+        ValueError: the folder is no checkpoint, or a file differs from its manifest.
+    """
     folder = Path(folder)
     return _model(folder, verified_manifest(folder))
 
 
 def read(folder: Path) -> tuple[RunSpec, Backbone, dict[str, Any]]:
-    """Return what `load` and `load_trainer` give, the files hashed once."""
+    """Return the results of `load` and `load_trainer`, with each file hashed once."""
     return *_model(folder, verified_manifest(folder)), _trainer(folder)
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:
-    """Return what ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
+    """Return the trainer's state of a checkpoint.
+
+    It is read with ``weights_only``: code in the file is refused, not run.
+    """
     verified_manifest(folder)
     return _trainer(folder)
 
@@ -94,8 +104,8 @@ def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
 def _trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 pickle's, zip's and torch's errors mean the same to the reader
-        # torch's own words advise to set weights_only=False, which would run the code
+    except Exception:  # noqa: BLE001 errors of pickle, zip and torch all mean a bad file
+        # torch's own message advises weights_only=False, and that would run the code
         raise ValueError(
             f"{folder / TRAINER} is no trainer state that can be read safely: it is damaged, or holds code, which is "
             "never run; use another checkpoint"
@@ -103,13 +113,17 @@ def _trainer(folder: Path) -> dict[str, Any]:
 
 
 def _described(data_format: Any) -> dict[str, Any]:
-    """Return the corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was
-    anything else."""
+    """Return the manifest's entry for the corpus's format."""
+    # Tokens keep the older key: manifests had it before other formats existed.
     return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files are yet to be read, and verified then."""
+    """Return the manifest of a checkpoint, without verifying its files.
+
+    Raises:
+        ValueError: the folder or its manifest is missing or unreadable.
+    """
     if not folder.is_dir():
         raise ValueError(f"no checkpoint at {folder}; give a folder like runs/<run_id>/checkpoints/step_000200")
     try:
@@ -123,7 +137,11 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def verified_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest, after every file in it was hashed and found unchanged."""
+    """Return the manifest after the sha256 of every file was checked.
+
+    Raises:
+        ValueError: a file is missing or differs from the manifest.
+    """
     manifest = manifest_of(folder)
     for name in (MODEL, TRAINER):
         path = folder / name
@@ -135,7 +153,8 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away under another name first, so that no half of it is ever taken for one."""
+    """Remove a checkpoint: rename it, then delete it."""
+    # Renamed first: a half-deleted folder must not pass for a checkpoint.
     doomed = temporary(folder.with_name(f"{folder.name}.gone"))
     folder.replace(doomed)
     shutil.rmtree(doomed)

@@ -1,4 +1,4 @@
-"""The checkpoints of a training: which are written, which stay, and from which it resumes."""
+"""Schedule of a training's checkpoints: when to write, keep and read them."""
 
 from __future__ import annotations
 
@@ -21,38 +21,43 @@ Held = tuple[dict[str, Tensor], dict[str, Any]]  # parameters, and the trainer's
 
 
 class Checkpoints(ABC):
-    """The checkpoints of one training, whose folder nobody else writes to. One is removed only after the one that takes
-    its place stands."""
+    """The checkpoints of one training, in a folder with no other writer.
+
+    An old checkpoint is removed only after its successor is written.
+    """
 
     def __init__(self, spec: Settings, directory: RunDirectory, data_format: Any):
         self._spec, self._directory, self._format = spec, directory, data_format
-        # steps whose checkpoints this process wrote or read: whole, not to be written again
+        # steps of checkpoints written or read by this process: intact, so not to be written again
         self._standing: set[int] = set()
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is written at this step, once its validation has been taken in."""
+        """Return whether to write a checkpoint at this step, after its validation."""
 
     @abstractmethod
     def choose_kept(self, step: int) -> set[int]:
-        """Return the steps of those checkpoints that stay, of all that stand, when a training is at this step."""
+        """Return the steps of all checkpoints to keep once training is at this step."""
 
     @abstractmethod
     def read(self, folder: Path) -> Held:
-        """Return what a checkpoint holds. Errors: ``ValueError`` for one that is damaged, or of another training."""
+        """Return the parameters and the trainer's state of a checkpoint.
+
+        Raises:
+            ValueError: the checkpoint is damaged or belongs to another training.
+        """
 
     @property
     def newest(self) -> int:
-        """The step of the newest checkpoint that is known to be whole, where a training that is left goes on; 0: none,
-        from its beginning."""
+        """Step of the newest intact checkpoint, the point to resume from; 0 if none."""
         return max(self._standing, default=0)
 
     def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
         """Return the newest readable checkpoint, or None.
 
         Args:
-            until: the step after which rows of the log are missing; no later checkpoint is taken.
-            damage: of the log after that step, for the line that says so; "" if it just ends.
+            until: step of the log's last intact row; later checkpoints are ignored.
+            damage: description of the log's damage after that step, for the message; "" if the log just ends.
         """
         found = self._directory.checkpoints()
         whole = [folder for folder in found if step_of(folder) <= until]
@@ -62,7 +67,7 @@ class Checkpoints(ABC):
         return self._first(reversed(whole))
 
     def first_of(self, steps: Sequence[int]) -> Held | None:
-        """Return the first of these steps' checkpoints that can be read."""
+        """Return the first readable checkpoint of these steps, or None."""
         return self._first(folder for step in steps if (folder := self._folder(step)).exists())
 
     def _first(self, folders: Iterable[Path]) -> Held | None:
@@ -77,19 +82,28 @@ class Checkpoints(ABC):
         return None
 
     def lacks(self, step: int) -> bool:
-        """Return whether there is something to write at the step a training stands at."""
+        """Return whether the current step is unsaved."""
         return step > 0 and step not in self._standing
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        """Write a checkpoint of the step a training stands at; what does not stay beside it goes once it stands."""
+        """Write a checkpoint of the current step, then remove those not kept.
+
+        Args:
+            step: current step of the training.
+            model: model to save.
+            state: the trainer's state.
+        """
         stays = {*self.choose_kept(step), step}
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
         self._standing.add(step)
         self._remove_but(stays)
 
     def remove_unplanned(self, step: int) -> None:
-        """Remove what rolls on, and what only an interruption wrote, once it has served: the folder of a training that
-        was resumed is that of an undisturbed one."""
+        """Remove the checkpoints outside the plan at the end of training.
+
+        They are the rolling ones and those written at an interruption. A resumed run so leaves the same folder as an
+        undisturbed one.
+        """
         self._remove_but(self.choose_kept(step))
 
     def _remove_but(self, stays: set[int]) -> None:
@@ -102,11 +116,13 @@ class Checkpoints(ABC):
 
 
 class Keeper:
-    """The first evaluation's and the last step's checkpoints, which the protocol of α_max needs, always; the extra
-    cadence's, all or the newest; the best by validation NLL, those two among them. With ``keep_last`` none that is
-    older than the first evaluation's outlives it: that is the run's earliest.
+    """The plan of a run's checkpoints: when to write one and how long to keep it.
 
-    What stays is a function of the step and of the validations so far, never of what an interruption left on disk.
+    Always kept: the checkpoints of the first evaluation and of the last step (α_max needs both). Of the extra cadence
+    all are kept, or the newest ``keep_last``. The ``keep_best`` best by validation NLL are kept, too; the first two may
+    be among them. With ``keep_last`` the first evaluation removes all earlier checkpoints, so it is the run's earliest.
+
+    The plan depends only on the step and the validations so far, never on files that an interruption left.
     """
 
     def __init__(self, spec: RunSpec):
@@ -116,7 +132,7 @@ class Keeper:
 
     @property
     def best_steps(self) -> list[int]:
-        """Steps of the best validations, the best first."""
+        """Steps of the best validations, best first."""
         return [step for _, step in self._best]
 
     def validates(self, step: int) -> bool:
@@ -124,20 +140,27 @@ class Keeper:
         return step % self._cadence == 0 or step == self._last
 
     def validated(self, step: int, nll: float) -> None:
-        """Take a validation in; of two equal ones the earlier is the better."""
+        """Record a validation; of two equal ones the earlier ranks higher.
+
+        Args:
+            step: step of the validation.
+            nll: validation NLL in nats.
+        """
         self._best = sorted([*self._best, (nll, step)])[: self._plan.keep_best]
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is written at this step, once its validation has been taken in."""
+        """Return whether to write a checkpoint at this step, after its validation."""
         return step in (self._first, self._last) or self._is_extra(step) or step in self.best_steps
 
     def may_be_due(self, step: int) -> bool:
-        """Return whether a checkpoint may be written at this step, before it is known what its validation gives:
-        whether the step must be sound."""
+        """Return whether a checkpoint is due whatever this step's validation gives.
+
+        Such a step must be checked for non-finite values first.
+        """
         return step in (self._first, self._last) or self._is_extra(step)
 
     def choose_kept(self, step: int) -> set[int]:
-        """Return the steps of the checkpoints that stand once this step's is written."""
+        """Return the steps of the checkpoints to keep after this step."""
         return {each for each in (self._first, self._last, *self._extra(step), *self.best_steps) if each <= step}
 
     def state(self) -> list[tuple[float, int]]:
@@ -159,7 +182,7 @@ class Keeper:
 
 
 class RunCheckpoints(Checkpoints):
-    """The checkpoints of a run: its ``keeper`` says which are written and stay."""
+    """The checkpoints of a run, planned by its ``keeper``."""
 
     def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any, keeper: Keeper):
         super().__init__(spec, directory, data_format)
@@ -172,8 +195,10 @@ class RunCheckpoints(Checkpoints):
         return self._keeper.choose_kept(step)
 
     def latest(self, until: float = math.inf, damage: str = "") -> Held | None:
-        """Return the newest checkpoint that can be read; of a run that has none yet the one that its ``init`` names, of
-        another run in the same pool. That one does not stand in this run's folder."""
+        """Return the newest readable checkpoint, else the one named by ``init``, else None.
+
+        The latter belongs to another run of the same pool, so it does not count as this run's own.
+        """
         return super().latest(until, damage) or self._inherited()
 
     def _inherited(self) -> Held | None:
@@ -188,7 +213,7 @@ class RunCheckpoints(Checkpoints):
 
 
 def _held(folder: Path, run: str) -> Held:
-    """Return the parameters that training goes on with, and the trainer's state. Errors: as `Checkpoints.read`."""
+    """Return the trained parameters and the trainer's state of a run's checkpoint."""
     spec, model, state = checkpoint.read(folder)
     if run_id(spec) != run:
         raise ValueError(f"{folder} belongs to run {run_id(spec)}")

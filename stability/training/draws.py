@@ -1,4 +1,4 @@
-"""The batches that a run trains on, and what its model drops of them."""
+"""Random draws of training: batches, masks and dropout, each with its own seed."""
 
 from __future__ import annotations
 
@@ -18,31 +18,46 @@ from stability.objectives import Examples
 def training_examples(
     spec: RunSpec, corpus: AbstractCorpus, objective: Any, purpose: str, index: int, *, seed: int, batch: int
 ) -> Examples:
-    """Draw batch number ``index`` of a purpose ("train", "curvature"): windows, augmentations and masks depend on
-    nothing else."""
+    """Draw one training batch with its augmentations and masks.
+
+    The draw depends only on (seed, purpose, index).
+
+    Args:
+        spec: the run.
+        corpus: source of the training windows.
+        objective: turns windows into examples.
+        purpose: stream of draws, "train" or "curvature".
+        index: number of the batch in this stream.
+        seed: seed of the stream.
+        batch: number of windows.
+    """
     generator = generator_for(seed, purpose, index)
     drawn = corpus.batch("train", batch, objective.tokens_needed(spec.model.positions), generator)
     return objective.examples(objective.augmented(drawn, generator), generator)
 
 
 def generator_for(seed: int, purpose: str, index: int = 0) -> torch.Generator:
-    """Return a CPU generator of its own for one draw, e.g. ``generator_for(spec.seed, "train", step)``; the same on
-    every device."""
+    """Return a fresh CPU generator for one draw, equal on every device.
+
+    Args:
+        seed: e.g. ``spec.seed``.
+        purpose: name of the stream of draws, e.g. "train".
+        index: number of the draw in the stream, e.g. the step.
+    """
     return torch.Generator().manual_seed(_number(seed, purpose, index))
 
 
 def drops(model: nn.Module) -> bool:
-    """Return whether training mode drops anything in a model: whether one of its `nn.Dropout` modules has a share."""
+    """Return whether training mode has any dropout: an `nn.Dropout` with p > 0."""
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model into training or evaluation mode, and each of its modules back into its own, whatever happens within.
+    """Put a model into training or evaluation mode; restore each module's mode on exit.
 
-    This is the only place where a mode changes. A model that is in the mode already is left as it is: one that trains
-    stays in training mode from its first step to its last, but for validations; one that is read is in evaluation mode.
-    No optimizer is told of it.
+    Modes change only here. A model already in this mode is left alone: a training run leaves training mode only for
+    validations. Optimizers are not notified.
     """
     if model.training == training:
         yield
@@ -60,12 +75,19 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def dropping(
     model: nn.Module, device: torch.device, seed: int, purpose: str, index: int, first_row: int
 ) -> Iterator[None]:
-    """Have a forward pass of a microbatch within drop what training drops, by draws that depend on nothing but (seed,
-    purpose, index of the batch, first row of the microbatch in it), and on the order of the model's own modules.
+    """Run a forward pass with dropout seeded by (seed, purpose, index, first_row).
 
-    Neither what was drawn before nor who computes the microbatch enters; a batch that is cut otherwise has other
-    microbatches, and other draws. torch's own generators, the CPU's and the device's, are seeded so, and given back as
-    they were: what a part of somebody's own draws in its forward pass is reproducible, too.
+    Earlier draws and the device of the microbatch have no influence. Other microbatch boundaries give other draws.
+    torch's own generators (CPU and device) are seeded and restored on exit, so random draws inside plugins are
+    reproducible, too.
+
+    Args:
+        model: put into training mode within.
+        device: device of the forward pass.
+        seed: seed of the run.
+        purpose: stream of draws, e.g. "train".
+        index: number of the batch.
+        first_row: first row of the microbatch in its batch.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -83,6 +105,6 @@ def dropping(
 
 
 def _number(seed: int, purpose: str, index: int) -> int:
-    """Return the number below 2^63 that seeds one draw."""
+    """Return a seed below 2^63 for one draw."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Validation on the same held-out windows (or images) under the same masks for every run."""
+"""Validation: every run uses the same held-out windows (or images) and masks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ VALIDATION_SEED = 0
 CHUNK = 64
 Sums = tuple[float, ...]
 Spread = Callable[[Callable[[Examples], Sums], Sequence[Examples]], Iterable[Sums]]
-CELLS = 1 << 22  # logits that exist at once where no model makes them
+CELLS = 1 << 22  # most unigram logits in memory at once
 
 
 class Validation:
-    """Held-out examples, drawn once: they depend on the data, the objective and their number, never on the mechanism or
-    the run's seed."""
+    """Held-out examples, drawn once.
+
+    They depend on the data, the objective and their number, never on the mechanism or the run's seed.
+    """
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, objective: AbstractObjective, device: torch.device):
         held_out = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
@@ -52,9 +54,14 @@ class Validation:
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
-        """Return ``val_nll``, nats per counted position, and what the objective validates beside it, by its name;
-        nothing is dropped. ``spread``: what calls a function with each of a list of examples, and gives what it returns
-        in their order."""
+        """Return ``val_nll`` in nats per counted position, and the objective's other scores by name.
+
+        The model runs in evaluation mode.
+
+        Args:
+            model: model to evaluate.
+            spread: applies a function to a list of examples and yields the results in order; by default `map`.
+        """
         sums = [0.0] * (2 + len(self._objective.score_names))
         with in_mode(model, training=False):
             for parts in spread(partial(self._sums, model), self._chunks):
@@ -65,24 +72,23 @@ class Validation:
         }
 
     def _sums(self, model: nn.Module, examples: Examples) -> Sums:
-        """Return the count, and the sums that are divided by it."""
+        """Return the count, then the sums to divide by it."""
         with computing_in(self._precision, self._device):
             total, count, others = self._objective.validate(model, examples)
         return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
 
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:
-        """Return the NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a
-        mechanism has to beat.
+        """Return the NLL of the token frequencies alone, on the same examples.
 
-        Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per
-        cent for score entropy), in this model as in any other.
+        This is the baseline to beat. It is measured, not the entropy of the frequencies: the mean loss of a few hundred
+        sequences scatters (by a few per cent for score entropy), for this model as for any other.
         """
         return self._of_frequencies(
             log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])]
         )[0]
 
     def unigram_scores(self, log_frequencies_V: Tensor) -> dict[str, float]:
-        """Return ``unigram_nll_<name>`` of each part that the loss is a sum of; nothing where it is none."""
+        """Return ``unigram_nll_<name>`` of each component of the loss; {} if it has none."""
         names = self._objective.components
         if not names:
             return {}
@@ -95,7 +101,7 @@ class Validation:
     def _of_frequencies(
         self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]
     ) -> list[float]:
-        """Return the means of what ``sums_of`` makes of the logits of these frequencies, in the order of its sums."""
+        """Return means per counted position of the sums that ``sums_of`` computes from unigram logits."""
         parts, count = [], 0.0
         for examples in self._chunks:
             count += float(self._objective.count(examples, torch.float64))

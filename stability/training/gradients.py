@@ -1,4 +1,4 @@
-"""Gradient statistics of each block of parameters at a step."""
+"""Gradient statistics per block of parameters at one step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from stability.models.backbone import block_of
 
 
 class BlockStatistics:
-    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never.
-    ``norm``: that of a list of tensors."""
+    """Norms of gradient and step per block of parameters (`block_of`).
+
+    Args:
+        model: its parameters form the blocks.
+        every: interval in steps; 0: never.
+        norm: norm of a list of tensors.
+    """
 
     def __init__(self, model: nn.Module, every: int, norm: Callable[[Sequence[Tensor]], Tensor]):
         self._every, self._norm = every, norm
@@ -26,14 +31,20 @@ class BlockStatistics:
         return bool(self._every) and step % self._every == 0
 
     def norms(self, tensors: list[Tensor]) -> dict[str, float]:
-        """Return the Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
+        """Return the Euclidean norm of each block.
+
+        Args:
+            tensors: one per parameter, in the model's order.
+        """
         return {
             block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()
         }
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
-        """Return the norms of the gradients as they stand, to be taken before they are clipped. A parameter without a
-        gradient counts as 0."""
+        """Return the norms of the current gradients, before clipping.
+
+        A missing gradient counts as 0.
+        """
         return self.norms(
             [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
         )
@@ -41,9 +52,17 @@ class BlockStatistics:
     def rows(
         self, step: int, gradient: dict[str, float], weights: dict[str, float], steps: dict[str, float]
     ) -> list[dict[str, Any]]:
-        """Return a row a block, from `norms` of the gradient, of the parameters before the step, and of the step: the
-        gradient's norm before clipping, its share of the squared norm of the whole gradient (they add up to 1), and the
-        norm of the step over that of the parameters. None where a number is not finite or is a quotient by 0."""
+        """Return one log row per block; None for a non-finite number or a quotient by 0.
+
+        ``grad_norm`` is the norm before clipping, ``grad_share`` its share of the whole gradient's squared norm (sum
+        1), ``update_ratio`` the norm of the step over that of the parameters.
+
+        Args:
+            step: number of the step.
+            gradient: `norms` of the gradient.
+            weights: `norms` of the parameters before the step.
+            steps: `norms` of the step.
+        """
         total = math.fsum(norm**2 for norm in gradient.values())
         return [
             {

@@ -1,15 +1,13 @@
-"""Answer a step that is not finite or whose gradient is too large: *Frankenstein Transformer*, Algorithm 1, lines 5 to
-12. No torch.
+"""Guards against non-finite steps and large gradients. No torch.
 
-As there, the loop goes on with the next step and the next batch: those that failed would fail again, and step numbers,
-data order and learning rates stay what they are for every run beside this one. (There the schedule waits for a step
-that was left out; here a step's number gives its rate.) What is skipped is the optimizer's step; what is restored are
-the parameters and the optimizer's state of the last good checkpoint, the initialisation before there is one, and what
-was learned since is lost. One budget serves the whole run; once it is spent the run ends as diverged, as it does
-without guards.
+Source: *Frankenstein Transformer*, Algorithm 1, lines 5 to 12. The loop continues with the next step and batch, as in
+the paper: the failed ones would fail again. Step numbers, data order and learning rates stay equal to those of every
+other run. (In the paper the schedule waits for a skipped step; here the step number gives the rate.) "skip" omits the
+optimizer's step. "restore" returns to the parameters and optimizer state of the last good checkpoint, or to the
+initialisation if none exists; progress since then is lost. The whole run has one budget; once it is spent, the run ends
+as diverged, as without guards.
 
-A checkpoint is good once a sound step was taken from what it holds: its own step's loss was that of the parameters
-before it.
+A checkpoint is good once a sound step was taken from its parameters: the loss of its own step was computed before them.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ Answer = Literal["stop", "skip", "restore"]
 
 @dataclass
 class Guard:
-    """The guards of one run, and what they did so far."""
+    """The guards of one run and their counts so far."""
 
     spec: GuardSpec
     skipped_steps: int = 0
     restores: int = 0
-    good: list[int] = field(default_factory=list)  # steps of checkpoints to go back to, rising
-    # of those that hold what the run stands at, from which no sound step was taken yet
+    good: list[int] = field(default_factory=list)  # steps of good checkpoints, rising
+    # steps of checkpoints of the current state, before any sound step was taken from it
     untried: list[int] = field(default_factory=list)
 
     def too_large(self, row: dict[str, Any]) -> str | None:
-        """Say what is wrong with a step whose gradient, once clipped, is above the threshold; else None."""
+        """Return a reason if the gradient after clipping exceeds the threshold, else None."""
         limit, norm = self.spec.post_clip_norm, row.get("clipped_norm")
         if limit is None or norm is None or norm <= limit:
             return None
@@ -45,8 +43,11 @@ class Guard:
         )
 
     def answer(self, *, has_moved: bool) -> Answer:
-        """Say what to do with a bad step, counted against the budget. ``has_moved``: the parameters are no longer those
-        before it, too late to skip it."""
+        """Decide how to treat a bad step, and count it against the budget.
+
+        Args:
+            has_moved: the step already changed the parameters, so it cannot be skipped.
+        """
         mode = self.spec.on_nonfinite
         if (
             mode == "stop"
@@ -61,7 +62,7 @@ class Guard:
         return "restore"
 
     def account(self, reason: str) -> str:
-        """Return the reason of a divergence, and why the guards did not prevent it."""
+        """Return the reason of a divergence, with the reason why no guard prevented it."""
         if self.spec.on_nonfinite == "stop":
             return reason
         if self.skipped_steps + self.restores < self.spec.retries:
@@ -79,18 +80,25 @@ class Guard:
             self.good, self.untried = sorted({*self.good, *self.untried}), []
 
     def written(self, step: int, kept: Collection[int]) -> None:
-        """Note a checkpoint of what the run stands at; ``kept``: those that stay beside it."""
+        """Record a checkpoint of the current state.
+
+        Args:
+            step: its step.
+            kept: steps of the checkpoints kept beside it.
+        """
         self.good = [each for each in self.good if each in kept]
         self.untried.append(step)
 
     def candidates(self) -> list[int]:
-        """Return the checkpoints to go back to, newest first. What the run stood at failed at once, even if it had held
-        before."""
+        """Return the checkpoints to restore from, newest first.
+
+        Untried checkpoints are dropped, even if they were good before: the very next step failed.
+        """
         self.good = [step for step in self.good if step not in self.untried]
         return self.good[::-1]
 
     def restored(self, step: int) -> None:
-        """Note that the run is back at a checkpoint, or (0) at the initialisation."""
+        """Record a restore to the checkpoint of this step, or to the initialisation (0)."""
         self.untried = [step] if step else []
 
     def counts(self) -> dict[str, int]:
@@ -105,7 +113,7 @@ class Guard:
 
 
 def first_non_finite(values: dict[str, Any], step: int) -> str | None:
-    """Return ``"loss is nan at step 37"`` for the first value that is not finite, else None."""
+    """Return ``"loss is nan at step 37"`` for the first non-finite value, else None."""
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
             return f"{name.replace('_', ' ')} is {value} at step {step}"

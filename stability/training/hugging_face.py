@@ -1,9 +1,8 @@
-"""A GPT-2 in the files of Hugging Face as weights of this project's transformer: the same function under our names.
+"""Hugging Face GPT-2 weights as weights of this project's transformer: the same function under our names.
 
-Read are ``config.json`` and ``model.safetensors`` of a folder that ``save_pretrained`` wrote; transformers is not
-needed. GPT-2 is sa, learned positions, LayerNorm before each branch, an mlp and a tied head (Radford et al. 2019). A
-model of ours with a head of its own starts it with the embedding's matrix and no bias: the same function until the
-first step.
+Input: ``config.json`` and ``model.safetensors`` of a folder written by ``save_pretrained``; transformers is not
+required. GPT-2 is sa, learned positions, LayerNorm before each branch, an mlp and a tied head (Radford et al. 2019). If
+our model has a separate head, it starts as the embedding matrix without bias: the same function until the first step.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from stability.config.run import RunSpec
 from stability.runs.directory import read_json
 
-# what comes after h.<layer>. there, and after blocks.<layer>. here
+# GPT-2's name after h.<layer>. → our name after blocks.<layer>.
 OF_A_BLOCK = {
     "ln_1": "mixer_norm",
     "attn.c_attn": "mixer.qkv",
@@ -30,16 +29,20 @@ OF_A_BLOCK = {
     "mlp.c_fc": "ffn.hidden",
     "mlp.c_proj": "ffn.out",
 }
-# whose matrix is (in, out); a Linear's is (out, in)
+# modules with a transposed matrix: (in, out); a Linear's is (out, in)
 CONV1D = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-# ours by the config's names; the others are called the same
+# the config's activation names → ours, if they differ
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # buffers in older files
 CONFIG, MODEL = "config.json", "model.safetensors"
 
 
 def read_config(place: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a folder. Errors: ``ValueError`` of one line where it holds no GPT-2."""
+    """Return the ``config.json`` of a folder.
+
+    Raises:
+        ValueError: the folder holds no GPT-2; one line.
+    """
     folder, word = Path(place).expanduser(), f"init=hf:{place}"
     for name in (CONFIG, MODEL):
         if not (folder / name).is_file():
@@ -60,8 +63,16 @@ def read_config(place: str) -> dict[str, Any]:
 
 
 def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
-    """Raise a ``ValueError`` of two lines that says what a run must be told so that it computes what GPT-2 does, as far
-    as no tensor's shape says it."""
+    """Check the settings of GPT-2 that no tensor's shape implies.
+
+    Args:
+        config: GPT-2's ``config.json``.
+        run: the run to start from its weights.
+        word: the command-line word, for the message.
+
+    Raises:
+        ValueError: a setting differs; two lines, with the words to add.
+    """
     activation = str(config.get("activation_function", "gelu_new"))
     wanted = {
         "objective": "ar",
@@ -89,7 +100,7 @@ def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
 
 
 def _told(run: RunSpec) -> dict[str, str]:
-    """Return what a run says of those keys that it has, as the command line writes them."""
+    """Return a run's settings for these keys, as command-line words."""
     axes = ("objective", "mechanism", "position", "norm", "ffn", "residual", "linear", "cross")
     parts = {axis: getattr(run, axis) for axis in axes}
     told = {axis: "none" if part is None else part.name for axis, part in parts.items()}
@@ -103,7 +114,7 @@ def _told(run: RunSpec) -> dict[str, str]:
         for key, value in each.model_dump(mode="json").items():
             told[f"{prefix}.{key}"] = str(value).lower() if isinstance(value, bool) else _number(value)
     if told.get("mechanism.sa.kv_heads") in ("None", told["model.heads"]):
-        told["mechanism.sa.kv_heads"] = "null"  # both are one of keys and values for each head
+        told["mechanism.sa.kv_heads"] = "null"  # both mean one key-value pair per head
     return told
 
 
@@ -112,10 +123,16 @@ def _number(value: Any) -> str:
 
 
 def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return a GPT-2's tensors in float32 under the names of a model of ours, whose tensors' shapes are ``own``.
+    """Return a GPT-2's float32 tensors under our names.
 
-    Rows of the table of positions beyond the model's own are left out. Errors: ``ValueError`` of one line where the
-    file is damaged or holds a tensor that no GPT-2 has.
+    Position rows beyond our model's own are dropped.
+
+    Args:
+        place: folder of the GPT-2.
+        own: tensor shapes of our model, by name.
+
+    Raises:
+        ValueError: the file is damaged or holds a foreign tensor; one line.
     """
     file = Path(place).expanduser() / MODEL
     try:
@@ -138,8 +155,9 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
 
 
 def _renamed(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor under our name, matrices as a Linear holds them; neither a head that is the embedding's matrix
-    nor masks. ``LookupError`` holds the name of one that no GPT-2 has."""
+    """Yield (our name, tensor), matrices as (out, in); skip masks and a tied head. ``LookupError`` names a foreign
+    tensor.
+    """
     whole = {"wte.weight": "embedding.embedding.weight", "wpe.weight": "embedding.positions_ND"}
     whole |= {"ln_f.weight": "final_norm.weight", "ln_f.bias": "final_norm.bias"}
     is_tied = "lm_head.weight" not in given or torch.equal(given["lm_head.weight"], given["wte.weight"])

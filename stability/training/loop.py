@@ -1,4 +1,4 @@
-"""The loop of a training, which can be left after any step and resumed: runs and structure tokenizers go through it."""
+"""The resumable training loop of runs and structure tokenizers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from stability.training.checkpoints import Checkpoints
 
 
 class Training(ABC):
-    """A model in training: one step of it, its state, its verdict. `train` drives it.
+    """A model in training: one step, its state, its verdict. `train` drives it.
 
-    ``step``: the last step that was taken, of ``num_steps``. ``diverged``: the reason that ends it early, else None.
-    ``gradient_rows``: rows of the last step for gradients.jsonl. ``running``: further values of the status "running".
+    Attributes:
+        step: last step taken, of ``num_steps``.
+        diverged: reason of an early end, else None.
+        gradient_rows: rows of the last step for gradients.jsonl.
+        running: further values of the status "running".
     """
 
     spec: RunSpec | TokenizerRunSpec
@@ -38,35 +41,43 @@ class Training(ABC):
 
     @abstractmethod
     def first_row(self) -> dict[str, Any]:
-        """Return the row that is logged before any step."""
+        """Return the log row of the untrained model, step 0."""
 
     @abstractmethod
     def train_step(self, step: int) -> dict[str, Any]:
-        """Take the optimizer's step number ``step``, unless something is not finite; return its log row."""
+        """Take one optimizer step unless a value is not finite; return its log row."""
 
     @abstractmethod
     def settle(self, row: dict[str, Any]) -> None:
-        """Set ``step`` to the row's or ``diverged`` to a reason; validate where it is due, into the row."""
+        """Set ``step`` or ``diverged`` from the row; add a due validation to the row."""
 
     def timing(self, seconds: float) -> dict[str, Any]:
-        """Return further values of a row of timing.jsonl, of a step that took these seconds."""
+        """Return further values of a step's timing.jsonl row.
+
+        Args:
+            seconds: duration of the step.
+        """
         return {}
 
     @abstractmethod
     def state(self) -> tuple[nn.Module, dict[str, Any]]:
-        """Return a checkpoint's content: the model, and all else that the next step depends on."""
+        """Return a checkpoint's content: the model and all other state of the next step."""
 
     @abstractmethod
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go to the step at which `state` was taken."""
+        """Load the state that `state` returned."""
 
     def is_sound(self) -> bool:
-        """Return whether a checkpoint may be written now, if it has not diverged."""
+        """Return whether the current state may be saved, if it has not diverged."""
         return True
 
     @abstractmethod
     def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:
-        """Return verdict, reason and result (plain values) of a training of so many seconds."""
+        """Return verdict, reason and result (plain values).
+
+        Args:
+            wall_s: training time in seconds.
+        """
 
     def provenance(self) -> dict[str, Any]:
         """Return further values for provenance.json."""
@@ -81,17 +92,18 @@ def train(
     sinks: Sinks | None = None,
     stop_at: int | None = None,
 ) -> Generator[None, None, None]:
-    """Train to the verdict, yielding after every optimizer step; a finished training is left alone.
+    """Train to the verdict, yielding after every optimizer step.
 
-    Closed at a yield, it writes a checkpoint there and sets the status ``interrupted``. Called again it resumes from
-    the last readable checkpoint, bit for bit as if it had never stopped (same hardware). Divergence is a verdict.
+    A finished training is left alone. Closed at a yield, the loop writes a checkpoint and sets the status
+    ``interrupted``. A new call resumes from the last readable checkpoint, bit for bit as if undisturbed (same
+    hardware). Divergence is a verdict, not an error.
 
     Args:
-        directory: of the run or tokenizer, with its spec.
-        prepared: gives the training, and ends its processes afterwards.
-        command: the command line that asked for it, for provenance.json.
-        sinks: get each row of metrics.jsonl, too, and are left open.
-        stop_at: the step after which it is left as ``stopped``, if it is not the last.
+        directory: folder of the run or tokenizer, with its spec.
+        prepared: context of the training; it ends the training's processes on exit.
+        command: command line of the launch, for provenance.json.
+        sinks: receive each row of metrics.jsonl; they are not closed.
+        stop_at: step after which the run is left as ``stopped``, if it is not the last.
     """
     if directory.finished:
         return
@@ -100,7 +112,7 @@ def train(
         of_this = {"device": str(training.device), "threads": training.spec.threads}
         write_json(directory.provenance_file, {**provenance(command), **training.provenance(), **of_this})
 
-        # Resume: no row of the log may be missing up to the checkpoint, and those after it go.
+        # Resume from a checkpoint with a complete log up to its step; later rows of the log are dropped.
         newest = checkpoints.latest(*logged_until(directory))
         if newest is not None:
             training.restore(*newest)
@@ -117,7 +129,7 @@ def train(
                 checkpoints.write(training.step, *training.state())
 
         def leave(state: str) -> None:
-            # If it has diverged, the parameters may hold the cause; the step is taken again after resuming.
+            # Not saved if diverged: the parameters may be non-finite. The step is repeated after resuming.
             if training.diverged is None and training.is_sound():
                 save()
             step = checkpoints.newest

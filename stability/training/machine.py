@@ -1,4 +1,4 @@
-"""Set and read what a trial needs of the process that it runs in."""
+"""Process-wide settings and checks of a trial: threads, precision, compilers, memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,18 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def prepare_torch(threads: int, device: torch.device, precision: Precision = "float32") -> None:
-    """Set the global state that one trial must not inherit from another: threads, default dtype, deterministic kernels
-    and TF32 on CUDA. Errors: ``ValueError`` where the device has no such precision."""
+    """Set torch's global state for one trial, so that no setting leaks from another.
+
+    It covers threads, default dtype, deterministic CUDA kernels and TF32.
+
+    Args:
+        threads: number of CPU threads.
+        device: device of the trial.
+        precision: precision of matrix products.
+
+    Raises:
+        ValueError: the device does not support the precision.
+    """
     allow_tf32(precision, device)
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
@@ -34,21 +44,29 @@ def prepare_torch(threads: int, device: torch.device, precision: Precision = "fl
 
 
 def require_compiler() -> None:
-    """Raise a ``ValueError`` where there is no C++ compiler, which `torch.compile` calls on every device."""
+    """Raise a ``ValueError`` if no C++ compiler exists; `torch.compile` needs one everywhere."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         raise ValueError("compile=true needs a C++ compiler, g++ or clang++, and there is none; use compile=false")
 
 
 def require_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> None:
-    """Raise a ``ValueError`` of one line where parts of a run ask for kernels that cannot run here. ``parts``: as
-    `kernels_of` takes them; ``device``: the one that they are to run on; None: not known yet."""
+    """Raise a one-line ``ValueError`` if a requested kernel cannot run here.
+
+    Args:
+        parts: parts of a run, as for `kernels_of`.
+        device: device of the run; None: not known yet.
+    """
     if (line := lacking_kernels(parts, device)) is not None:
         raise ValueError(line)
 
 
 def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> str | None:
-    """Return in a line which kernels cannot run here, and what they need, of parts as in `require_kernels`; None where
-    all can."""
+    """Return one line about a requested kernel that cannot run here, or None.
+
+    Args:
+        parts: parts of a run, as for `kernels_of`.
+        device: device of the run; None: not known yet.
+    """
     for asked in kernels_of(parts):
         lacking = recurrences.lacking if asked.impl == "fla" else availability.lacking
         if (what := lacking(device)) is not None:
@@ -57,27 +75,32 @@ def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    """Return a module that shares the parameters of ``model`` and computes what it does by `torch.compile`, one graph
-    for each shape of inputs.
+    """Return a `torch.compile` version of a model with shared parameters.
 
-    ``model`` itself stays as it is, for validation, checkpoints, and α_max: no second derivative goes through a
-    compiled graph. Errors: as `require_compiler`.
+    One graph is compiled per input shape. The uncompiled ``model`` still serves validation, checkpoints and α_max: no
+    second derivative passes a compiled graph.
+
+    Raises:
+        ValueError: no C++ compiler (`require_compiler`).
     """
     require_compiler()
     return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """Make memory that is freed go back to the system at once from 1 MiB on, on a CPU with glibc, for as long as the
-    process lives. By itself glibc keeps blocks of up to 32 MiB, which in a run that gathers and frees parameters all
-    the time grows to what it would take to have them all."""
+    """Make malloc return freed blocks of 1 MiB or more to the system.
+
+    It acts on a CPU with glibc, for the life of the process.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if device.type == "cpu" and sys.platform == "linux" else None
+    # By default glibc retains blocks of up to 32 MiB. A run that constantly gathers and frees parameters would grow to
+    # the size of all of them at once.
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak of the CUDA allocator, or of this process's resident memory, in MB."""
+    """Return the peak memory in MB: of the CUDA allocator, or this process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

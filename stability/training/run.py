@@ -1,5 +1,4 @@
-"""A run from its spec to its verdict: what it adds to a replica's steps is validation, guards, checkpoints and a
-verdict."""
+"""A run from its spec to its verdict: a replica plus validation, guards, checkpoints and judgement."""
 
 from __future__ import annotations
 
@@ -48,18 +47,20 @@ def train(
     shard: bool = False,
     stop_at: int | None = None,
 ) -> Iterator[None]:
-    """Train a run to its verdict, yielding after every optimizer step (`loop.train`). A finished run is left alone.
+    """Train a run to its verdict, yielding after every optimizer step (`loop.train`).
+
+    A finished run is left alone.
 
     Args:
         spec: the run.
         directory: its folder in the pool.
         cache_dir: the pool's prepared data.
         device: "auto", "cpu" or "cuda".
-        sinks: get each row of metrics.jsonl, too, and are left open.
-        command: the command line that asked for it, for provenance.json.
-        devices: number of devices that share the microbatches, which changes no bit.
-        shard: they share parameters and batch instead, which rounds otherwise (`devices.sharded`).
-        stop_at: the step after which it is left as ``stopped``, if it is not the last.
+        sinks: receive each row of metrics.jsonl; they are not closed.
+        command: command line of the launch, for provenance.json.
+        devices: number of devices that share the microbatches; it changes no bit.
+        shard: share parameters and batch instead; rounding differs (`devices.sharded`).
+        stop_at: step after which the run is left as ``stopped``, if it is not the last.
     """
     prepared = _prepared(spec, directory, cache_dir, device, devices, shard)
     return loop.train(directory, prepared, command=command, sinks=sinks, stop_at=stop_at)
@@ -69,7 +70,7 @@ def train(
 def _prepared(
     spec: RunSpec, directory: RunDirectory, cache_dir: Path, device: str, num: int, shard: bool
 ) -> Iterator[Trainer]:
-    """Start the processes of all devices but the first, which end with this context, and write the run's spec."""
+    """Start all other devices' processes until exit, and write the run's spec."""
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
     weights = None if spec.weights is None else Weights.kept(spec.weights, cache_dir)
     if shard:
@@ -84,7 +85,7 @@ def _prepared(
 
 
 class Trainer(Replica, loop.Training):
-    """A run in training, in its own process."""
+    """A run in training, in its main process."""
 
     spec: RunSpec
     running = {"phase": "training"}
@@ -107,7 +108,7 @@ class Trainer(Replica, loop.Training):
             self.put(parameters=self._beginning())
 
     def _beginning(self) -> dict[str, Tensor]:
-        """Return the parameters before any step: drawn from the seed, or those of the run's weights."""
+        """Return the parameters before any step: drawn from the seed, or the run's weights."""
         drawn = build_model(self.spec, self.corpus.format).state_dict()
         return drawn if self._weights is None else self._weights.state(drawn)
 
@@ -123,7 +124,7 @@ class Trainer(Replica, loop.Training):
         return {"step": 0, **measured}
 
     def settle(self, row: dict[str, Any]) -> None:
-        """Let the guards answer a bad step; validate where it is due; note a checkpoint that is due."""
+        """Pass the step to the guards, validate if due, and record a due checkpoint."""
         step = row["step"]
         if reason := self.fault(row):
             self._answer(reason, row)
@@ -141,8 +142,7 @@ class Trainer(Replica, loop.Training):
             self.guard.written(step, self.checkpoints.choose_kept(step))
 
     def _validate(self, row: dict[str, Any]) -> None:
-        """Put the validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
-        restored, which the run goes on from, or ends with."""
+        """Add the validation scores to the row; after a restore, those of the restored state."""
         row |= self.measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
             self._answer(reason, row, has_moved=True)
@@ -152,8 +152,7 @@ class Trainer(Replica, loop.Training):
             self.keeper.validated(self.step, self.val_nll)
 
     def _answer(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
-        """Let the guards answer a bad step: the run diverges, the step stays out, or the last good state comes
-        back."""
+        """Pass a bad step to the guards: diverge, skip or restore."""
         answer = self.guard.answer(has_moved=has_moved or row["update_norm"] != 0.0)
         if answer == "stop":
             self.diverged = self.guard.account(reason)
@@ -161,9 +160,9 @@ class Trainer(Replica, loop.Training):
             row["restored_step"] = self._take_back()
 
     def _take_back(self) -> int:
-        """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is
-        none yet; its step. One that an interruption left is never among them, or a resumed run would go on from
-        elsewhere than an undisturbed one."""
+        """Load the last good checkpoint, else the initialisation; return its step."""
+        # Checkpoints of an interruption are never candidates: a resumed run would else restore another state than an
+        # undisturbed one.
         found = self.checkpoints.first_of(self.guard.candidates())
         parameters, state = found or (self._beginning(), {})
         self.put(parameters=parameters, state=state.get("optimizer"))
@@ -194,18 +193,22 @@ class Trainer(Replica, loop.Training):
         self.watch.resume(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
         self.scores = state.get("scores", {})
-        # else the checkpoint is older than guards, or of the run that this one goes on from: its guards are its own
+        # A checkpoint may be older than guards, or belong to the run named by init; guards are not inherited.
         if "guard" in state and self.checkpoints.newest:
             self.guard.resume(state["guard"])
             self.keeper.resume(state["best"])
 
     def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:
-        """Judge by the validation NLL, and by what the guards found."""
+        """Judge the run by its validation NLL and its guards.
+
+        Args:
+            wall_s: training time in seconds.
+        """
         unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
         judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.words.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
         measured = {"val_nll": self.val_nll, **self.scores}
-        # The median, which validations and other interruptions of a few steps hardly move.
+        # The median: validations and other interruptions of a few steps hardly change it.
         timings = readable_rows(self.directory.timing_file, ("step", "tokens_per_s"))
         seconds = [self._tokens / row["tokens_per_s"] for row in timings if row["tokens_per_s"] > 0]
         result = {

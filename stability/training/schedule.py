@@ -8,10 +8,15 @@ from stability.config.training import ScheduleSpec
 
 
 def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
-    """Return the learning rate of the ``step``-th update (counted from 1) over its peak; always positive.
+    """Return the learning rate of an update over its peak; always positive.
 
-    ``wsd``: warm-up, stable, decay: the peak until the last `ScheduleSpec.decay_steps`, then linear as a cool-down (Hu
-    et al. 2024, arXiv:2404.06395, section 4; linear: Hägele et al. 2024, arXiv:2405.18392).
+    ``wsd`` (warm-up, stable, decay) stays at the peak until the last `ScheduleSpec.decay_steps`, then falls linearly
+    (Hu et al. 2024, arXiv:2404.06395, section 4; linear: Hägele et al. 2024, arXiv:2405.18392).
+
+    Args:
+        schedule: form of the schedule.
+        step: number of the update, from 1.
+        num_steps: number of updates of the run.
     """
     if step <= schedule.warmup_steps:
         return step / (schedule.warmup_steps + 1)

@@ -1,4 +1,4 @@
-"""One training step of a run, and what else all processes of a run do together; a run on one device has one process."""
+"""One training step of a run, and all other work that its processes share."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from stability.training.schedule import lr_factor
 
 
 class Replica:
-    """Model and optimizer of a run, or this process's part of them; it reads no file of the run and writes none.
+    """Model and optimizer of a run, or this process's part of them; no file access.
 
-    ``FOLLOWED``: methods that the helpers call when the run's own process does (`Devices.tell`). Their positional
-    arguments are numbers; keyword arguments are the own process's alone. None of them calls another one.
+    ``FOLLOWED`` lists methods that the helper processes call together with the main process (`Devices.tell`). Their
+    positional arguments are numbers; only the main process passes keyword arguments. No such method calls another.
     """
 
     FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step", "measure", "put", "gathered", "averaged", "is_sound")
@@ -44,7 +44,7 @@ class Replica:
         self.objective = build_objective(spec, corpus.format)
         self.devices = devices or OneDevice(device)
         self.model = self.devices.build(partial(build_model, spec, corpus.format))
-        self.forward = compiled(self.model) if spec.compile else self.model  # of training alone
+        self.forward = compiled(self.model) if spec.compile else self.model  # for training only
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
@@ -52,10 +52,15 @@ class Replica:
         self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.devices.norm), []
         self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
-        self.scores: dict[str, float] = {}  # what else is validated, at the last validation
+        self.scores: dict[str, float] = {}  # further scores of the last validation
 
     def put(self, *, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
-        """Take over parameters and the optimizer's state (None: that of a new one)."""
+        """Set parameters and optimizer state.
+
+        Args:
+            parameters: new parameters.
+            state: the optimizer's state; None: that of a new optimizer.
+        """
         self.devices.tell("put")
         self.optimizer = build_optimizer(self.spec, self.model)
         self.devices.put(self.model, self.optimizer, parameters, state)
@@ -66,19 +71,19 @@ class Replica:
         return self.devices.gathered(self.model, self.optimizer)
 
     def averaged(self) -> nn.Module:
-        """Return a copy of the whole model with the weights that an optimizer which averages is evaluated by."""
+        """Return a copy of the whole model with the averaged weights for evaluation."""
         self.devices.tell("averaged")
         with evaluated(self.optimizer):
             model, _ = self.devices.gathered(self.model, self.optimizer)
             return copy.deepcopy(model)
 
     def is_sound(self) -> bool:
-        """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
+        """Return whether every parameter is finite; guards may not check each step."""
         self.devices.tell("is_sound")
         return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
 
     def measure(self) -> dict[str, float]:
-        """Return the validation numbers as they go into a row, the NLL first."""
+        """Return the validation scores of a log row, NLL first."""
         self.devices.tell("measure")
         with evaluated(self.optimizer):
             measured = self.validation.measure(self.model, self.devices.spread)
@@ -87,7 +92,7 @@ class Replica:
         return measured
 
     def train_step(self, step: int) -> dict[str, Any]:
-        """Take optimizer step number ``step``, unless loss or gradient is not finite or a guard objects.
+        """Take one optimizer step unless a value is not finite or a guard objects.
 
         Returns:
             Its row of metrics.jsonl: ``loss`` in nats, ``grad_norm`` before clipping, ``update_norm`` (0.0: no step was
@@ -115,8 +120,8 @@ class Replica:
                 [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             ).item()
 
-        # Update, if nothing is wrong. An optimizer that probes adds up the norm of its step in its own pass; for any
-        # other one, and where blocks are logged, the parameters before the step are copied.
+        # Update, if nothing is wrong. A probing optimizer sums the norm of its step in its own pass. For any other one,
+        # or if blocks are logged, the parameters before the step are copied.
         probing = self.optimizer if isinstance(self.optimizer, Probing) and not is_due else None
         own = [] if probing else self.devices.local(self.parameters)
         moved = [] if probing else self._copied(own)
@@ -129,27 +134,30 @@ class Replica:
                 row["update_norm"] = probe.step_norm()
         if probing:
             return row
-        torch._foreach_sub_(moved, own)  # θ − θ⁺, in the copy's place: of every norm of θ⁺ − θ these are the very bits
+        torch._foreach_sub_(moved, own)  # θ − θ⁺, in place: its norms equal those of θ⁺ − θ bit for bit
         row["update_norm"] = self.devices.norm(moved).item()
         if is_due:
             self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
 
     def looks_at(self, step: int) -> bool:
-        """Return whether this step is checked for numbers that are not finite: as often as the guards say, and wherever
-        the run might be kept or judged by it."""
+        """Return whether this step is checked for non-finite values.
+
+        Every ``guards.check_every`` steps are, and all steps that may be validated or saved.
+        """
         return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
 
     def fault(self, row: dict[str, Any]) -> str | None:
-        """Return the reason why a step is bad, if it is one that is checked."""
+        """Return the reason why a checked step is bad, else None."""
         if not self.looks_at(row["step"]):
             return None
         return first_non_finite(row, row["step"]) or self.guard.too_large(row)
 
     def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
-        """Estimate the diagonal of the Hessian of the batch's mean loss for each parameter, by draws of (the run's
-        seed, step). The loss is that of the step's gradient, and drops what that dropped; it goes through the model
-        itself, by microbatches, where training goes through a compiled one."""
+        """Estimate the Hessian's diagonal of the batch's mean loss, seeded by (seed, step).
+
+        The loss has the same dropout as the step's gradient. It uses the uncompiled model, by microbatches.
+        """
         rows, seed = self.spec.microbatch or self.spec.batch, self.spec.seed
 
         def loss(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:
@@ -161,28 +169,27 @@ class Replica:
         parts = [(rows * index, microbatch) for index, microbatch in enumerate(examples.split(rows))]
         named = dict(self.model.named_parameters())
         drawn_by = generator_for(seed, "hessian", step)
-        # the kernels' second derivatives are held to oracles by their tests
+        # no check: tests compare the kernels' second derivatives with oracles
         found = hutchinson_diagonal(loss, named, generator=drawn_by, batches=parts, check=False)
         return {parameter: found[name] for name, parameter in named.items()}
 
     def _copied(self, parameters: list[Tensor]) -> list[Tensor]:
-        """Return a copy of the parameters, in memory that is kept: to allocate as much at every step costs more than
-        to copy it."""
+        """Return a copy of the parameters in a reused buffer."""
+        # Allocating as much at every step costs more than the copy itself.
         if self._copy is None:
             self._copy = [torch.empty_like(part) for part in parameters]
         torch._foreach_copy_(self._copy, parameters)
         return self._copy
 
     def _backward(self, examples: Examples, step: int) -> list[Tensor]:
-        """Add the gradient of the batch's mean loss to the parameters'; return that loss, and after it what auxiliary
-        losses contribute to it, where there are any. Microbatch by microbatch, each of them over the count of the whole
-        batch: one of few masked tokens weighs no more than they do."""
+        """Add the gradient of the batch's mean loss; return that loss, then the auxiliary one if any."""
         count, seed = self.objective.count(examples, torch.float32), self.spec.seed
 
         def add(microbatch: Examples, first_row: int) -> Sums:
             where = dropping(self.model, self.device, seed, "train", step, first_row)
             with where, computing_in(self.spec.precision, self.device):
                 found = self.objective.training_loss(self.forward, microbatch)
+            # Over the whole batch's count: a microbatch of few masked tokens has no more weight per token.
             (found.total / count).backward()
             return found.sums()
 

@@ -1,5 +1,4 @@
-"""Ask an NVIDIA GPU about itself while a run trains on it, through NVML (nvidia-ml-py, imported where there is such a
-GPU only)."""
+"""NVIDIA GPU telemetry during training through NVML (nvidia-ml-py, imported on demand)."""
 
 from __future__ import annotations
 
@@ -13,11 +12,10 @@ EVERY_S = 5.0
 
 
 class Telemetry:
-    """Power, utilisation, memory in use and temperature of the device a run trains on, at most every ``EVERY_S``
-    seconds.
+    """Power, utilisation, memory and temperature of the GPU, at most every ``EVERY_S`` seconds.
 
-    It serves the log only: without a GPU, without NVML or nvidia-ml-py there is none of it, and a quantity that a GPU
-    does not tell is left out. Memory and utilisation are those of the whole device, whoever uses it.
+    For the log only: no GPU, NVML or nvidia-ml-py gives no values, and unsupported quantities are omitted. Memory and
+    utilisation cover the whole device with all its users.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic):
@@ -28,8 +26,10 @@ class Telemetry:
             self._nvml, self._handle = _opened(device)
 
     def sample(self) -> dict[str, float]:
-        """Return ``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``; {} between two
-        samples."""
+        """Return ``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``.
+
+        {} between two samples.
+        """
         if self._nvml is None or self._clock() < self._next_s:
             return {}
         self._next_s = self._clock() + EVERY_S
@@ -45,7 +45,7 @@ class Telemetry:
     def _told(self, read: Callable[[], float]) -> float | None:
         try:
             return read()
-        # not of this GPU, not in this driver, not in this version of the bindings
+        # unsupported by this GPU, driver or version of the bindings
         except (self._nvml.NVMLError, AttributeError):
             return None
 
@@ -56,12 +56,12 @@ class Telemetry:
 
 
 def _opened(device: torch.device) -> tuple[Any, Any]:
-    """Return NVML and its handle of the device, by its UUID: NVML counts devices that CUDA_VISIBLE_DEVICES hides.
-    (None, None) where either is missing."""
+    """Return NVML and its device handle, or (None, None) if either is missing."""
     try:
         import pynvml
     except ImportError:
         return None, None
+    # By UUID: NVML also counts devices hidden by CUDA_VISIBLE_DEVICES.
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     try:
         pynvml.nvmlInit()

@@ -1,5 +1,7 @@
-"""Judge what became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above
-``guards.post_clip_norm``). No torch."""
+"""Verdict of a run: stable, spiked, plateaued or diverged. No torch.
+
+Diverged means a non-finite number or a gradient above ``guards.post_clip_norm``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from stability.config.training import VerdictSpec
 
 @dataclass
 class SpikeWatch:
-    """Follows the smoothed training loss: an exponential mean over about ``smoothing_steps`` steps, its running
-    minimum, its largest rise above it.
+    """The smoothed training loss, its running minimum, and its largest rise above it.
 
-    `noise` is what the batches' own scatter leaves in it: the loss's variance is a sixth of the mean square of second
-    differences, which a falling loss hardly enters (after von Neumann 1941), and the exponential mean keeps a known
-    share of that. It is taken where the running minimum stands, so that a rise does not excuse itself. Ordinary
-    training stays within about 6 of them (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by cross
-    entropy and by score entropy, whose losses scatter by 0.1 and by 0.7 nats).
+    The smoothing is an exponential mean over about ``smoothing_steps`` steps. `noise` is the batch noise left in it.
+    The variance of the loss is a sixth of the mean square of its second differences, almost unaffected by a falling
+    loss (after von Neumann 1941); the exponential mean retains a known share of that variance. The noise is that at the
+    running minimum, so that a rise does not raise its own margin. Ordinary training stays within about 6 standard
+    deviations (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by cross entropy and by score entropy,
+    with losses that scatter by 0.1 and by 0.7 nats).
     """
 
     spec: VerdictSpec
@@ -40,7 +42,12 @@ class SpikeWatch:
         self.margin = self.spec.spike_nats
 
     def update(self, step: int, loss: float) -> None:
-        """Follow the smoothed loss by one step's, and the worst rise above its lowest value beyond the margin."""
+        """Add a step's loss to the smoothed loss and its worst rise beyond the margin.
+
+        Args:
+            step: number of the step.
+            loss: its loss in nats.
+        """
         rate = 1 / self.spec.smoothing_steps
         self._follow_noise(loss, rate)
         self.smoothed = loss if self.smoothed is None else (1 - rate) * self.smoothed + rate * loss
@@ -48,7 +55,7 @@ class SpikeWatch:
             self.lowest, self.kept_share = self.smoothed, _share_of_variance(rate, self.num_losses)
             self.lowest_variance = self.variance
         self.num_losses += 1
-        if self.num_losses <= self.spec.smoothing_steps:  # so few say little
+        if self.num_losses <= self.spec.smoothing_steps:  # too few for a reliable variance: use the latest
             self.lowest_variance = self.variance
         self.last_rise = self.smoothed - self.lowest
         margin = max(self.spec.spike_nats, self.spec.noise_margin * self.noise)
@@ -56,16 +63,16 @@ class SpikeWatch:
             self.worst_rise, self.worst_step, self.margin = self.last_rise, step, margin
 
     def _follow_noise(self, loss: float, rate: float) -> None:
-        """Follow the losses' variance, at first by a plain mean, then by one over about ten times the smoothing."""
+        """Estimate the losses' variance: first a plain mean, then exponential over about ten times the smoothing."""
         difference = None if self.previous is None else loss - self.previous
-        if difference is not None and self.difference is not None:  # from the third loss on, which is number 2
+        if difference is not None and self.difference is not None:  # from the third loss on (num_losses = 2)
             weight = max(rate / 10, 1 / (self.num_losses - 1))
             self.variance = (1 - weight) * self.variance + weight * (difference - self.difference) ** 2 / 6
         self.previous, self.difference = loss, difference
 
     @property
     def noise(self) -> float:
-        """Nats, one standard deviation, of the smoothed loss at its running minimum."""
+        """Standard deviation of the smoothed loss at its running minimum, in nats."""
         return math.sqrt(self.lowest_variance * self.kept_share)
 
     @property
@@ -81,8 +88,7 @@ class SpikeWatch:
 
 
 def _share_of_variance(rate: float, num_updates: int) -> float:
-    """Return what an exponential mean that starts at its first value keeps of the values' variance: all of it then,
-    ρ/(2 − ρ) in the end."""
+    """Return the share of the values' variance in an exponential mean: from 1 at first to ρ/(2 − ρ)."""
     first = (1 - rate) ** (2 * num_updates)
     return first + (1 - first) * rate / (2 - rate)
 
@@ -92,9 +98,15 @@ def judge(
 ) -> tuple[str, str]:
     """Return (verdict, reason) of a run that reached its last step with finite numbers.
 
-    ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
-    frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's), whether
-    or not it came back by the end (the reason says which); ``stable``: neither.
+    ``plateaued``: no better than token (or class) frequencies or the untrained model. ``spiked``: the smoothed loss
+    rose by more than the margin, even if it recovered (the reason says so). ``stable``: neither.
+
+    Args:
+        val_nll: final validation NLL in nats.
+        init_nll: that of the untrained model.
+        unigram_nll: that of the baseline.
+        watch: the smoothed loss; its margin is the spec's or follows from the batch noise.
+        baseline: name of the baseline for the reason.
     """
     if not val_nll < min(init_nll, unigram_nll):
         return (

@@ -1,5 +1,7 @@
-"""Weights that a run starts from: found in a finished run, kept beside the prepared data under their sha256, and
-matched with the tensors of the model that takes them."""
+"""Initial weights of a run, taken from a finished run or another model's files.
+
+They are cached beside the prepared data under their sha256, and matched with the model's tensors by name and shape.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,16 @@ SHOWN = 3  # tensors of a kind that a message names
 
 @dataclass(frozen=True)
 class Fit:
-    """The tensors of a file and of a model, by name in the model's order: ``taken`` where both have one of the same
-    shape, ``missing`` in the file, ``unread`` by the model, ``reshaped`` where the two have other shapes."""
+    """The match between a file's tensors and a model's, in the model's order.
+
+    Attributes:
+        taken: names in both, with equal shape.
+        missing: names absent from the file.
+        unread: names absent from the model.
+        reshaped: names in both, with different shapes.
+        given: shapes of the file.
+        own: shapes of the model.
+    """
 
     taken: tuple[str, ...]
     missing: tuple[str, ...]
@@ -39,7 +49,7 @@ class Fit:
 
     @classmethod
     def of(cls, given: Shapes, own: Shapes) -> Fit:
-        """Return how the tensors of a file (``given``) and of a model (``own``) match."""
+        """Compare the tensors of a file (``given``) with those of a model (``own``)."""
         both = [name for name in own if name in given]
         return cls(
             taken=tuple(name for name in both if own[name] == given[name]),
@@ -52,12 +62,16 @@ class Fit:
 
     @property
     def fresh(self) -> tuple[str, ...]:
-        """The model's tensors that are initialised as without weights, in the model's order."""
+        """The model's tensors that keep their own initialisation, in the model's order."""
         return tuple(name for name in self.own if name not in self.taken)
 
     def require(self, spec: WeightsSpec, whose: str = "the model") -> None:
-        """Raise a ``ValueError`` of two lines that names the first tensors that differ, unless those that match are
-        enough."""
+        """Raise a two-line ``ValueError`` that names the differing tensors, unless the match suffices.
+
+        Args:
+            spec: the weights; with ``partial`` one matching tensor suffices.
+            whose: name of the model, for the message.
+        """
         if not (self.missing or self.unread or self.reshaped) or (spec.partial and self.taken):
             return
         if spec.partial:
@@ -74,7 +88,7 @@ class Fit:
         )
 
     def described(self) -> str:
-        """Say in a few words which tensors are taken, which are initialised anew, and which are not read."""
+        """Describe the taken, initialised and unread tensors in a few words."""
         if not self.fresh:
             told = f"all {len(self.own)} tensors"
         else:
@@ -84,18 +98,23 @@ class Fit:
 
 @dataclass(frozen=True)
 class Weights:
-    """A file of weights that is what its spec says (``spec.sha256``)."""
+    """A file of weights with the sha256 of its spec."""
 
     spec: WeightsSpec
     file: Path
 
     @classmethod
     def found(cls, asked: WeightsSpec, own: Shapes, scratch: Path) -> Weights:
-        """Return the weights that a sweep's ``init`` names, with their sha256 and what tables call them filled in.
+        """Find the weights of a sweep's ``init``; fill in their sha256 and label.
 
-        ``own``: the tensors of a model that is to take them; ``scratch``: a folder that stays while they are looked at,
-        for those of another format. Errors: ``ValueError`` of one or two lines where the folder holds neither a
-        finished run nor an intact checkpoint nor a GPT-2, or the weights are others than it asks for.
+        Args:
+            asked: the ``init`` of the sweep.
+            own: tensor shapes of a model that will take them.
+            scratch: folder for converted weights; it must exist while they are in use.
+
+        Raises:
+            ValueError: the folder holds no finished run, intact checkpoint or GPT-2, or the sha256 differs; one or two
+                lines.
         """
         if asked.source.startswith("hf:"):
             file = scratch / MODEL
@@ -114,7 +133,7 @@ class Weights:
 
     @classmethod
     def _known(cls, asked: WeightsSpec, source: str, label: str, sha256: str, file: Path) -> Weights:
-        """Return the weights of a file with what is known of them now. ``ValueError`` where others were asked for."""
+        """Return the weights with source, sha256 and label; ``ValueError`` if another sha256 was requested."""
         if asked.sha256 not in (None, sha256):
             raise ValueError(
                 f"init={asked.source}: its weights have the sha256 {sha256}, and init.sha256 asks for\n{asked.sha256}"
@@ -124,8 +143,11 @@ class Weights:
 
     @classmethod
     def kept(cls, spec: WeightsSpec, cache_dir: Path) -> Weights:
-        """Return the weights of a run, from where its sweep kept them. ``ValueError`` of one line where they are gone
-        or altered."""
+        """Return the weights of a run from the cache.
+
+        Raises:
+            ValueError: they are gone or altered; one line.
+        """
         file = _place(spec, cache_dir)
         again = "the sweep's command keeps them there again, as long as it finds their run"
         if not file.is_file():
@@ -135,7 +157,7 @@ class Weights:
         return cls(spec, file)
 
     def keep(self, cache_dir: Path) -> Weights:
-        """Copy the weights to where runs look for them, unless they lie there intact: whole or not at all."""
+        """Copy the weights into the cache atomically, unless an intact copy exists."""
         target = _place(self.spec, cache_dir)
         if not target.is_file() or sha256_of(target) != self.spec.sha256:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -153,29 +175,36 @@ class Weights:
         return Weights(self.spec, target)
 
     def fit(self, own: Shapes) -> Fit:
-        """Return how these weights match a model's tensors."""
+        """Compare these weights with a model's tensors."""
         with safe_open(self.file, framework="pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 no mapping
         return Fit.of(given, own)
 
     def state(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what a model starts with: its tensors as they were ``drawn`` from its seed, those that match taken
-        from these weights instead. Errors: as `Fit.require`."""
+        """Return a model's initial tensors: matching ones from these weights, others as ``drawn``.
+
+        Raises:
+            ValueError: the tensors do not match (`Fit.require`).
+        """
         fit = self.fit({name: tuple(tensor.shape) for name, tensor in drawn.items()})
         fit.require(self.spec)
         given = load_file(self.file)
         return drawn | {name: given[name] for name in fit.taken}
 
     def account(self, own: Shapes) -> dict[str, Any]:
-        """Return for a run's provenance whose weights they are, and which of the model's tensors are not theirs."""
+        """Return the source of the weights and the match of tensors, for provenance.json."""
         fit = self.fit(own)
         where = {"from": self.spec.source, "label": self.spec.label, "sha256": self.spec.sha256}
         return {**where, "num_taken": len(fit.taken), "initialised": list(fit.fresh), "not_read": list(fit.unread)}
 
 
 def described(spec: WeightsSpec, fits: Mapping[str, Fit]) -> str:
-    """Return what a sweep says of its runs' weights: whose they are, then a line for each way in which kinds of runs
-    (the names of ``fits``) take them."""
+    """Describe the weights of a sweep's runs: their source, then a line per kind of match.
+
+    Args:
+        spec: the weights.
+        fits: by kind of run, its match.
+    """
     kinds: dict[str, list[str]] = {}
     for kind, fit in fits.items():
         kinds.setdefault(fit.described(), []).append(kind)
@@ -190,7 +219,7 @@ def _place(spec: WeightsSpec, cache_dir: Path) -> Path:
 
 
 def _checkpoint(asked: WeightsSpec) -> Path:
-    """Return the folder of the checkpoint that a source names: of a run its last planned step's."""
+    """Return the folder of the checkpoint that a source names; for a run, its last planned step's."""
     word = f"init={asked.source}"
     folder = run_or_checkpoint(asked.place, word, "a run starts from one run's weights")
     if not (folder / "spec.json").exists():
