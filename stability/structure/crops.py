@@ -1,4 +1,4 @@
-"""Batches of protein chains as padded tensors: random crops to train on, fixed parts of chains to measure on."""
+"""Batches of protein chains as padded tensors: random crops and fixed first parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from torch import Tensor
 from stability.corpora.proteins.chain import ProteinChain
 
 BACKBONE = 3  # N, CA, C
-FEWEST_RESIDUES = 4  # valid ones, which a superposition says something about
+FEWEST_RESIDUES = 4  # valid residues; a superposition of fewer means nothing
 
 
 @dataclass(frozen=True)
 class PaddedCrops:
-    """Crops of protein chains, padded to one length: ``coords_BNAX`` (B, N, 3, 3): N, CA, C in Å; ``atoms_BNAX`` (B, N,
-    14, 3); masks: True where valid; what is not valid holds 0."""
+    """Crops of protein chains, padded to one length; invalid entries hold 0.
+
+    Attributes:
+        coords_BNAX: N, CA, C in Å, (B, N, 3, 3).
+        mask_BN: True if the residue is valid.
+        atoms_BNAX: heavy atoms in Å, (B, N, 14, 3).
+        atoms_mask_BNA: True if the atom is valid.
+        sequence_BN: residue tokens.
+    """
 
     coords_BNAX: Tensor
     mask_BN: Tensor
@@ -31,13 +38,20 @@ class PaddedCrops:
 
 
 def first_parts(chains: Sequence[ProteinChain], positions: int) -> list[ProteinChain]:
-    """Return the first ``positions`` residues of each chain, of those in which enough are valid."""
+    """Return the first ``positions`` residues of each chain, if enough are valid."""
     parts = [chain.crop(0, positions) for chain in chains]
     return [part for part in parts if part.mask_N.sum() >= FEWEST_RESIDUES]
 
 
 def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, generator: torch.Generator) -> PaddedCrops:
-    """Draw ``num`` chains, each as likely, and of each a contiguous part of ``positions`` residues, or all of it."""
+    """Draw chains uniformly, and from each a random contiguous crop.
+
+    Args:
+        chains: chains to draw from.
+        num: number of crops.
+        positions: residues per crop; a shorter chain is used whole.
+        generator: source of randomness.
+    """
     chosen = torch.randint(len(chains), (num,), generator=generator).tolist()
     places = torch.rand(num, generator=generator, dtype=torch.float64).tolist()
     room = [max(0, len(chains[index]) - positions) for index in chosen]
@@ -46,7 +60,7 @@ def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, gener
 
 
 def padded(chains: Sequence[ProteinChain]) -> PaddedCrops:
-    """Pad chains of their own lengths, to stand side by side."""
+    """Pad chains of different lengths to one batch."""
     length = max(len(chain) for chain in chains)
 
     def stacked(name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The frame in which a chain is read: as it lies, or along its own principal axes; and random rotations."""
+"""Coordinate frames of a chain (raw or principal axes), and random rotations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from stability.structure.kabsch import centred
 
 
 def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
-    """Return coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid.
-    float64 inside, float32 out.
+    """Return centred coordinates (B, N, A, 3) in a frame; invalid residues hold 0.
 
-    ``raw``: orientation as given. ``principal``: the axes are the eigenvectors of the atoms' second moments, largest
-    first; the first two point to the chain's later half (positive covariance of projection and residue index), the
-    third makes them right-handed, so that a chain and its mirror image stay different. A rotated, translated chain then
-    has the same coordinates up to rounding, unless two moments or a covariance vanish together with their sign.
+    The centre is the mean of the valid residues' atoms. float64 inside, float32 out.
+
+    ``principal`` axes are the eigenvectors of the atoms' second moments, largest first. The first two point to the
+    chain's later half (positive covariance of projection and residue index). The third makes them right-handed, so that
+    a chain and its mirror image stay different. A rotated and translated chain then has the same coordinates up to
+    rounding, unless two moments coincide or a covariance vanishes.
+
+    Args:
+        coords_BNAX: atoms (B, N, A, 3) in Å.
+        mask_BN: True if the residue is valid.
+        frame: ``raw`` (orientation as given) or ``principal``.
     """
     flat_BMX, weight_BM = (
         coords_BNAX.double().flatten(1, 2),
@@ -28,7 +34,7 @@ def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
 
 
 def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """Return the principal axes (B, 3, 3), an axis a column, det +1."""
+    """Return the principal axes (B, 3, 3), one per column, det +1."""
     _, vectors_BXX = torch.linalg.eigh(x_BMX.transpose(-1, -2) @ x_BMX)
     first_BX2 = vectors_BXX[..., [2, 1]]
     index_BM = centred(
@@ -41,7 +47,7 @@ def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def random_rotations(num: int, generator: torch.Generator) -> Tensor:
-    """Draw rotations (num, 3, 3), uniform over the rotations (unit quaternions of normals), float64."""
+    """Draw uniform random rotations (num, 3, 3), float64, from normalised Gaussian quaternions."""
     w, x, y, z = torch.nn.functional.normalize(
         torch.randn(num, 4, dtype=torch.float64, generator=generator), dim=-1
     ).unbind(-1)
@@ -54,5 +60,5 @@ def random_rotations(num: int, generator: torch.Generator) -> Tensor:
 
 
 def turned(coords_BNAX: Tensor, rotation_BXX: Tensor) -> Tensor:
-    """Turn every chain by its own rotation, about the origin."""
+    """Return every chain rotated about the origin by its own rotation."""
     return torch.einsum("bxy,bnay->bnax", rotation_BXX.to(coords_BNAX.dtype), coords_BNAX)

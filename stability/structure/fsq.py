@@ -1,5 +1,7 @@
-"""Finite scalar quantization (Mentzer et al. 2023, arXiv:2309.15505): a codebook that is a grid, with nothing to learn
-and nothing to collapse."""
+"""Finite scalar quantization (Mentzer et al. 2023, arXiv:2309.15505).
+
+The codebook is a fixed grid: nothing to learn, nothing to collapse.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-MARGIN = 1e-3  # the bounds lie so far (relatively) outside the outermost levels that those can be reached
+MARGIN = 1e-3  # relative distance of the tanh bounds beyond the outermost levels, so that those are reached
 
 
 class FSQ(nn.Module):
-    """A finite scalar quantisation: z (…, F) → codes on a grid of L_1 × … × L_F points in [−1, 1]^F, and their indices
-    0 … ΠL − 1.
+    """Finite scalar quantizer: z (…, F) → codes on a grid in [−1, 1]^F, and their indices.
 
-    Dimension f is bounded by tanh to an interval that holds L_f integers, then rounded; the gradient passes the
-    rounding unchanged (straight-through), so it is that of the bound. The index is the mixed-radix number of the
-    digits, the first dimension being the least significant.
+    The grid has L_1 × … × L_F points, the indices run from 0 to ΠL − 1. Dimension f is bounded by tanh to an interval
+    with L_f integers, then rounded. The gradient passes the rounding unchanged (straight-through), so it is that of the
+    bound. The index is the mixed-radix number of the digits, least significant dimension first.
     """
 
     def __init__(self, levels: Sequence[int]):
@@ -39,8 +40,10 @@ class FSQ(nn.Module):
         self.offset_F: Tensor
 
     def bound(self, z: Tensor) -> Tensor:
-        """Return h·tanh(z + s) − o, inside (−L/2, L/2): h just above (L − 1)/2; o = 1/2 for even L, else 0, and s such
-        that 0 stays 0."""
+        """Return h·tanh(z + s) − o, inside (−L/2, L/2).
+
+        h is just above (L − 1)/2; o = 1/2 for even L, else 0; s maps 0 to 0.
+        """
         shift_F = torch.atanh(self.offset_F / self.half_F)
         return self.half_F * torch.tanh(z + shift_F) - self.offset_F
 
@@ -50,12 +53,16 @@ class FSQ(nn.Module):
         return (bounded + (bounded.round() - bounded).detach()) / (self.levels_F // 2)
 
     def indices(self, codes: Tensor) -> Tensor:
-        """Return the indices, (…) int64, of codes (…, F)."""
+        """Return the indices (…), int64, of codes (…, F)."""
         half_F = self.levels_F // 2
         return ((codes * half_F).round().long() + half_F).mul(self.place_F).sum(-1)
 
     def codes(self, indices: Tensor) -> Tensor:
-        """Return the codes (…, F) of indices, (…) int64. Errors: ``ValueError`` for an index outside the codebook."""
+        """Return the codes (…, F) of indices (…), int64.
+
+        Raises:
+            ValueError: an index lies outside the codebook.
+        """
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_codes:
             raise ValueError(
                 f"structure tokens lie in 0 … {self.num_codes - 1}; got {int(indices.min())} … {int(indices.max())}"

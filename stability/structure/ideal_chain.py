@@ -1,5 +1,7 @@
-"""The trivial baseline: one backbone for every protein, built from the mean bond lengths, angles and torsions of the
-training chains."""
+"""Trivial baseline: one backbone from the mean internal geometry of the training chains.
+
+Internal geometry: bond lengths, bond angles and torsions.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,13 @@ PERIOD = 3  # N, CA, C
 
 @dataclass(frozen=True)
 class InternalGeometry:
-    """Means by the kind of the atom that they place (N, CA, C): distance to the atom before (Å), angle at that one,
-    torsion about the bond before (rad)."""
+    """Mean internal coordinates, by the kind of atom to place (N, CA, C).
+
+    Attributes:
+        lengths_A: distance to the previous atom, Å.
+        angles_A: angle at the previous atom, rad.
+        torsions_A: torsion about the previous bond, rad.
+    """
 
     lengths_A: np.ndarray
     angles_A: np.ndarray
@@ -25,8 +32,13 @@ class InternalGeometry:
 
 
 def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
-    """Take the arithmetic means of lengths and angles, circular means of torsions (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA
-    ω), over unbroken quadruples of atoms."""
+    """Compute the mean internal geometry over unbroken quadruples of atoms.
+
+    Lengths and angles have arithmetic means, torsions circular means (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA ω).
+
+    Raises:
+        ValueError: no unbroken quadruple exists.
+    """
     sums = np.zeros((PERIOD, 5))  # count, length, angle, cos and sin of the torsion
     for chain in chains:
         atoms_MX = chain.coords_NAX.reshape(-1, 3).astype(np.float64)
@@ -46,8 +58,10 @@ def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
 
 
 def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
-    """Return a backbone (num_residues, 3, 3), float64 in Å: atom after atom by its internal coordinates (natural
-    extension reference frame, Parsons et al. 2005)."""
+    """Return a backbone (num_residues, 3, 3), float64 in Å, built from internal coordinates.
+
+    Atoms are placed one by one (natural extension reference frame, Parsons et al. 2005).
+    """
     lengths_A, angles_A, torsions_A = geometry.lengths_A, geometry.angles_A, geometry.torsions_A
     atoms = [np.zeros(3), np.array([lengths_A[1], 0.0, 0.0])]
     turn = np.pi - angles_A[2]
@@ -64,13 +78,13 @@ def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
 
 
 def _angle(four_MKX: np.ndarray) -> np.ndarray:
-    """Return the angle at the third of four atoms."""
+    """Return the angle at the third of four atoms, rad."""
     back, forth = _unit(four_MKX[:, 1] - four_MKX[:, 2]), _unit(four_MKX[:, 3] - four_MKX[:, 2])
     return np.arccos(np.clip((back * forth).sum(-1), -1, 1))
 
 
 def _torsion(four_MKX: np.ndarray) -> np.ndarray:
-    """Return the torsion about the bond from the second to the third atom, IUPAC's sign."""
+    """Return the torsion about the bond between atoms 2 and 3, IUPAC sign, rad."""
     first, second, third = (four_MKX[:, k + 1] - four_MKX[:, k] for k in range(3))
     n1, n2 = np.cross(first, second), np.cross(second, third)
     return np.arctan2((np.cross(n1, n2) * _unit(second)).sum(-1), (n1 * n2).sum(-1))

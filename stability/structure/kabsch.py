@@ -1,4 +1,4 @@
-"""Optimal superposition of point sets (Kabsch 1976), batched and weighted, and the squared error that it leaves."""
+"""Optimal superposition of point sets (Kabsch 1976), batched and weighted."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from torch import Tensor
 
 
 def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """Return the proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points;
-    float64, no gradient.
+    """Return the rotations R (B, 3, 3) of the best weighted superposition.
 
-    From the singular value decomposition of Σ w y xᵀ; a reflection that would fit better is refused by turning the
-    smallest singular direction. Where the optimum is not unique (points on a line), one of the optima.
+    They minimise Σ_m w_m ‖R x_m − y_m‖² for centred points. R is proper (det +1), float64, without gradient. If the
+    optimum is not unique (points on a line), it is one of the optima.
+
+    Args:
+        x_BMX: points to rotate, centred.
+        y_BMX: target points, centred.
+        weight_BM: weights w.
     """
     with torch.no_grad():
         weighted_BMX = weight_BM.double()[..., None] * y_BMX.double()
         moments_BXX = weighted_BMX.transpose(-1, -2) @ x_BMX.double()
-        finite_B = moments_BXX.isfinite().all(-1).all(-1)  # LAPACK raises on others; the error itself then says NaN
+        finite_B = moments_BXX.isfinite().all(-1).all(-1)  # LAPACK raises on others; their error is NaN anyway
+        # From the SVD of Σ w y xᵀ. A better-fitting reflection is avoided by flipping the smallest singular direction.
         u_BXX, _, vt_BXX = torch.linalg.svd(torch.where(finite_B[:, None, None], moments_BXX, 0.0))
         sign_B = torch.linalg.det(u_BXX @ vt_BXX).sign()
         turn_BX = torch.ones_like(u_BXX[..., 0])
@@ -25,7 +30,7 @@ def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """Return points less their weighted mean; points of weight 0 become 0, whatever they held."""
+    """Return points minus their weighted mean; points of weight 0 become 0."""
     x_BMX = torch.where((weight_BM > 0)[..., None], x_BMX, 0.0)
     total_B = weight_BM.sum(-1).clamp_min(torch.finfo(x_BMX.dtype).tiny)
     mean_BX = (weight_BM[..., None] * x_BMX).sum(-2) / total_B[..., None]
@@ -33,13 +38,19 @@ def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
-    """Return the minimum (B,) over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the
-    unit of x squared; 0 where no point is valid.
+    """Return the mean squared error (B,) after optimal superposition.
 
-    Differentiable in x: R is held fixed at its optimum, and where that is unique this is the exact gradient, since the
-    minimised error does not change with R there to first order (envelope theorem). The singular value decomposition is
-    never differentiated: its own gradient has poles where singular values meet. Second derivatives need it, and would
-    be wrong.
+    It is the least mean of ‖x − R y − t‖² over rotations R and shifts t, over valid points, in the unit of x squared; 0
+    if no point is valid.
+
+    Differentiable in x: R is fixed at its optimum. If that is unique, the gradient is exact, since the minimised error
+    does not change with R to first order (envelope theorem). The singular value decomposition is never differentiated:
+    its gradient has poles at equal singular values. Second derivatives would need it, and are wrong here.
+
+    Args:
+        x_BMX: points, differentiable.
+        y_BMX: target points.
+        mask_BM: True if the point is valid.
     """
     weight_BM = mask_BM.to(x_BMX.dtype)
     x_BMX, y_BMX = centred(x_BMX, weight_BM), centred(y_BMX, weight_BM)
@@ -49,7 +60,13 @@ def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tens
 
 
 def superposed(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
-    """Return x moved onto y as a rigid body; every point of x moves, the valid ones decide how. The dtype is x's."""
+    """Return x moved onto y as a rigid body, in the dtype of x.
+
+    Args:
+        x_BMX: points; all of them move.
+        y_BMX: target points.
+        mask_BM: True for the points to fit.
+    """
     weight_BM = mask_BM.double()
     wide_BMX, goal_BMX = x_BMX.double(), y_BMX.double()
     rotation_BXX = kabsch_rotation(centred(wide_BMX, weight_BM), centred(goal_BMX, weight_BM), weight_BM)

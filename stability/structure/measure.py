@@ -1,5 +1,7 @@
-"""Measure what a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens
-under rotation; as parquet and mmCIF."""
+"""Measure a trained tokenizer on held-out chains, as parquet and mmCIF.
+
+Measured: RMSD beside trivial baselines, use of the codebook, invariance of tokens under rotation.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,18 @@ def measure_tokenizer(
     rotations: int,
     structures: int,
 ) -> Iterator[None]:
-    """Write ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF files, yielding after each
-    batch of chains.
+    """Write the tokenizer's results, yielding after each batch of chains.
 
-    Each held-out chain is measured on its first ``positions`` residues. The chain of median RMSD is the example.
+    Files: ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF. Each held-out chain is
+    measured on its first ``positions`` residues. The example is the chain of median RMSD.
+
+    Args:
+        tokenizer: the trained tokenizer.
+        directory: its folder.
+        train: training chains, for the baselines.
+        held_out: chains to measure.
+        rotations: number of random rotations per chain.
+        structures: number of chains to write as mmCIF.
     """
     parts = first_parts(held_out, tokenizer.spec.positions)
     trivial = {
@@ -73,15 +83,28 @@ def measure_tokenizer(
 
 
 def is_measured(directory: RunDirectory, rotations: int, structures: int) -> bool:
-    """Return whether the measurement is done with these settings; `summary.json` is written last."""
-    path = directory.path / "results" / "summary.json"
+    """Return whether the measurement is complete with these settings.
+
+    Args:
+        directory: the tokenizer's folder.
+        rotations: number of random rotations per chain.
+        structures: number of chains written as mmCIF.
+    """
+    path = directory.path / "results" / "summary.json"  # written last
     found = read_json(path) if path.exists() else {}
     return (found.get("schema"), found.get("rotations"), found.get("structures")) == (SCHEMA, rotations, structures)
 
 
 def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> dict[str, Any]:
-    """Summarise a tokenizer's chains: means over chains, codes over all residues. ``perplexity``: exp of the entropy of
-    the codes' frequencies."""
+    """Summarise a tokenizer's chains: means over chains, codes over all residues.
+
+    ``perplexity`` is exp of the entropy of the codes' frequencies.
+
+    Args:
+        tokenizer: the trained tokenizer.
+        chains: one row per chain.
+        codes: number of residues per code, (num_codes,).
+    """
     share = codes[codes > 0] / codes.sum()
     same = float((chains.same_tokens * chains.num_residues).sum() / chains.num_residues.sum())
     return {
@@ -102,8 +125,11 @@ def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> di
 
 
 def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
-    """Return the mean place of each residue, (positions, 3, 3) in Å, over the chains' first parts, each along its own
-    principal axes; at the centroid where no chain is so long."""
+    """Return the mean position of each residue, (positions, 3, 3) in Å.
+
+    The mean is over the chains' first parts, each aligned to its own principal axes. Residues beyond every chain are at
+    the centroid.
+    """
     sum_NAX, num_N = torch.zeros(positions, BACKBONE, 3), torch.zeros(positions)
     for start in range(0, len(chains), AT_ONCE):
         parts = first_parts([chains[index] for index in range(start, min(start + AT_ONCE, len(chains)))], positions)
@@ -123,7 +149,7 @@ def _measure_batch(
     trivial: dict[str, Tensor],
     rotations: int,
 ) -> tuple[pd.DataFrame, list[np.ndarray], list[np.ndarray]]:
-    """Return a row a chain, the chains' tokens, and their reconstructed backbones, superposed."""
+    """Return one row per chain, the chains' tokens, and their reconstructed backbones, superposed."""
     coords_BNAX, mask_BN = residues.coords_BNAX, residues.mask_BN
     valid_BM = mask_BN.repeat_interleave(coords_BNAX.shape[2], 1)
     tokens_BN = tokenizer.encode(coords_BNAX, mask_BN)
@@ -152,7 +178,7 @@ def _measure_batch(
 
 
 def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
-    """Return the RMSD of each chain in Å, after superposition, in float64."""
+    """Return the RMSD of each chain in Å after superposition, in float64."""
     return aligned_squared_error(x_BMX.double(), y_BMX.double(), valid_BM).sqrt().tolist()
 
 
@@ -164,10 +190,17 @@ def same_tokens(
     tokens_BN: Tensor,
     rotations: int,
 ) -> list[float]:
-    """Return the share of each chain's valid residues whose token stays when the chain is rotated at random and shifted
-    by tens of Å; a mean over rotations.
+    """Return the share of each chain's valid residues with unchanged tokens under random motion.
 
-    The draws are a function of the chain's id, so that a chain is moved alike wherever it is measured.
+    The motion is a random rotation and a shift by tens of Å; the share is a mean over rotations. The draws depend only
+    on the chain's id, so that every measurement moves a chain alike.
+
+    Args:
+        tokenizer: the trained tokenizer.
+        parts: chains, for their ids.
+        residues: the same chains, padded.
+        tokens_BN: their tokens without motion.
+        rotations: number of motions.
     """
     same_B = torch.zeros(len(parts), dtype=torch.float64)
     generators = [generator_for(0, f"turn {hashlib.sha256(part.id.encode()).hexdigest()}") for part in parts]
@@ -181,9 +214,16 @@ def same_tokens(
 
 
 def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: Path) -> list[Path]:
-    """Write ``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy
-    atoms whose places the chain has anywhere (the decoder may never have seen another), or the backbone without stage
-    2."""
+    """Write ``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed.
+
+    The stage-2 decoder gives the heavy atoms; without stage 2 only the backbone is written. An atom14 place is written
+    only if the chain has it somewhere: the decoder may be untrained on others.
+
+    Args:
+        tokenizer: the trained tokenizer.
+        part: the chain.
+        folder: folder of the two files.
+    """
     residues = padded([part])
     tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     has_atoms = tokenizer.atom_decoder is not None

@@ -1,4 +1,4 @@
-"""Atoms as mmCIF, which every structure viewer opens."""
+"""Atoms as mmCIF text, for any structure viewer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = (
     "label_entity_id", "label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy",
     "B_iso_or_equiv", "auth_seq_id", "auth_comp_id", "auth_asym_id", "auth_atom_id", "pdbx_PDB_model_num",
 )  # fmt: skip
-UNKNOWN = "UNK"  # mmCIF's name of a residue of no known kind, of which only the backbone is written
+UNKNOWN = "UNK"  # mmCIF's name of an unknown residue; only its backbone is written
 
 
 def atom_names(letter: str) -> tuple[str, ...]:
@@ -20,8 +20,13 @@ def atom_names(letter: str) -> tuple[str, ...]:
 
 
 def mmcif(name: str, sequence: np.ndarray, atoms_NAX: np.ndarray) -> str:
-    """Return one chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an
-    atom is missing, which is left out, as is what a residue of its kind does not have."""
+    """Return one chain A as mmCIF text.
+
+    Args:
+        name: name of the data block.
+        sequence: residue tokens (N,).
+        atoms_NAX: (N, up to 14, 3) in Å. Omitted: atoms with NaN, and places unused by the kind of residue.
+    """
     block = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name) or "chain"
     rows: list[str] = []
     for number, (letter, atoms_AX) in enumerate(zip(decode(sequence), atoms_NAX, strict=True), 1):

@@ -1,5 +1,7 @@
-"""The tokenizer's encoder and decoders: linear map, convolutions and a transformer of any mechanism, one the mirror
-image of the other."""
+"""The tokenizer's encoder and decoders, mirror images of each other.
+
+Each consists of linear maps, convolutions and a transformer of any mechanism.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,7 @@ def _norm(norm: Part, width: int) -> nn.Module:
 
 
 class ConvolutionBlock(nn.Module):
-    """A convolution beside the identity, x + W·GELU(conv(norm(x))) over ``kernel`` residues; what padding holds enters
-    no convolution."""
+    """Residual convolution x + W·GELU(conv(norm(x))) over ``kernel`` residues; padding is masked."""
 
     def __init__(self, width: int, kernel: int, norm: Part):
         super().__init__()
@@ -37,7 +38,7 @@ class ConvolutionBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """Pre-norm transformer blocks with a norm at the end; with ``cross`` each block also reads a context."""
+    """Pre-norm transformer blocks and a final norm; with ``cross`` each block reads a context."""
 
     def __init__(self, spec: TokenizerRunSpec, size: StackSize, cross: Part | None = None):
         super().__init__()
@@ -46,13 +47,20 @@ class Stack(nn.Module):
         self.final_norm = _norm(spec.norm, size.width)
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor, context: Context | None = None) -> Tensor:
+        """Return the final hidden states (B, N, D).
+
+        Args:
+            x_BND: hidden states.
+            mask_BN: True if the residue is valid.
+            context: context of the cross branches.
+        """
         for block in self.blocks:
             x_BND = block(x_BND, mask_BN, context)
         return self.final_norm(x_BND)
 
 
 def _block(spec: TokenizerRunSpec, size: StackSize, layer: int, cross: Part | None) -> Block:
-    """Build one bidirectional block, with a cross branch where ``cross`` names a mechanism."""
+    """Build one bidirectional block, with a cross branch if ``cross`` names a mechanism."""
     shape = MixerShape(size.width, size.heads, "bidirectional", layer, size.layers)
     residual = Registry("residuals").load("identity")
     connections = [residual(residual.Config(), width=size.width, layer=layer) for _ in range(3)]
@@ -76,8 +84,10 @@ def _mlp(num_inputs: int, width: int, num_outputs: int) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Coordinates (B, N, 3 atoms, 3) in Å, centred → linear → convolutions → transformer → linear, GELU, linear → z (B,
-    N, F)."""
+    """Coordinates (B, N, 3 atoms, 3) in Å, centred → z (B, N, F).
+
+    Layers: linear → convolutions → transformer → linear, GELU, linear.
+    """
 
     def __init__(self, spec: TokenizerRunSpec):
         super().__init__()
@@ -98,10 +108,15 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Codes (B, N, F) → linear, GELU, linear → transformer → convolutions → linear → atoms (B, N, A, 3) in Å, in a
-    frame of the decoder's own.
+    """Codes (B, N, F) → atoms (B, N, A, 3) in Å.
 
-    ``vocab_size``: of the sequence that every block reads through ``cross``; None: no sequence is read.
+    The atoms are in a frame of the decoder's own. Layers: linear, GELU, linear → transformer → convolutions → linear.
+
+    Args:
+        spec: the tokenizer.
+        size: layers, width and heads of the transformer.
+        num_atoms: A.
+        vocab_size: vocabulary of the sequence that every block reads through ``cross``; None: no sequence is read.
     """
 
     def __init__(self, spec: TokenizerRunSpec, size: StackSize, num_atoms: int, vocab_size: int | None = None):
@@ -119,6 +134,13 @@ class Decoder(nn.Module):
         initialise(self, NUM_CONVOLUTIONS + (2 if cross is None else 3) * size.layers)
 
     def forward(self, codes_BNF: Tensor, mask_BN: Tensor, sequence_BN: Tensor | None = None) -> Tensor:
+        """Return the atoms (B, N, A, 3) in Å.
+
+        Args:
+            codes_BNF: codes on the grid.
+            mask_BN: True if the residue is valid.
+            sequence_BN: residue tokens, required with ``vocab_size``.
+        """
         context = None
         if self.residue is not None and self.context_norm is not None:
             assert sequence_BN is not None

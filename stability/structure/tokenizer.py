@@ -1,5 +1,7 @@
-"""The structure tokenizer: protein chains to tokens of a finite codebook, and back to atoms (consensus paper, E.1; FSQ
-autoencoder in two stages)."""
+"""Structure tokenizer: protein chains ↔ tokens of a finite codebook.
+
+It is an FSQ autoencoder in two stages (consensus paper, E.1).
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ from stability.structure.fsq import FSQ
 from stability.structure.networks import Decoder, Encoder
 from stability.training import checkpoint
 
-PADDING = -1  # the token of a residue that has none
+PADDING = -1  # token of an invalid residue
 FOLDER = "tokenizers"
 
 
 class StructureTokenizer(nn.Module):
-    """Encoder, codebook, light decoder to N, CA and C (stage 1); decoder to 14 heavy atoms that also reads the sequence
-    (stage 2, where there is one)."""
+    """Encoder, codebook and decoders of protein structure.
+
+    Stage 1 has a light decoder to N, CA and C. The optional stage 2 decodes to 14 heavy atoms and also reads the
+    sequence.
+    """
 
     def __init__(self, spec: TokenizerRunSpec, vocab_size: int):
         super().__init__()
@@ -41,7 +46,7 @@ class StructureTokenizer(nn.Module):
         return self.quantizer.num_codes
 
     def codes(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
-        """Return the codes (B, N, F), with the straight-through gradient: what stage 1 trains."""
+        """Return the codes (B, N, F) with the straight-through gradient, for stage 1."""
         return self.quantizer(self.encoder(in_frame(coords_BNAX, mask_BN, self.spec.frame), mask_BN))
 
     def reconstruct(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
@@ -50,12 +55,13 @@ class StructureTokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
-        """Return the tokens (B, N), int64, of N, CA and C in Å, 0 … ``num_tokens`` − 1, and −1 where a residue is not
-        valid.
+        """Return the tokens (B, N), int64, of N, CA and C in Å.
 
-        A token says what its residue's place in the whole (part of a) chain is, so a chain must be encoded as it is to
-        be read: cut at another residue it has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a
-        valid residue whose coordinates are not finite.
+        They lie in 0 … ``num_tokens`` − 1; −1 marks an invalid residue. A token depends on its residue's position in
+        the whole input, so encode a chain exactly as it will be read: other cuts give other tokens.
+
+        Raises:
+            ValueError: the shapes do not fit, or a valid residue has non-finite coordinates.
         """
         if (
             coords_BNAX.ndim != 4
@@ -73,16 +79,18 @@ class StructureTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens_BN: Tensor) -> Tensor:
-        """Return the backbone (B, N, 3, 3) in Å by the light decoder; NaN where the token is −1."""
+        """Return the backbone (B, N, 3, 3) in Å by the light decoder; NaN at token −1."""
         codes_BNF, mask_BN = self._codes_of(tokens_BN)
         return torch.where(mask_BN[..., None, None], self.decoder(codes_BNF, mask_BN), torch.nan)
 
     @torch.no_grad()
     def decode_atoms(self, tokens_BN: Tensor, sequence_BN: Tensor) -> Tensor:
-        """Return the heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14
-        a residue has is the sequence's affair.
+        """Return the heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN at token −1.
 
-        Errors: ``ValueError`` where the tokenizer was trained without stage 2.
+        All 14 places are predicted; only the sequence determines the existing ones.
+
+        Raises:
+            ValueError: the tokenizer was trained without stage 2.
         """
         if self.atom_decoder is None:
             raise ValueError(
@@ -99,21 +107,26 @@ class StructureTokenizer(nn.Module):
 
 
 def build_tokenizer(spec: TokenizerRunSpec, vocab_size: int) -> StructureTokenizer:
-    """Return a tokenizer as it is initialised, on the CPU. The same spec gives the same weights, and the global random
-    state is left alone."""
+    """Return an untrained tokenizer on the CPU.
+
+    The same spec gives the same weights. The global random state is unchanged.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         return StructureTokenizer(spec, vocab_size)
 
 
 def directory_of(pool: str | Path, identity: str) -> RunDirectory:
-    """Return the folder ``<pool>/tokenizers/<id>``, laid out as a run's folder."""
+    """Return the folder ``<pool>/tokenizers/<id>``, with the layout of a run's folder."""
     return RunDirectory(Path(pool) / FOLDER, identity)
 
 
 def load_checkpoint(folder: Path) -> StructureTokenizer:
-    """Return the tokenizer of a checkpoint, in eval mode on the CPU. ``ValueError`` where the folder is no checkpoint
-    of a tokenizer, or a file is not what its manifest vouches for."""
+    """Return the tokenizer of a checkpoint, in eval mode on the CPU.
+
+    Raises:
+        ValueError: the folder is no checkpoint of a tokenizer, or a file differs from its manifest.
+    """
     manifest = checkpoint.verified_manifest(folder)
     tokenizer = build_tokenizer(
         checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
@@ -128,8 +141,11 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
 
 
 def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
-    """Return a finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its
-    checkpoint is damaged."""
+    """Return a finished tokenizer by its id.
+
+    Raises:
+        ValueError: it does not exist, is unfinished or diverged, or its checkpoint is damaged.
+    """
     directory = directory_of(pool, identity)
     if not directory.spec_file.exists():
         finished = (

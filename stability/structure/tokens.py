@@ -1,4 +1,4 @@
-"""Structure tokens of a corpus of proteins: computed once by a trained tokenizer, kept beside the prepared chains."""
+"""Structure tokens of a protein corpus, computed once and cached beside its chains."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from stability.runs.directory import write_atomically
 from stability.structure.crops import padded
 from stability.structure.tokenizer import PADDING, StructureTokenizer, load_tokenizer
 
-# Raised when the same tokenizer would give the same chains other tokens.
+# Increment if the same tokenizer would give the same chains other tokens.
 VERSION = 1
 
 
 def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus:
-    """Return the corpus with the structure tokens of a tokenizer of the pool, read from the pool's cache where this
-    tokenizer has cut these chains before, else computed and kept there.
+    """Return the corpus with a tokenizer's structure tokens, cached in the pool.
 
-    Errors: ``ValueError`` of one line where there is no such tokenizer (`load_tokenizer`).
+    Args:
+        corpus: the proteins.
+        identity: id of the tokenizer.
+        pool: pool of the tokenizer and the cache.
+
+    Raises:
+        ValueError: no such tokenizer is usable (`load_tokenizer`); one line.
     """
     tokenizer, cache_dir = load_tokenizer(pool, identity), pool / "cache"
     entry = (
@@ -35,7 +40,7 @@ def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus
     if known and (cache_dir / known).is_dir() and (cache_dir / corpus.fingerprint).is_dir():
         return load(cache_dir, known)
     made = corpus.with_structure(identity, tokenizer.num_tokens, structure_tokens(corpus, tokenizer))
-    if not (cache_dir / corpus.fingerprint).is_dir():  # a plan's stand-in, which is not kept
+    if not (cache_dir / corpus.fingerprint).is_dir():  # a dry run's stand-in is not cached
         return made
     made.save(cache_dir / made.fingerprint)
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +49,10 @@ def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus
 
 
 def structure_tokens(corpus: ProteinCorpus, tokenizer: StructureTokenizer) -> np.ndarray:
-    """Return a token for each residue of all chains, training side first, int64; −1 where N, CA or C is missing.
+    """Return one token per residue of all chains, training side first, int64.
 
-    Each chain is tokenised whole and by itself, whatever length the tokenizer was trained on and whatever part of the
-    chain is read later: a token says where its residue stands in its chain.
+    −1 if N, CA or C is missing. Each chain is tokenised whole and alone, regardless of the tokenizer's training length
+    and of later crops: a token depends on the position of its residue in the chain.
     """
     found = []
     with bar("structure tokens", num_items=len(corpus.tables.ids)):

@@ -1,5 +1,7 @@
-"""Trains a structure tokenizer: stage 1 encoder, codes and light decoder; stage 2, with those frozen, the decoder to
-all heavy atoms."""
+"""Training of a structure tokenizer in two stages.
+
+Stage 1 trains encoder, codes and light decoder. Stage 2 freezes them and trains the decoder to all heavy atoms.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,30 @@ def train_tokenizer(
     *,
     device: str = "auto",
 ) -> Iterator[None]:
-    """Train to the verdict, yielding after each optimizer step of either stage; a finished tokenizer is left alone.
+    """Train to the verdict, yielding after each optimizer step of either stage.
 
-    Left anywhere and called again it goes on from its last readable checkpoint, bit for bit as if undisturbed (same
-    hardware). Divergence is a verdict. Errors: ``ValueError`` for chains that nothing can be learned from,
-    ``RuntimeError`` for a device that is not there, before anything is written; ``RuntimeError`` for a crash, which
-    leaves the status ``failed`` and keeps its traceback.
+    A finished tokenizer is left alone. If interrupted and called again, training resumes from the last readable
+    checkpoint, bit for bit as if undisturbed (same hardware). Divergence is a verdict.
+
+    Args:
+        spec: the tokenizer.
+        directory: its folder.
+        train: chains to train on.
+        held_out: chains to validate on.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        ValueError: the chains are unusable; nothing is written.
+        RuntimeError: the device is missing; nothing is written. Or the training crashed; the status is then ``failed``
+            and
+        the traceback is stored.
     """
     if directory.finished:
         return
     trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
     directory.write_spec(spec.model_dump(mode="json"), TokenizerRunSpec)
     try:
-        for path in leftovers(directory.path):  # what a killed process left half-written
+        for path in leftovers(directory.path):  # half-written files of a killed process
             remove(path)
         yield from loop.train(directory, nullcontext(trainer))
     except LostLock:  # another process has the tokenizer now
@@ -69,7 +82,7 @@ def train_tokenizer(
 
 
 class TokenizerTrainer(loop.Training):
-    """Tokenizer, the current stage's optimizer, and the step, counted over both stages."""
+    """Tokenizer, the current stage's optimizer, and the step counted over both stages."""
 
     spec: TokenizerRunSpec
 
@@ -91,7 +104,7 @@ class TokenizerTrainer(loop.Training):
         self._enter_stage()
 
     def _require_backbones(self) -> None:
-        """Raise a ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
+        """Raise a ``ValueError`` if no training or no held-out chain has a backbone."""
         has_backbone = any(chain.mask_N.sum() >= FEWEST_RESIDUES for chain in self.train)
         if not has_backbone or not self.held_out:
             side = "held-out chain" if has_backbone else "chain to train on"
@@ -101,7 +114,7 @@ class TokenizerTrainer(loop.Training):
             )
 
     def _enter_stage(self) -> None:
-        """Choose the parameters that train now, with a fresh optimizer."""
+        """Choose the stage's parameters and build a fresh optimizer."""
         atoms = self.tokenizer.atom_decoder
         self.in_stage_2 = self.step >= self.spec.steps and atoms is not None
         parts = [atoms] if self.in_stage_2 and atoms is not None else [self.tokenizer.encoder, self.tokenizer.decoder]
@@ -123,13 +136,13 @@ class TokenizerTrainer(loop.Training):
             self.optimizer.load_state_dict(state["optimizer"])
 
     def state(self) -> tuple[nn.Module, dict[str, Any]]:
-        """Return what a checkpoint holds; at the first stage's end the second's optimizer has nothing to keep."""
+        """Return a checkpoint's content; without an optimizer at the end of stage 1."""
         state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
         optimizer = None if self.step == self.spec.steps else self.optimizer.state_dict()
         return self.tokenizer, state | {"optimizer": optimizer}
 
     def settle(self, row: dict[str, Any]) -> None:
-        """Validate where a checkpoint is due, and enter the second stage at the first one's end."""
+        """Validate if a checkpoint is due; enter stage 2 at the end of stage 1."""
         step = row["step"]
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
             where = f"at step {step} (stage {row['stage']})"
@@ -151,8 +164,10 @@ class TokenizerTrainer(loop.Training):
             self.diverged = f"held-out RMSD {value} at step {row['step']}"
 
     def train_step(self, step: int) -> dict[str, Any]:
-        """Take one optimizer step of the stage it falls into, unless its loss or gradient is not finite; return its
-        log row."""
+        """Take one optimizer step of the current stage; return its log row.
+
+        No step is taken if the loss or the gradient is not finite.
+        """
         in_stage = step - self.spec.steps if self.in_stage_2 else step
         schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
         lr = self.spec.lr_peak * lr_factor(
@@ -170,7 +185,7 @@ class TokenizerTrainer(loop.Training):
         return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr, "stage": stage}
 
     def batch(self, step: int) -> PaddedCrops:
-        """Draw crops, each rotated at random; a function of seed and step."""
+        """Draw randomly rotated crops, determined by seed and step."""
         generator = generator_for(self.spec.seed, "tokenizer", step)
         residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
         rotation_BXX = random_rotations(self.spec.batch, generator)
@@ -185,18 +200,22 @@ class TokenizerTrainer(loop.Training):
         return moved.to(self.device)
 
     def loss(self, residues: PaddedCrops) -> Tensor:
-        """Return the aligned squared error in Å², a mean over each chain's atoms, then over chains."""
+        """Return the aligned squared error in Å²: mean over atoms, then over chains."""
         return squared_errors(self.tokenizer, residues, atoms=self.in_stage_2).mean()
 
     @torch.no_grad()
     def rmsd(self, *, atoms: bool = False) -> float:
-        """Return the mean over the first held-out chains of the RMSD in Å."""
+        """Return the mean RMSD in Å of the first held-out chains."""
         parts = self.held_out[: self.spec.chains]
         batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
     def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:
-        """Judge by the held-out RMSD, which has to fall."""
+        """Judge the tokenizer by its held-out RMSD; it must fall below that of the untrained one.
+
+        Args:
+            wall_s: training time in seconds.
+        """
         verdict, reason = "stable", ""
         if self.diverged is not None:
             verdict, reason = "diverged", self.diverged
@@ -215,8 +234,10 @@ class TokenizerTrainer(loop.Training):
 
 
 class TokenizerCheckpoints(Checkpoints):
-    """The checkpoints of a tokenizer, of which the newest stays, and while it trains the one before: should the newest
-    prove damaged, it goes on from there."""
+    """The checkpoints of a tokenizer: only the newest is kept.
+
+    During training the previous one also stays, as a fallback if the newest is damaged.
+    """
 
     def __init__(self, spec: TokenizerRunSpec, directory: RunDirectory, data_format: int):
         super().__init__(spec, directory, data_format)
@@ -241,8 +262,13 @@ class TokenizerCheckpoints(Checkpoints):
 
 
 def squared_errors(tokenizer: StructureTokenizer, residues: PaddedCrops, *, atoms: bool) -> Tensor:
-    """Return the squared error (B,) in Å²: of the backbone through the light decoder, or of all heavy atoms that are
-    there through the second stage's, codes frozen."""
+    """Return the squared error (B,) in Å² of reconstructed chains.
+
+    Args:
+        tokenizer: the tokenizer.
+        residues: the chains.
+        atoms: False: backbone by the light decoder. True: all present heavy atoms by the stage-2 decoder, codes frozen.
+    """
     if not atoms:
         predicted_BNAX = tokenizer.reconstruct(residues.coords_BNAX, residues.mask_BN)
         valid_BM = residues.mask_BN.repeat_interleave(predicted_BNAX.shape[2], 1)
