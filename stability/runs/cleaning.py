@@ -1,4 +1,4 @@
-"""Find what of a pool no study needs: runs that none lists, and what dead processes left half-written. No torch."""
+"""Find unneeded files of a pool: unlisted runs and dead processes' leftovers. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ RUN_ID = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A run that no study lists. ``state`` is its verdict, or why it has none; ``owner``: "host:pid" of the process
-    that works on it, which protects it."""
+    """A run that no study lists.
+
+    Attributes:
+        directory: its folder.
+        label: mechanism, learning rate and seed.
+        state: its verdict, or the reason for none.
+        num_bytes: size on disk.
+        owner: "host:pid" of the lock's holder, else ""; a held lock protects the run.
+    """
 
     directory: RunDirectory
     label: str
@@ -37,8 +44,13 @@ class Unlisted:
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
-    """Return the runs of the pool that no study lists, by id. Errors: as `listed`; ``ValueError`` if there are runs
-    and not one study, as with a folder of studies that is not mounted."""
+    """Return the runs of the pool that no study lists, by id.
+
+    Raises:
+        ValueError: a study's record is unreadable (`listed`), or the pool has runs but no study, as if the folder of
+            studies
+        were not mounted.
+    """
     known, runs = listed(pool), _runs(pool)
     if runs and not StudyFolder.all_of(pool):
         raise ValueError(
@@ -49,8 +61,11 @@ def unlisted_runs(pool: Path) -> list[Unlisted]:
 
 
 def listed(pool: Path) -> set[str]:
-    """Return the ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs
-    would pass for nobody's."""
+    """Return the ids of all runs in any study.
+
+    Raises:
+        ValueError: a study's record is unreadable, so its runs would count as unlisted.
+    """
     ids: set[str] = set()
     for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
         if not (study := StudyFolder(folder)).file.exists():
@@ -68,8 +83,7 @@ def listed(pool: Path) -> set[str]:
 
 
 def debris(pool: Path) -> list[Path]:
-    """Return what processes that are gone left under temporary names, in the pool, its studies and the runs that nobody
-    works on."""
+    """Return temporary files of dead processes in the pool, its studies and unlocked runs."""
     found = [
         path
         for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
@@ -84,8 +98,7 @@ def debris(pool: Path) -> list[Path]:
 
 
 def remove_run(directory: RunDirectory) -> bool:
-    """Remove a run and return whether it went. It stays where somebody works on it or a study lists it by now. Taken
-    under a temporary name first: nobody ever sees half a run."""
+    """Remove a run unless it is locked or listed by now; return whether it was removed."""
     lock = RunLock(directory.path)
     if not lock.acquire():
         return False
@@ -93,6 +106,7 @@ def remove_run(directory: RunDirectory) -> bool:
         pool = directory.path.parent
         if directory.run_id in listed(pool):
             return False
+        # Renamed first: no other process may read half a run.
         aside = temporary(directory.path)
         directory.path.replace(aside)
     finally:
@@ -102,8 +116,10 @@ def remove_run(directory: RunDirectory) -> bool:
 
 
 def remove_debris(pool: Path) -> int:
-    """Remove what was left half-written and return how many there were; what lies in a run goes under the run's
-    lock."""
+    """Remove temporary files of dead processes; return their number.
+
+    Files inside a run are removed under the run's lock.
+    """
     paths = debris(pool)
     runs = {directory.path: directory for directory in _runs(pool)}
     for path in paths:
@@ -117,7 +133,7 @@ def remove_debris(pool: Path) -> int:
 
 
 def _runs(pool: Path) -> list[RunDirectory]:
-    """Return what is a run beyond doubt: a folder, no link, of 12 hex digits with a spec in it."""
+    """Return the pool's certain runs: real folders (no links) named by 12 hex digits, with a spec."""
     folders = (
         path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )

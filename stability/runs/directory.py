@@ -1,5 +1,4 @@
-"""Name what one run leaves on disk, and keep the rules by which it changes: everything is written whole or not at
-all."""
+"""The files of one run, each written atomically."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ from stability.runs.records import StatusFile
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
 CHECKPOINT = re.compile(r"step_(\d{6,})")
-STOPPED = "stopped"  # at a rung of a search: resumable, and no result
-# between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
+STOPPED = "stopped"  # at a rung of a search: resumable, no result
+# between two steps, by Ctrl-C or the end of a job: saved, resumed by the same command
 INTERRUPTED = "interrupted"
-RUNNING = "running"  # with nobody at it: its process was killed, and the same command goes on
-# paths of code that is not the user's: packages, the standard library, frozen and compiled code
+RUNNING = "running"  # without a live owner: the process was killed; the same command resumes
+# paths of code outside the user's: packages, the standard library, frozen and compiled code
 INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
 RUN_AGAIN = "move it away and run the sweep again"
 STATES = ("queued", RUNNING, *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Replace ``path`` by ``data``, or leave it as it was: temporary name, fsync, rename, fsync of the folder."""
+    """Write ``data`` to ``path`` atomically: temporary name, fsync, rename, fsync of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = temporary(path)
     try:
@@ -51,7 +50,7 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Make a file's content, or a folder's entries, outlast a power failure."""
+    """Make a file's content, or a folder's entries, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,11 +67,11 @@ def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = R
 
     Args:
         path: a file of ours.
-        record: the fields that its readers rely on (`stability.runs.records`), checked.
+        record: required fields (`stability.runs.records`), checked.
         remedy: advice for the user of a damaged file.
 
     Raises:
-        ValueError: it names the file, which is missing, damaged, or holds something else.
+        ValueError: the file is missing, damaged, or no object; the message names it.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +90,7 @@ def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = R
 
 
 def _first_of(error: ValidationError) -> str:
-    """Return the first field that does not fit, and why."""
+    """Return the first invalid field and the reason."""
     first = error.errors(include_url=False, include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
@@ -108,7 +107,7 @@ def damaged(path: Path, why: str, remedy: str = RUN_AGAIN) -> ValueError:
 
 
 class RunDirectory:
-    """A run's folder ``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
+    """A run's folder ``<pool>/<run_id>``: its file names, status and checkpoints."""
 
     def __init__(self, pool: str | Path, run_id: str):
         self.run_id = run_id
@@ -133,21 +132,29 @@ class RunDirectory:
         return self.path / "probes" / f"{phase}_{table}.parquet"
 
     def generation_file(self, phase: str) -> Path:
-        """Return the file of the samples' scores; the samples themselves lie under ``samples/``."""
+        """Return the file of the samples' scores; the samples are under ``samples/``."""
         return self.path / "generation" / f"{phase}.parquet"
 
     def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
-        """Write ``spec.json`` once, and again if it cannot be read. A later spec may differ in the paths of its data
-        and in other values outside of the id. ``schema``: the class of the spec. ``ValueError`` if the folder holds
-        another run's spec."""
+        """Write ``spec.json`` once, or again if it is unreadable.
+
+        A later spec may differ in data paths and other values outside the id.
+
+        Args:
+            spec: the spec as plain JSON.
+            schema: class of the spec.
+
+        Raises:
+            ValueError: the folder has another run's spec.
+        """
         try:
             found = read_json(self.spec_file)
-        except ValueError:  # there is none, or it is damaged: the folder's name stands for this one
+        except ValueError:  # missing or damaged: the folder's name identifies the run
             found = None
         if found is None:
             try:
                 write_json(self.spec_file, spec)
-            # whoever got the run's lock in this moment took the file being written for a leftover
+            # a process that acquired the run's lock just now removed the temporary file as a leftover
             except FileNotFoundError:
                 write_json(self.spec_file, spec)
             found = read_json(self.spec_file)
@@ -155,8 +162,11 @@ class RunDirectory:
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
-        """Return the last status; ``{"state": "queued"}`` before the first. A run with a damaged status has failed:
-        the reason names the file, and the same command goes on from the last whole checkpoint."""
+        """Return the last status; ``{"state": "queued"}`` before the first.
+
+        A damaged status counts as failed, with the file in its reason; the same command resumes from the last intact
+        checkpoint.
+        """
         try:
             changed_at = self.status_file.stat().st_mtime
         except FileNotFoundError:
@@ -168,7 +178,7 @@ class RunDirectory:
         return {"changed_at": changed_at, **found}
 
     def status_damage(self) -> str:
-        """Return why the status cannot be read, with its file's name; "" if it can, and without a status."""
+        """Return the damage of the status file with its name; "" if it is intact or missing."""
         if self.status_file.exists():
             try:
                 self._stored_status()
@@ -183,6 +193,14 @@ class RunDirectory:
         return found
 
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
+        """Write the status with this process as its owner.
+
+        Args:
+            state: one of ``STATES``.
+            step: last step of the run.
+            reason: reason of the state, "" for none.
+            **more: further fields.
+        """
         assert state in STATES, state
         owner = {"host": socket.gethostname(), "pid": os.getpid()}
         write_json(
@@ -191,8 +209,18 @@ class RunDirectory:
         )
 
     def fail(self, reason: str, account: str, num_steps: int) -> None:
-        """Set the status ``failed`` at the last logged step, with ``account`` in the traceback's file. A result of
-        the training stays, as after a crash of its measurement. ``OSError`` names the run if the disk refuses."""
+        """Set the status ``failed`` at the last logged step, and store the traceback.
+
+        An earlier training result is retained, as after a crash of its measurement.
+
+        Args:
+            reason: one line.
+            account: the traceback.
+            num_steps: planned steps of the run.
+
+        Raises:
+            OSError: the disk refused; the message names the run.
+        """
         rows = tail(self.metrics_file)
         result = self.status().get("result")
         kept = {"result": result} if result else {}
@@ -205,8 +233,10 @@ class RunDirectory:
             raise OSError(error.errno, why, str(self.path)) from error
 
     def raised_at(self) -> str:
-        """Return the line that raised in the last failure, of the last frame outside of installed packages:
-        ``FILE:LINE, in FUNCTION: CODE``; "" if there is none."""
+        """Return the source line of the last failure; "" if there is none.
+
+        Format: ``FILE:LINE, in FUNCTION: CODE``, of the last frame outside installed packages.
+        """
         try:
             traceback = self.traceback_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -217,7 +247,7 @@ class RunDirectory:
 
     @property
     def has_rows(self) -> bool:
-        """Whether a step of the run was logged."""
+        """Whether any step was logged."""
         return self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
 
     @property
@@ -225,8 +255,10 @@ class RunDirectory:
         return self.status()["state"] in FINISHED
 
     def checkpoints(self) -> list[Path]:
-        """List complete checkpoints by step. Folders still being written have temporary names and are not among them,
-        nor is a backup (``step_000012 (copy)``)."""
+        """List complete checkpoints by step.
+
+        Folders with temporary names (still being written) and backups (``step_000012 (copy)``) are excluded.
+        """
         folder = self.path / "checkpoints"
         try:
             with os.scandir(folder) as entries:
@@ -237,27 +269,29 @@ class RunDirectory:
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of a step's checkpoint, ``step_000200``. From a million steps on it is longer: names sort as
-    their steps only by `step_of`."""
+    """Return the name of a step's checkpoint, ``step_000200``.
+
+    Names get longer from a million steps on, so sort them by `step_of`.
+    """
     return f"step_{step:06d}"
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint, by its folder's name; of a copy, ``step_000012_backup``, too."""
+    """Return the step in a checkpoint's folder name, also of a copy ``step_000012_backup``."""
     if match := CHECKPOINT.match(folder.name):
         return int(match[1])
     raise ValueError(f"{folder} has no name of a checkpoint, like {checkpoint_name(200)}")
 
 
 def read_jsonl(path: Path, numbers: Sequence[str] = ("step",)) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a log. A last line that a crash cut short is left out.
+    """Yield the rows of a log; a truncated last line is omitted.
 
     Args:
-        path: a file of one JSON object a line; one that is missing has no rows.
-        numbers: the fields in which each row must hold a finite number, a whole one in ``step``.
+        path: a file with one JSON object per line; a missing file has no rows.
+        numbers: fields that must be finite numbers in each row; ``step`` must be whole.
 
     Raises:
-        ValueError: it names the file and the first line that is damaged.
+        ValueError: a line is damaged; the message names file and line.
     """
     for number, row in _rows(path, numbers):
         if isinstance(row, str):
@@ -266,7 +300,7 @@ def read_jsonl(path: Path, numbers: Sequence[str] = ("step",)) -> Iterator[dict[
 
 
 def rows_before_damage(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Return the rows of a log before its first damaged line, and that damage as `read_jsonl` names it, "" for none."""
+    """Return a log's rows before its first damaged line, and the damage or ""."""
     rows: list[dict[str, Any]] = []
     for number, row in _rows(path, ("step",)):
         if isinstance(row, str):
@@ -276,17 +310,23 @@ def rows_before_damage(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def damage_at(path: Path, number: int, why: str) -> str:
-    """Name a damaged line of a log."""
+    """Return the message about a damaged line of a log.
+
+    Args:
+        path: the log.
+        number: number of the line, from 1.
+        why: the damage.
+    """
     return f"{path}, line {number}, is damaged: {why}"
 
 
 def readable_rows(path: Path, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
-    """Return the rows of a log without those that are damaged, for clocks and displays; arguments: as `read_jsonl`."""
+    """Return the undamaged rows of a log, for clocks and displays; arguments as in `read_jsonl`."""
     return [row for _, row in _rows(path, numbers) if not isinstance(row, str)]
 
 
 def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield each line's number with its row, or with its damage."""
+    """Yield each line's number with its row or its damage."""
     if not path.exists():
         return
     with open(path, "rb") as file:
@@ -298,7 +338,7 @@ def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, A
 
 
 def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
-    """Return a line's row, or its damage."""
+    """Return a line's row or its damage."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -315,12 +355,12 @@ def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
-    """Return the last whole rows of a log without damaged ones; [] if there is none.
+    """Return the last complete, undamaged rows of a log; [] if none.
 
     Args:
-        path: as `read_jsonl`.
-        num_bytes: how much of its end is read, at most.
-        numbers: as `read_jsonl`.
+        path: as in `read_jsonl`.
+        num_bytes: bytes to read from the end, at most.
+        numbers: as in `read_jsonl`.
     """
     try:
         with open(path, "rb") as file:
@@ -329,6 +369,6 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("ste
             block = file.read()
     except FileNotFoundError:
         return []
-    lines = block.split(b"\n")[:-1]  # what follows the last newline is still being written
+    lines = block.split(b"\n")[:-1]  # the part after the last newline is still being written
     rows = (_row(line, numbers) for line in (lines[1:] if size > num_bytes else lines))
     return [row for row in rows if not isinstance(row, str)]

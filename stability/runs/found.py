@@ -1,4 +1,4 @@
-"""Find the one run, or the checkpoint, that a word of the command line names by a folder. No torch."""
+"""Find the run or checkpoint that a command-line word names by a folder. No torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from stability.runs.study import StudyFolder
 
 
 def run_or_checkpoint(place: str, word: str, noun: str) -> Path:
-    """Return the whole path of a run's folder, or of what is taken for a checkpoint's: ``place`` itself, or the only
-    run of a study.
+    """Return the full path of a run's or checkpoint's folder.
 
-    ``word``: how the place was written, e.g. ``oracle=ckpt:…``; ``noun``: what one run is for it, e.g. "an oracle is
-    one run". Errors: ``ValueError`` of two lines for a study of several runs, and for a name that no file system takes.
+    It is ``place`` itself, or the only run of a study.
+
+    Args:
+        place: the folder.
+        word: the word on the command line, e.g. ``oracle=ckpt:…``, for messages.
+        noun: role of the run, e.g. "an oracle is one run", for messages.
+
+    Raises:
+        ValueError: a study of several runs, or an invalid file name; two lines.
     """
     folder = Path(place).expanduser().resolve()
     try:

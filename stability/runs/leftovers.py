@@ -1,4 +1,4 @@
-"""Name what is being written, and remove what a killed process left half-written. No torch."""
+"""Temporary names of files being written, and cleanup after killed processes. No torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from pathlib import Path
 from stability.runs.processes import machine, started
 
 TEMPORARY = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)\.tmp")
-ABANDONED_S = 86_400.0  # what a process wrote that cannot be seen from here
+ABANDONED_S = 86_400.0  # age limit for files of another machine's processes
 
 
 def temporary(path: Path) -> Path:
-    """Return a hidden neighbour of ``path`` to write into before it takes that name, or to move it to before it goes;
-    its name says whose it is."""
+    """Return a hidden neighbour of ``path`` to write into or to move it to.
+
+    Its name includes this machine and process.
+    """
     return path.with_name(f".{path.name}.{machine()}-{os.getpid()}.tmp")
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return everything with a temporary name in a run's folder and the folders in it. Whoever holds the run's lock may
-    remove it all: nobody else writes there (but ``RunDirectory.write_spec``, which bears it)."""
+    """Return all temporary files in a run's folder and its subfolders.
+
+    The holder of the run's lock may remove them: no other process writes there, except ``RunDirectory.write_spec``, and
+    that tolerates the removal.
+    """
     if not folder.is_dir():
         return []
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and not TEMPORARY.fullmatch(path.name))]
@@ -30,7 +35,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is still there."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -38,8 +43,10 @@ def remove(path: Path) -> None:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """Return what processes that are gone left under temporary names in a folder that has no lock; another machine's
-    after a day without a change."""
+    """Return dead processes' temporary files in a folder without a lock.
+
+    Another machine's count as abandoned after a day without change.
+    """
     named = [(path, TEMPORARY.fullmatch(path.name)) for path in folder.glob(".*.tmp")]
     return [path for path, match in named if match and _is_abandoned(path, match["machine"], int(match["pid"]))]
 

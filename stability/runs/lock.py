@@ -1,4 +1,4 @@
-"""One process at a time works on a run, whichever sweep it belongs to and whichever machine it is on. No torch."""
+"""One process at a time works on a run, across sweeps and machines. No torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pathlib import Path
 from stability.runs.leftovers import temporary
 from stability.runs.processes import Process
 
-HEARTBEAT_S = 5.0  # a holder touches its claim this often, from a thread: a step may take longer than any deadline
-STALE_S = 120.0  # a claim of another machine that was not touched for so long is a dead one
+HEARTBEAT_S = 5.0  # interval of touching the claim, from a thread: a step may exceed any deadline
+STALE_S = 120.0  # another machine's claim is dead if untouched for so long
 ATTEMPTS, PAUSE_S = 8, 0.02
 CLAIM = ".lock-"
 
 
 class LostLock(RuntimeError):
-    """The error of a process whose run another process took over, since it gave no sign of life."""
+    """Raised in a process without sign of life whose run another took over."""
 
     def __init__(self, folder: Path):
         super().__init__(
@@ -35,8 +35,13 @@ class LostLock(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none;
-    ``folder``: the inode of the run's folder, 0 in claims older than it, which tells a claim from its copy."""
+    """The process that claims a run.
+
+    Attributes:
+        process: the process.
+        launch: launch of a sweep that it works for, "" for none.
+        folder: inode of the run's folder, to distinguish a claim from its copy; 0 in older claims.
+    """
 
     process: Process
     launch: str = ""
@@ -50,25 +55,25 @@ UNKNOWN = Owner(Process("an unknown host", "", 0, ""))
 
 
 class RunLock:
-    """The right to write into a run's folder, held from `acquire` to `release` or to the end of the process.
+    """The exclusive right to write into a run's folder, from `acquire` to `release`.
 
-    A claim is a file of its own, ``.lock-<random>.json``, that names its process. To acquire is to put one's claim into
-    the folder and *then* to look for others: whoever sees no living one holds the lock, else the claim is withdrawn. At
-    most one holds it: of two that claim, the one that looks last sees the claim of the other, which stands from before
-    that one looked. A takeover needs no more than that. Names are never used twice, and a dead process stays dead, so a
-    stale claim can be removed by anyone at any time: no live one can be hit. Two that claim in the same moment may both
-    withdraw; they try again after pauses of random length.
+    The end of the process also ends it.
 
-    Dead is, on the same machine, a process that is gone or whose number belongs to a later one: known at once. After a
-    restart, or from another machine or container: one whose claim was not touched for `STALE_S`, by the clock of the
-    file system that the folder is on, so that machines whose clocks differ agree. So is a claim that was copied with
-    its folder, though its process lives. Within one launch, whose launcher
-    knows that a worker has ended, its claim falls to the next worker without that wait.
+    Protocol: a claim is a file ``.lock-<random>.json`` that names its process. `acquire` first writes its own claim,
+    then lists the others. With no live one it holds the lock, else it withdraws its claim. At most one process holds
+    the lock: of two claimants, the later reader finds the other's claim, written before that one's reading. A takeover
+    uses the same steps. Names are never reused and dead processes stay dead, so anyone may remove a stale claim at any
+    time. Two simultaneous claimants may both withdraw; they retry after random pauses.
 
-    On NFS this needs no lock daemon, only what its clients do by default: a file created or renamed is there for
-    whoever lists the folder after having changed it. What no lock of this kind can rule out: a process that stood still
-    for `STALE_S` (a suspended virtual machine) while another machine took the run over, and then goes on, finishes the
-    step it is at before `refresh` tells it.
+    Death: on the same machine a process is dead if it is gone or its number belongs to a later one; this is detected at
+    once. After a restart, or from another machine or container, a claim is dead if untouched for `STALE_S`, by the
+    clock of the folder's file system, so that machines with different clocks agree. The same holds for a claim copied
+    with its folder, even if its process lives. Within one launch, the launcher knows that a worker has ended: the next
+    worker takes its claim without waiting.
+
+    NFS needs no lock daemon, only its clients' default: a file created or renamed is visible to anyone who changes the
+    folder and then lists it. Limit of every such lock: a process suspended for `STALE_S` (e.g. a virtual machine), with
+    its run taken over meanwhile, finishes its current step before `refresh` reports the loss.
     """
 
     def __init__(self, folder: str | Path, launch: str = ""):
@@ -80,15 +85,17 @@ class RunLock:
         self._released = threading.Event()
 
     def acquire(self) -> bool:
-        """Claim the run and return whether it is ours now; makes its folder where there is none, removes stale
-        claims."""
+        """Claim the run and return whether this process now holds it.
+
+        The folder is created if missing; stale claims are removed.
+        """
         assert self._claim is None, "a lock is acquired once until it is released"
         self._folder.mkdir(parents=True, exist_ok=True)
         seen: set[Path] = set()
         for _ in range(ATTEMPTS):
             living = set(self._claims()[0])
             if living & seen:
-                return False  # it stood for longer than a claim that is withdrawn
+                return False  # a claim seen twice is not being withdrawn: its owner holds the lock
             if not living:
                 living = self._try()
                 if self._claim is not None:
@@ -98,8 +105,10 @@ class RunLock:
         return False
 
     def refresh(self) -> bool:
-        """Return whether the lock is still ours. Touches the claim at most every `HEARTBEAT_S`; called after each step,
-        it costs nothing in between."""
+        """Return whether the lock is still held; touch the claim at most every `HEARTBEAT_S`.
+
+        Called after each step, it costs nothing in between.
+        """
         claim = self._claim
         if claim is not None and not self._lost and time.monotonic() - self._touched_at > HEARTBEAT_S:
             self._touched_at = time.monotonic()
@@ -108,12 +117,14 @@ class RunLock:
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     raise
-                self._lost = claim is self._claim  # unless it was released in this moment
+                self._lost = claim is self._claim  # unless released meanwhile
         return not self._lost
 
     def during(self, steps: Iterator[None]) -> Iterator[None]:
-        """Yield the steps, as long as the lock is held; closing this closes them. Once it is lost, `LostLock` is raised
-        in them: they must not save then."""
+        """Yield the steps while the lock is held; closing this closes them.
+
+        A lost lock raises `LostLock` inside the steps; they must not save then.
+        """
         try:
             for _ in steps:
                 if not self.refresh():
@@ -129,19 +140,19 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def owner(self) -> Owner | None:
-        """Return who holds the run (or is about to); None where nobody alive does."""
+        """Return the live owner of the run or of a pending claim, or None."""
         return next(iter(self._claims()[0].values()), None)
 
     def has_stale_claims(self) -> bool:
-        """Return whether a dead process left a claim behind."""
+        """Return whether a dead process left a claim."""
         return bool(self._claims()[1])
 
     def _try(self) -> set[Path]:
-        """Claim, look, and hold or withdraw; return what else was claimed."""
+        """Claim, list other claims, hold or withdraw; return the others."""
         stale = self._claims()[1]
         try:
             claim = self._make_claim()
-        except FileNotFoundError:  # whoever held the run in this moment took it for a leftover
+        except FileNotFoundError:  # the run's holder removed the temporary file as a leftover
             return set()
         living = set(self._claims()[0]) - {claim}
         if living:
@@ -157,18 +168,18 @@ class RunLock:
 
     def _make_claim(self) -> Path:
         claim = self._folder / f"{CLAIM}{secrets.token_hex(8)}.json"
-        aside = temporary(claim)  # complete as soon as it has its name
+        aside = temporary(claim)  # renamed when complete
         aside.write_text(json.dumps(asdict(Owner(Process.current(), self._launch, self._folder.stat().st_ino))))
         aside.replace(claim)
         return claim
 
     def _beat(self, released: threading.Event) -> None:
-        with suppress(OSError):  # the next step's refresh meets it, too, where it can be reported
+        with suppress(OSError):  # the next step's refresh raises it again and can report it
             while not released.wait(HEARTBEAT_S) and self.refresh():
                 pass
 
     def _claims(self) -> tuple[dict[Path, Owner], list[Path]]:
-        """Return (claims of the living with their owners, stale claims)."""
+        """Return (live claims with their owners, stale claims)."""
         living, stale = {}, []
         for path in self._listed():
             try:
@@ -177,13 +188,13 @@ class RunLock:
                     living[path] = owner
                 else:
                     stale.append(path)
-            except FileNotFoundError:  # released or withdrawn in this moment
+            except FileNotFoundError:  # released or withdrawn meanwhile
                 continue
         return living, stale
 
     def _listed(self) -> list[Path]:
         try:
-            # a launch looks at hundreds of runs each second, and Path objects are slow
+            # a launch checks hundreds of runs per second, and Path objects are slow
             names = os.listdir(self._folder)  # noqa: PTH208
         except FileNotFoundError:
             return []
@@ -191,19 +202,18 @@ class RunLock:
 
     def _is_alive(self, path: Path, owner: Owner) -> bool:
         lives = owner.process.lives
-        # the pool was copied, and the claim with it; a few file systems give a folder another inode later, so that
-        # what looks like a copy still counts while it is touched
+        # A different inode means a copied pool. A few file systems later give a folder another inode, so an apparent
+        # copy still counts while it is touched.
         if lives is not None and not (lives and owner.folder not in (0, self._folder.stat().st_ino)):
             return lives
         if lives is None and self._launch and owner.launch == self._launch:
             return False
-        # a time far ahead is no sign of life either: the file system's clock was set back
+        # abs: a time far in the future is no sign of life either (the file system's clock was set back)
         return abs(_file_system_time(self._folder) - path.stat().st_mtime) < STALE_S
 
 
 def _read(path: Path) -> Owner:
-    """Return the owner that a claim names; one that nobody can see where the file is damaged, as after a power
-    failure."""
+    """Parse a claim file; unknown owner if it is corrupt, as after a power failure."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         owner = Owner(Process(**values["process"]), values["launch"], values.get("folder", 0))
@@ -224,7 +234,7 @@ def _is_sound(owner: Owner) -> bool:
 
 
 def _file_system_time(folder: Path) -> float:
-    """Return now, by the clock that dates the files of a folder; by this machine's where nothing can be written."""
+    """Return the folder's file-system time; this machine's if the folder is not writable."""
     probe = temporary(folder / f"clock-{secrets.token_hex(4)}")
     try:
         probe.touch()

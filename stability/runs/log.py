@@ -1,4 +1,4 @@
-"""Log a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, sinks beside them where asked. No torch."""
+"""Logs of a run: ``metrics.jsonl``, ``timing.jsonl``, ``gradients.jsonl``, and optional sinks. No torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of me
 
 
 class JsonLines:
-    """An append-only file of one JSON object a line, each line in the file, whole, before the next step begins."""
+    """An append-only file of one JSON object per line, unbuffered.
+
+    Each line is complete in the file before the next step begins.
+    """
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 lives as long as the run; `close` closes it
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append a row. Where that fails (``OSError``: a full disk), what had reached the file of it is taken back."""
+        """Append a row; on failure (``OSError``: a full disk) remove its written part."""
         rest, size = (json.dumps(row) + "\n").encode(), os.fstat(self._file.fileno()).st_size
         try:
             while rest:
@@ -34,7 +37,7 @@ class JsonLines:
             raise
 
     def sync(self) -> None:
-        """Make the rows outlast a power failure."""
+        """Make the rows survive a power failure."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -44,8 +47,10 @@ class JsonLines:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drop the rows after ``step``, which a run that resumes from an earlier checkpoint logs again. Damaged rows go,
-    too, and those with an altered step; up to `logged_until` there are none."""
+    """Drop the rows after ``step``, to be logged again by a resumed run.
+
+    Damaged rows and rows with an altered step are dropped, too; up to `logged_until` there are none.
+    """
     if path.exists():
         kept: dict[tuple[int, Any], str] = {}
         last = -1
@@ -57,12 +62,12 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 def logged_until(directory: RunDirectory) -> tuple[int, str]:
-    """Return the last step up to which no deterministic row of a run is missing, and the damage after it, "" for none.
+    """Return the last step with a complete log up to it, and any damage.
 
-    A checkpoint is written once the rows up to it are on the disk. One beyond this step shows that rows were lost
-    since; only an earlier checkpoint can give them again.
+    Damage after that step is "" if the log just ends. Only deterministic rows count. Rows reach the disk before their
+    checkpoint. A checkpoint beyond this step means lost rows; only an earlier checkpoint can reproduce them.
     """
-    # a step's metrics are one row each, without a gap
+    # metrics have one row per step, without gaps
     steps, damage = _whole_steps(directory.metrics_file, lambda last, step: step == last + 1)
     until = steps[-1] if steps else -1
     blocks, of_blocks = _whole_steps(directory.gradients_file, lambda last, step: step >= last)
@@ -72,7 +77,7 @@ def logged_until(directory: RunDirectory) -> tuple[int, str]:
 
 
 def _whole_steps(path: Path, follows: Callable[[int, int], bool]) -> tuple[list[int], str]:
-    """Return the steps of a log's rows before the first that is damaged or does not follow, and its damage."""
+    """Return a log's steps before the first damaged or unexpected row, and the damage."""
     steps: list[int] = []
     try:
         for row in read_jsonl(path):
@@ -85,8 +90,11 @@ def _whole_steps(path: Path, follows: Callable[[int, int], bool]) -> tuple[list[
 
 
 class RunLog:
-    """The log of one run. ``metrics`` takes deterministic quantities only, ``timing`` clocks and memory. ``sinks`` get
-    what is deterministic, too; who gave them closes them."""
+    """The log of one run.
+
+    ``metrics`` takes deterministic values only, ``timing`` clocks and memory. ``sinks`` also receive the deterministic
+    values; their creator closes them.
+    """
 
     def __init__(self, directory: RunDirectory, *, resume_after: int, sinks: Sinks | None = None):
         for path in (directory.metrics_file, directory.timing_file, directory.gradients_file):
@@ -98,8 +106,7 @@ class RunLog:
         self._sinks.open(resume_after)
 
     def metrics(self, row: dict[str, Any]) -> None:
-        """Write a row: ``COLUMNS`` first, null where the row has nothing or no finite number, then what else there
-        is."""
+        """Write a row: ``COLUMNS`` first (null if missing or not finite), then all other values."""
         row = dict.fromkeys(COLUMNS) | {
             name: value if value is None or math.isfinite(value) else None for name, value in row.items()
         }
@@ -110,16 +117,17 @@ class RunLog:
         self._timing.write(row)
 
     def gradients(self, rows: list[dict[str, Any]]) -> None:
-        """Write the blocks' rows of one step (deterministic, too), after its metrics; there is no file before the
-        first."""
+        """Write the blocks' rows of one step (deterministic), after its metrics.
+
+        The file is created with the first rows.
+        """
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)
         self._sinks.write(by_block(rows))
 
     def sync(self) -> None:
-        """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up
-        to it must."""
+        """Make all rows survive a power failure, before a checkpoint relies on them."""
         for file in self._files():
             file.sync()
 

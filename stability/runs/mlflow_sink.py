@@ -1,5 +1,4 @@
-"""Send a run's numbers to MLflow: its file store in ``<runs_dir>/mlflow``, or the server that MLFLOW_TRACKING_URI
-names."""
+"""MLflow sink: file store in ``<runs_dir>/mlflow``, or the server of MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from typing import Any, ClassVar
 from stability.runs.mark import pool_mark
 from stability.runs.sink import CREDENTIALS, AbstractSink, Told
 
-# the tags by which a run is found again, among those of all pools on a server: MLflow gives its runs ids of its own
+# tags to identify a run among all pools on a server: MLflow assigns its own run ids
 RUN_ID, POOL = "stability.run_id", "stability.pool"
-LONGEST_PARAMETER, LARGEST_BATCH = 6000, 100  # characters, parameters at a time: MLflow's own bounds
+LONGEST_PARAMETER, LARGEST_BATCH = 6000, 100  # characters, parameters per call: MLflow's limits
 SETTINGS = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 refuses it without, though it still writes and reads it
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # what is trained here is nobody else's business
-    # a server that is gone is asked twice within half a minute, not for minutes at every step
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 refuses file stores without it, though they still work
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # no usage data leave the machine
+    # a dead server gets two requests within half a minute, not minutes of retries at every step
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
@@ -27,7 +26,7 @@ SETTINGS = {
 class MlflowSink(AbstractSink):
     """One MLflow run per trial, named by its id, in the study's experiment.
 
-    ``uri``: the store, without credentials; a worker that has MLFLOW_TRACKING_URI takes that, which may have them.
+    ``uri`` is the store without credentials. A worker's MLFLOW_TRACKING_URI overrides it and may contain credentials.
     """
 
     title: ClassVar[str] = "MLflow"
@@ -47,23 +46,32 @@ class MlflowSink(AbstractSink):
 
     @classmethod
     def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
-        """Make the study's experiment, which workers side by side would make twice; a store in which that cannot be
-        done is left out."""
+        """Create the study's experiment once: concurrent workers would create it twice.
+
+        A store without write access is skipped.
+
+        Args:
+            runs_dir: the pool.
+            study: name of the study.
+        """
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (Path(runs_dir).resolve() / "mlflow").as_uri()
         shown = CREDENTIALS.sub("", uri)
-        pool_mark(Path(runs_dir).resolve())  # now, before workers meet there
+        pool_mark(Path(runs_dir).resolve())  # created before concurrent workers need it
         try:
             _experiment(_client(uri), study)
-        # MLflow raises its own errors, those of requests and of its databases
+        # errors of MLflow, requests and databases
         except Exception as error:  # noqa: BLE001
             first = CREDENTIALS.sub("", (str(error).splitlines() or [""])[0])
             return None, f"MLflow: left out, {shown} cannot be written to ({type(error).__name__}: {first[:200]})"
         return {"uri": shown}, f"MLflow: {shown}"
 
     def open(self, run: Told) -> bool:
-        """Begin a run with its id as name and tag and its spec as parameters, or go on with the one that has the tag
-        and the pool's. One without the tag of a pool is older: it is this run's in the pool's own store, and for a
-        run that was begun before."""
+        """Begin or resume an MLflow run; return whether it is new.
+
+        A new run has the id as name and tag, and the spec as parameters. A run with the tags of this id and this pool
+        is resumed. One without a pool's tag is older. It counts as this run's in the pool's own store, or if this run
+        began earlier.
+        """
         uri = os.environ.get("MLFLOW_TRACKING_URI") or self._uri
         self._client = _client(uri)
         experiment = _experiment(self._client, run.group)
@@ -91,9 +99,9 @@ class MlflowSink(AbstractSink):
         return not found
 
     def write(self, row: dict[str, Any]) -> None:
-        """Send a row, but for what is there already: a resumed run logs some steps again."""
+        """Send a row, except values already sent: a resumed run repeats some steps."""
         now_ms, step = int(time.time() * 1000), row["step"]
-        # in its file store grad_norm would be a file, and the folder of grad_norm/blocks.0.ffn
+        # no slashes: in a file store grad_norm would be a file and also the folder of grad_norm/blocks.0.ffn
         values = {name.replace("/", "."): value for name, value in row.items() if name != "step"}
         fresh = {name: value for name, value in values.items() if (step, value) not in self._sent.get(name, ())}
         metric = importlib.import_module("mlflow.entities").Metric
@@ -111,7 +119,7 @@ class MlflowSink(AbstractSink):
 
 
 def _set_up() -> None:
-    """Set what MLflow reads from the environment, where the user has not."""
+    """Set MLflow's environment variables, unless the user did."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -122,13 +130,13 @@ def _client(uri: str) -> Any:
 
 
 def _experiment(client: Any, name: str) -> str:
-    """Return the id of the experiment of this name, made where there is none."""
+    """Return the id of the experiment of this name, created if missing."""
     found = client.get_experiment_by_name(name)
     return client.create_experiment(name) if found is None else found.experiment_id
 
 
 def _parameters(config: dict[str, Any]) -> list[Any]:
-    """Return a run's spec as MLflow's flat parameters, ``model.width``."""
+    """Return a run's spec as MLflow's flat parameters, e.g. ``model.width``."""
     param = importlib.import_module("mlflow.entities").Param
     return [param(name, str(value)[:LONGEST_PARAMETER]) for name, value in _flat(config).items()]
 

@@ -1,5 +1,7 @@
-"""Know the words of studies whose record holds none, or lacks some that came later: of the objectives and data sources
-that there were at the time. This is a record of the past: nothing is ever added but a word that has come since."""
+"""Words of studies recorded before ``study.json`` held words, or held all of them.
+
+They cover the objectives and data sources of that time. Only words introduced since are ever added here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 from stability.runs.words import ShareWords, Words
 
-# Such studies must be reported as they were; a test holds these to what the objectives themselves say.
+# Reports of such studies must not change; a test compares these with the objectives' own words.
 OLDER = {
     "ar": Words(direction="causal"),
     "mlm": Words(direction="bidirectional"),
@@ -52,8 +54,12 @@ OLDER_TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of data sources with
 
 
 def of_older(record: Mapping[str, Any], objective: str) -> Words:
-    """Return the words of a record without any, from the settings in its spec where it has one; ``objective``: of all
-    its runs, "" where these have several."""
+    """Return the words of a record without any, using its spec's settings.
+
+    Args:
+        record: the study's record.
+        objective: common objective of its runs; "" if they have several.
+    """
     asked, data = (_part(record, name) for name in ("objective", "data"))
     kept = f", {data['keep']:,} kept" if data.get("keep") else ""
     tokens = f"{data.get('tokenizer') or OLDER_TOKENS.get(data.get('name', ''), '')}{kept}"

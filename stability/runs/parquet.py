@@ -1,5 +1,4 @@
-"""Write parquet files whole or not at all, and join many small files to one table, fast: as Arrow, turned into pandas
-once. No torch."""
+"""Atomic parquet files, and fast joins of many small files through Arrow. No torch."""
 
 from __future__ import annotations
 
@@ -18,14 +17,20 @@ from stability.runs.directory import damage_at, rows_before_damage, write_atomic
 from stability.runs.schema import TEXT, WHOLE
 
 if TYPE_CHECKING:
-    import pandas as pd  # a third of the time in which `status` starts; it reads no table
+    import pandas as pd  # a third of the start time of `status`, which reads no table
 
-# of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+# size of a group of logs parsed at once: single files cost a parser start each, all at once too much memory
 GROUP_BYTES = 32 * 2**20
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
-    """Replace a table, or leave it as it was. ``metadata``: strings kept in the file's schema."""
+    """Write a table atomically.
+
+    Args:
+        frame: the table.
+        path: the file.
+        metadata: strings to store in the file's schema.
+    """
     table = pa.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     content = pa.BufferOutputStream()
@@ -35,47 +40,59 @@ def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> 
 
 @contextmanager
 def _name_damaged(path: Path) -> Iterator[None]:
-    """Raise what Arrow says of a damaged file as a ``ValueError`` that names it: it has errors of several classes for
-    that, bare ``OSError`` among them."""
+    """Raise Arrow's errors of a damaged file as a ``ValueError`` with its name."""
     try:
         yield
     except FileNotFoundError:
         raise
+    # Arrow raises several classes for damage, bare OSError among them.
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} is damaged ({why}); move it away and measure again") from None
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the strings kept in a file's schema. ``ValueError`` names it if it is damaged."""
+    """Return the strings in a file's schema.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
     with _name_damaged(path):
         return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
 def holds_columns(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
+    """Return whether a file has all ``columns``; older tables may lack some."""
     with _name_damaged(path):
         return set(columns) <= set(pq.read_schema(path).names)
 
 
 def holds_rows(path: Path) -> bool:
-    """Return whether a file has a row. ``ValueError`` names it if it is damaged."""
+    """Return whether a file has a row.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
     with _name_damaged(path):
         return pq.read_metadata(path).num_rows > 0
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a small parquet file, or some of its columns. ``ValueError`` names it if it is damaged."""
+    """Read a small parquet file, or some of its columns.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
     with _name_damaged(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read(None if columns is None else list(columns), use_threads=False)
-        table.validate(full=True)  # texts that are no text
-    # pandas's own notes say nothing that the columns do not, and raise errors of every class where they are damaged
+        table.validate(full=True)  # detects invalid UTF-8
+        # pandas's metadata is redundant here, and raises many kinds of errors if damaged
     own = {key: value for key, value in (table.schema.metadata or {}).items() if key != b"pandas"}
     return table.replace_schema_metadata(own)
 
 
 def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
-    """Return all rows, in ``columns``; one that a table is too old to have is empty there."""
+    """Return all rows with ``columns``; columns missing in older tables are empty."""
     import pandas as pd
 
     filled = [table.replace_schema_metadata(None) for table in tables if len(table)]
@@ -87,11 +104,18 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 def read_curves(
     logs: Sequence[tuple[str, Path]], columns: Sequence[str], left_out: dict[Path, str] | None = None
 ) -> pd.DataFrame:
-    """Return the rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
+    """Return the rows of many logs, ``run_id`` before the logged ``columns``.
 
-    A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
-    missing. A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError``
-    names the damaged file and line; with ``left_out`` the rows before that line are kept, and the error stands there.
+    A column's type is that of `stability.runs.schema`, by default a number. Unlogged values are missing. A truncated
+    last line is omitted; a missing log has no rows.
+
+    Args:
+        logs: pairs (run_id, path of metrics.jsonl or another log).
+        columns: columns to read.
+        left_out: receives the error of each damaged log by path; the rows before the damage are then used.
+
+    Raises:
+        ValueError: a log is damaged and ``left_out`` is None; the message names file and line.
     """
     schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
@@ -110,7 +134,7 @@ def _type(column: str) -> pa.DataType:
 
 
 def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, bytes]]]:
-    """Yield (run_id, path, whole lines) of the logs that are there, as many at a time as fill `GROUP_BYTES`."""
+    """Yield groups of (run_id, path, complete lines) of existing logs, about `GROUP_BYTES` each."""
     group, size = [], 0
     for run_id, path in logs:
         try:
@@ -118,7 +142,7 @@ def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, 
         except FileNotFoundError:
             continue
         end = data.rfind(b"\n") + 1
-        # zeros after the last line are no line that is being written
+        # zeros after the last line are damage, not a line being written
         group.append((run_id, path, data if b"\0" in data[end:] else data[:end]))
         size += len(data)
         if size > GROUP_BYTES:
@@ -129,7 +153,7 @@ def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, 
 
 
 def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
-    """Return a table with a row a line; None where that cannot be done, which `_read_by_line` does or explains."""
+    """Return a table with one row per line, or None if it needs `_read_by_line`."""
     data = b"".join(logs)
     if not data:
         return schema.empty_table()
@@ -143,7 +167,7 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
 
 
 def _read_alone(path: Path, data: bytes, schema: pa.Schema, left_out: dict[Path, str] | None) -> pa.Table:
-    """Return the table of one log of a group that cannot be parsed as a whole."""
+    """Return the table of one log after its group failed to parse."""
     table = _parsed([data], schema)
     if table is not None:
         return table
@@ -160,22 +184,22 @@ def _read_alone(path: Path, data: bytes, schema: pa.Schema, left_out: dict[Path,
 
 
 def _read_by_line(path: Path, schema: pa.Schema) -> tuple[pa.Table, str]:
-    """Return the rows of one log before its first damaged line, and its damage, "" for none; slow.
+    """Return a log's rows before its first damaged line, and the damage or ""; slow.
 
-    Python's reader takes NaN beside JSON proper.
+    Unlike Arrow, Python's reader accepts NaN.
     """
     whole, damage = rows_before_damage(path)
     rows = [{name: row.get(name) for name in schema.names} for row in whole]
     if not _refusal(rows, schema):
         return _table_of(rows, schema), damage
-    # the shortest beginning that no table can hold
+    # number of the first row that breaks the table
     number = bisect_left(range(len(rows)), True, key=lambda last: bool(_refusal(rows[: last + 1], schema)))
     why = _refusal(rows[: number + 1], schema)
     return _table_of(rows[:number], schema), damage_at(path, number + 1, why)
 
 
 def _refusal(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
-    """Return why rows do not fit a schema; "" if they do."""
+    """Return the reason why rows do not fit a schema, or ""."""
     try:
         _table_of(rows, schema)
     except (pa.ArrowException, OverflowError) as error:
@@ -184,5 +208,6 @@ def _refusal(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
 
 
 def _table_of(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table. A cast refuses what ``from_pylist`` with a schema would round."""
+    """Return rows as a table."""
+    # cast raises on lossy conversion; from_pylist with a schema would round silently
     return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()

@@ -1,7 +1,8 @@
-"""Choose which checkpoints of a run are measured, and under which name. No torch.
+"""Choice and names of the checkpoints to measure. No torch.
 
-``terminal``: of the run's last planned step. ``earliest``: the first. ``last``: the last of a run that diverged, where
-that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name only.
+``terminal``: the run's last planned step. ``earliest``: its first checkpoint. ``last``: the last checkpoint of a
+diverged run, if it is not the earliest; it is not terminal, since the run never reached its end. Each checkpoint has
+one name only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ PHASES = (EARLIEST, TERMINAL, LAST)
 
 
 def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
-    """Return the checkpoints that a run has of the phase asked for (of every one with ``all``), by the name of their
-    phase; {} where there is none."""
+    """Return a run's checkpoints of a phase by the phase's name; {} if none.
+
+    ``all`` selects every phase.
+    """
     found = directory.checkpoints()
     if not found:
         return {}
@@ -35,8 +38,10 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
 
 
 def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
-    """Return the phases that a measurement of a run leaves files of: those asked for, empty ones where there is no such
-    checkpoint, but for `last`."""
+    """Return the phases of a measurement's files.
+
+    They are the requested ones, with empty files if a checkpoint is missing; `last` has a file only with a checkpoint.
+    """
     if phase not in ("all", LAST):
         return (phase,)
     last = tuple(phases(directory, LAST))
@@ -44,13 +49,15 @@ def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
 
 
 def planned_steps(directory: RunDirectory) -> int | None:
-    """Return how many steps a run was to take; None in a folder without a spec."""
+    """Return the planned number of steps; None in a folder without a spec."""
     return read_json(directory.spec_file, SpecFile)["steps"] if directory.spec_file.exists() else None
 
 
 def file_of(file: Callable[[str], Path], phase: str) -> Path:
-    """Return the file of a phase's table: ``file(phase)``, or the terminal phase's, as which code that knew no `last`
-    wrote a diverged run's last checkpoint."""
+    """Return the file of a phase's table: ``file(phase)``, or an older terminal one.
+
+    Code without the phase `last` wrote a diverged run's last checkpoint as terminal.
+    """
     own = file(phase)
     if phase != LAST or own.exists():
         return own

@@ -1,4 +1,4 @@
-"""Tell which process wrote something, and whether it still lives. No torch."""
+"""Identify processes and check whether they still live. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class Process:
-    """A process of some machine. ``machine``: where ``pid`` means something; ``started``: tells it from a later process
-    that was given the same number."""
+    """A process on some machine.
+
+    Attributes:
+        host: host name.
+        machine: scope of ``pid`` (`machine`).
+        pid: number of the process.
+        started: start time, to distinguish later processes of the same number.
+    """
 
     host: str
     machine: str
@@ -30,8 +36,10 @@ class Process:
 
     @property
     def lives(self) -> bool | None:
-        """Whether the process is running; None where that cannot be seen from here: on another machine, or another
-        user's on one that hides them."""
+        """Whether the process is running; None if unknown.
+
+        Unknown: on another machine, or another user's process on a machine that hides those.
+        """
         seen = started(self.pid) if self.machine == machine() else HIDDEN
         return None if seen == HIDDEN else seen == self.started
 
@@ -41,8 +49,10 @@ class Process:
 
 @cache
 def machine() -> str:
-    """Return eight digits that two processes share if and only if they see one another's numbers: same host, not
-    restarted since, same container."""
+    """Return eight hex digits shared by processes with a common pid space.
+
+    The pid space is that of one host, one boot and one container.
+    """
     parts = [socket.gethostname()]
     if (PROC / "sys/kernel/random/boot_id").exists():
         parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), str((PROC / "self/ns/pid").readlink())]
@@ -50,13 +60,14 @@ def machine() -> str:
 
 
 def started(pid: int) -> str | None:
-    """Return when a process of this machine began, in whatever unit the system counts; None where there is none,
-    `HIDDEN` where it belongs to another user and nothing is said of it. One that has ended and that nobody has waited
-    for yet (a zombie) is none."""
+    """Return the start time of a process of this machine, or None.
+
+    The unit is the system's. A zombie gives None, too. `HIDDEN`: another user's process without visible details.
+    """
     if not (PROC / "self/stat").exists():
         return _started_without_proc(pid)
     try:
-        # the name, in parentheses, may hold anything
+        # the name, in parentheses, may contain any character
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return HIDDEN if _is_hidden(pid) else None
@@ -64,18 +75,18 @@ def started(pid: int) -> str | None:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether there is a process all the same: /proc may be mounted so that it shows each user its own only."""
+    """Return whether the process exists although /proc hides it from this user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return False  # ours: it began in this moment, after the look
+    return False  # our own process, started after /proc was read
 
 
 def _started_without_proc(pid: int) -> str | None:
-    """Return when a process began as ``ps`` tells it, e.g. on macOS."""
+    """Return the start time of a process from ``ps``, e.g. on macOS."""
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
     state, _, start = found.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else start.strip()

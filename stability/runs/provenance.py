@@ -1,4 +1,4 @@
-"""Record what a number needs beside it: code, versions, machine, command, data. No torch."""
+"""Provenance of a run: code, versions, machine, command. No torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ PACKAGES = ("torch", "numpy", "ray", "wandb", "hydra-core", "pydantic")
 
 
 def provenance(command: str = "") -> dict[str, Any]:
-    """Return commit, dirty hash, versions, hardware and command; ``None`` where something cannot be known. A worker is
-    told the driver's ``command``."""
+    """Return commit, dirty hash, versions, hardware and command; ``None`` if unknown.
+
+    Args:
+        command: the driver's command line, for a worker.
+    """
     return {**_commit(), "versions": _versions(), "hardware": _hardware(), "command": command or command_line()}
 
 
 def command_line() -> str:
-    """Return the command that this process was started with."""
+    """Return the command line of this process."""
     argv = list(getattr(sys, "orig_argv", sys.argv))
     argv[0] = Path(argv[0]).name
     return " ".join(argv)
@@ -40,9 +43,10 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> dict[str, Any]:
-    """Return HEAD of the checkout that this file is in, and a short hash of what differs from it, new .py and .yaml
-    files included. The PDFs of reports/ are left out: every sweep writes one there, after which no later one would stem
-    from the commit as it is."""
+    """Return HEAD of this file's checkout, and a short hash of its changes.
+
+    New .py and .yaml files count as changes.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
@@ -50,6 +54,7 @@ def _commit() -> dict[str, Any]:
         head = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True
         ).stdout.strip()
+        # Without reports/*.pdf: every sweep writes one there, and no later run would count as unchanged.
         diff = subprocess.run(
             ["git", "diff", "HEAD", "--", ".", ":(exclude)reports/*.pdf"],
             cwd=root,
@@ -94,7 +99,7 @@ def _cpu_name() -> str:
 
 
 def _gpu_name() -> str | None:
-    """Return the GPU's name, from torch where this process has it already: the driver of a sweep must not import it for
-    a name."""
+    """Return the GPU's name, if this process has imported torch."""
+    # A sweep's driver must not import torch just for a name.
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None

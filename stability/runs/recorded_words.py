@@ -1,4 +1,4 @@
-"""Read what a study's record, ``study.json``, says that things are called."""
+"""Words of a study, read from its record ``study.json``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from stability.runs.words import ShareWords, Words
 
 
 def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
-    """Return the words that ``study.json`` holds. What a record from before lacks is today's of its objective
-    (`OLDER`), all of it where there were no words yet (`of_older`); of another objective's the default.
+    """Return the words of a study's record.
 
-    ``objectives``: names of those that the study's runs have.
+    Words missing in an older record are today's of its objective (`OLDER`), or the default of another one. A record
+    without any words has those of `of_older`.
+
+    Args:
+        record: the study's record.
+        objectives: objectives of the study's runs.
     """
     objective = next(iter(objectives)) if len(set(objectives)) == 1 else ""
     found = record.get("words")
@@ -25,7 +29,7 @@ def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
 
 
 def _read(value: Any) -> Any:
-    """Return a word as it was before it became JSON."""
+    """Return a word as before its conversion to JSON."""
     if isinstance(value, list):
         return tuple(value)
     return ShareWords(**value) if isinstance(value, dict) else value

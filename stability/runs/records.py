@@ -1,5 +1,7 @@
-"""State the fields of our JSON files that readers rely on. `stability.runs.directory.read_json` checks a file against
-them; other fields may be there, of younger and older versions."""
+"""Required fields of our JSON files, checked by `stability.runs.directory.read_json`.
+
+Other fields may exist, from younger and older versions.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """An object of a JSON file, no value of which is converted: a number in quotes is no number."""
+    """An object of a JSON file, without conversion: a number in quotes is no number."""
 
     model_config = ConfigDict(strict=True)
 
 
 class ResultFile(Record):
-    """The result in a status: numbers or nothing in the columns of a table that hold no text."""
+    """The result in a status: numbers or null in all table columns except text ones."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     val_nll: float | None = None
@@ -54,31 +56,31 @@ class StatusFile(Record):
 
 
 class Part(Record):
-    """A part of a spec: its name, beside settings of its own."""
+    """A part of a spec: its name; its settings are not checked."""
 
     name: str
 
 
 class WeightsPart(Record):
-    """The weights that a run starts from."""
+    """The initial weights of a run."""
 
     sha256: str
 
 
 class SpecFile(Record):
-    """The fields of ``spec.json`` that name a run."""
+    """The fields of ``spec.json`` that identify a run."""
 
     mechanism: Part
     residual: Part
     optimizer: Part
-    norm: Part | str  # a name alone in runs older than its settings
+    norm: Part | str  # just the name in runs older than its settings
     lr_peak: Number
     seed: int
     steps: Whole
 
 
 class TabulatedSpec(SpecFile):
-    """The fields of ``spec.json`` that a run's row in a table is made of."""
+    """The fields of ``spec.json`` for a run's row in a table."""
 
     objective: Part
     data: Part
@@ -93,8 +95,10 @@ class TabulatedSpec(SpecFile):
 
 
 class ManifestFile(Record):
-    """The fields of a checkpoint's ``manifest.json``. ``vocab_size`` or ``format``: of the data that it was trained
-    on."""
+    """The fields of a checkpoint's ``manifest.json``.
+
+    ``vocab_size`` or ``format`` describe the training data.
+    """
 
     step: Whole
     sha256: dict[str, str]
@@ -152,14 +156,14 @@ class SharePart(Record):
 
 
 class AblationValue(Record):
-    """A value of a setting that is varied, and the variant that has it."""
+    """A value of an ablated setting, and the name of its variant."""
 
     value: Any
     variant: str
 
 
 class AblationPart(Record):
-    """A setting that is varied."""
+    """An ablated setting."""
 
     part: str
     setting: str
@@ -167,7 +171,7 @@ class AblationPart(Record):
 
 
 class WordsPart(Record):
-    """The words of a study (`stability.runs.words.Words`): texts, but for these."""
+    """The words of a study (`stability.runs.words.Words`): texts, except for these fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, str]
@@ -177,7 +181,7 @@ class WordsPart(Record):
 
 
 class EarlierPart(Record):
-    """Runs of a study that an earlier command of the same name asked for (`sweeps.earlier`)."""
+    """Runs that an earlier command of the same study requested (`sweeps.earlier`)."""
 
     command: str
     reported: bool
@@ -206,8 +210,7 @@ class PublishedFile(Record):
 
 
 class SamplesFile(Record):
-    """The fields of ``samples/<phase>.json`` that its readers rely on: the name of the file of samples beside it, its
-    hash, and the other files there."""
+    """The required fields of ``samples/<phase>.json``: the file of samples, its hash, and the other files beside it."""
 
     file: Annotated[str, Field(pattern=r"^[^/\x00]+$")]
     file_sha256: str | None = None

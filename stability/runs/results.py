@@ -1,4 +1,4 @@
-"""Run directories → three tables (parquet), the only thing that analysis reads. No torch."""
+"""Run directories → three tables (parquet), the only input of the analysis. No torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stability.runs.searches import search_tables
 from stability.runs.steps import undefined_of, undefined_states, with_protocol
 from stability.runs.study import StudyFolder
 
-# what a model is, and computes in, that has no column of its own: unless a run says otherwise
+# usual values of model parts without a column of their own
 USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
 
 ParsedColumns = Callable[[dict[str, Any]], dict[str, Any]]
@@ -45,12 +45,19 @@ ParsedColumns = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a study as pandas frames. ``runs``: a row a run; ``curvature``: a row a recorded step
-    (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
-    of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
-    row a scored sample (`COLLECTED_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
-    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has.
-    ``left_out``: a line for each run and file that could not be read."""
+    """The results of a study as pandas frames.
+
+    Attributes:
+        runs: one row per run.
+        curvature: one row per recorded step (`COLLECTED_CURVATURE_COLUMNS`).
+        curves: one row per training step.
+        spectra: non-empty tables of `SPECTRA_COLUMNS` by name.
+        probes: non-empty tables by name: those of `PROBE_COLUMNS`; ``generation``, one row per scored sample
+        (`COLLECTED_GENERATION_COLUMNS`); ``samples``, the first of each run (`SAMPLES_COLUMNS`); ``gradients``
+        (`GRADIENT_COLUMNS`).
+        searches: the study's tables of `SEARCH_COLUMNS` by name.
+        left_out: one line per unreadable run or file.
+    """
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -62,11 +69,11 @@ class Results:
 
 
 def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) -> Results:
-    """Read every run that a study lists, finished or not; damaged or missing files are left out.
+    """Read every run of a study, finished or not; omit damaged or missing files.
 
     Args:
         study: the study's folder.
-        parsed_columns: returns further columns of a run from its spec, by name; a run's result goes before them.
+        parsed_columns: returns further columns of a run from its spec, by name; a run's result overrides them.
 
     Raises:
         ValueError: the folder is no study, or its record is damaged.
@@ -107,7 +114,7 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
 
 
 def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles], list[str]]:
-    """Return the files of the runs that have a readable spec, and a line for each of the others."""
+    """Return the files of runs with a readable spec, and a line per other."""
     files, left_out = [], []
     for run_id in run_ids:
         try:
@@ -118,8 +125,7 @@ def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles]
 
 
 def _probe_frames(files: Sequence[RunFiles], scores: Mapping[str, Sequence[pa.Table]]) -> dict[str, pd.DataFrame]:
-    """Return the tables of probes, scored samples and first samples by name. ``scores``: by run id its tables of scored
-    samples."""
+    """Return the tables of probes, scored samples and first samples by name."""
     frames = {
         name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name])
         for name in PROBE_COLUMNS
@@ -134,8 +140,7 @@ def _probe_frames(files: Sequence[RunFiles], scores: Mapping[str, Sequence[pa.Ta
 
 
 def _runs_frame(rows: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the table of runs from their rows, with the study's values of each run: its variant (another study may
-    call it the base) and a search's reason to leave it."""
+    """Return the table of runs, with the study's variants and stop reasons."""
     variants, stopped = record.get("variants", {}), record.get("stopped", {})
     of_study = [
         {"variant": variants.get(row["run_id"], "")}
@@ -147,20 +152,22 @@ def _runs_frame(rows: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> pd
 
 
 def _recorded_steps(files: RunFiles) -> dict[Path, pa.Table]:
-    """Return a run's tables of recorded steps by their files."""
+    """Return a run's tables of recorded steps by file."""
     spectra = tuple(f"_{name}" for name in SPECTRA)
     tables = {path: files.table(path) for path in files.curvature if not path.stem.endswith(spectra)}
     return {path: table for path, table in tables.items() if table is not None}
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write ``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under
-    ``folder`` with its schema's version."""
+    """Write every table as parquet under ``folder``, with the schema's version.
+
+    Optional tables of an earlier state of the study are removed.
+    """
     frames = {name: getattr(results, name) for name in REQUIRED} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
     for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "samples", "gradients"):
-        if name not in frames:  # of an earlier state of the study
+        if name not in frames:  # left from an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 
 
@@ -169,12 +176,18 @@ def graph_frame(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
-    """Write ``<name>.parquet`` of `GRAPH_COLUMNS` under ``folder``."""
+    """Write ``<name>.parquet`` of `GRAPH_COLUMNS`.
+
+    Args:
+        name: name of the table.
+        frame: the table.
+        folder: target folder.
+    """
     write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
 def _sample_rows(files: RunFiles, scores: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """Return the first sample of the run's last checkpoint that a report shows: the terminal one."""
+    """Return the first sample of the terminal checkpoint, for the report."""
     try:
         return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
     except ValueError as error:
@@ -192,7 +205,7 @@ def _run_row(
     scores: Sequence[pa.Table],
     parsed_columns: ParsedColumns,
 ) -> dict[str, Any]:
-    """Return one run's row of `RUNS_COLUMNS`: its status, spec, result and generative NLL as far as it has them."""
+    """Return one run's row of `RUNS_COLUMNS` from its status, spec, result and generative NLL."""
     status = files.status
     row: dict[str, Any] = {
         "study": study,
@@ -209,11 +222,13 @@ def _run_row(
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Return, for the terminal checkpoint, the mean over samples of each one's nats per token of the oracle (also of
-    the parts that they are a sum of, where there are any), and the oracle's name; nothing where none was scored."""
+    """Return the mean scores of the terminal checkpoint's samples and the oracle's name.
+
+    Each sample's score is in nats per token of the oracle. {} if none was scored.
+    """
     if table is None or not len(table):
         return {}
-    # a sample of one token, or of none, has no score
+    # a sample of at most one token has no score
     scored = {
         name: table[name].to_pandas().dropna().to_numpy()
         for name in table.column_names
@@ -224,14 +239,14 @@ def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
 
 
 def generation_tables(directory: RunDirectory) -> list[Path]:
-    """Return the files of scored samples, a file a phase."""
+    """Return the files of scored samples, one per phase."""
     return parquet_files(directory.generation_file("").parent)
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that a run's spec fills, from the plain JSON of any version."""
+    """Return the columns filled by a run's spec, from plain JSON of any version."""
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data")}
-    cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
+    cross = spec.get("cross") or {"name": ""}  # missing in runs older than cross mechanisms
     rest = {
         "norm": _part_name(spec["norm"]),
         "model": _model_name(spec),
@@ -244,34 +259,42 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part_name(part: Any) -> str:
-    return part["name"] if isinstance(part, dict) else part  # a name alone in runs older than its settings
+    return part["name"] if isinstance(part, dict) else part  # just the name in runs older than its settings
 
 
 def _model_name(spec: dict[str, Any]) -> str:
-    """Return the size's name, what of the backbone and its precision is not the usual, and the weights that it starts
-    from, e.g. ``"nano ffn=glu init=6eba02b4304b"``: runs that differ in one are told apart by it."""
-    names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # none in older runs
+    """Return the model's size with its unusual parts and initial weights.
+
+    Example: ``"nano ffn=glu init=6eba02b4304b"``. Runs that differ in one of these have different names.
+    """
+    names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # missing in older runs
     others = [f"{key}={name}" for key, name in names.items() if name != USUAL[key]]
     weights = spec.get("weights")
     return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])
 
 
 def read_steps(directory: RunDirectory) -> tuple[list[pd.DataFrame], list[str]]:
-    """Return one run's recorded steps, a table a phase (a phase without any has none), and a line for each file that is
-    left out."""
+    """Return one run's recorded steps, and a line per unreadable file.
+
+    The steps form one table per phase; an empty phase has none.
+    """
     files = RunFiles.of(directory)
     tables = [table.to_pandas() for table in _steps(files, _recorded_steps(files))]
     return tables, list(files.left_out.values())
 
 
 def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
-    """Return the phases and optimizer states that were asked for and that one run's optimizer does not define."""
+    """Return the requested (phase, optimizer state) pairs undefined for the run's optimizer."""
     tables = _recorded_steps(RunFiles.of(directory))
     return [(path.stem, state) for path, table in tables.items() for state in undefined_states(table)]
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
-    """Return one run's table of `PROBE_COLUMNS`, all its phases. ``ValueError`` names a file that is damaged."""
+    """Return one run's table of `PROBE_COLUMNS`, over all phases.
+
+    Raises:
+        ValueError: a file is damaged; the message names it.
+    """
     files = RunFiles.of(directory)
     found = joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
     for path in files.probes:
@@ -285,20 +308,19 @@ def _named(table: str, paths: Sequence[Path]) -> list[Path]:
 
 
 def _recorded(tables: Sequence[pa.Table]) -> pd.DataFrame:
-    """Return all recorded steps, with the columns that only some optimizers have where one of these is there."""
+    """Return all recorded steps, with the extra columns of some optimizers if present."""
     own = own_columns("curvature", [name for table in tables for name in table.column_names])
     return joined(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
 
 
 def _steps(files: RunFiles, tables: Mapping[Path, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each
-    row; neither where nothing is left to say it. ``tables``: its files of recorded steps."""
+    """Yield the run's recorded steps per phase, with checkpoint step and protocol if known."""
     for table in files.read(tables, tables):
         yield with_protocol(_with_step(files, table), files.spec)
 
 
 def _with_step(files: RunFiles, table: pa.Table) -> pa.Table:
-    """Add the step to what was measured before there was the column, from the checkpoints that are there."""
+    """Add the checkpoint's step to tables older than this column, from existing checkpoints."""
     if CHECKPOINT_STEP in table.column_names:
         return table
     return table.append_column(

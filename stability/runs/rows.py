@@ -1,4 +1,4 @@
-"""Make the rows that sinks are sent of a run, from what it logs and again from its own files."""
+"""Rows for sinks, made during logging or later from a run's files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from stability.runs.directory import RunDirectory, readable_rows
 
 
 def said(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a row says: a sink's charts have a gap where the files have null."""
+    """Return a row without its nulls; a sink's chart has a gap there."""
     return {name: value for name, value in row.items() if value is not None}
 
 
 def by_block(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return one step's rows of the blocks as one row, ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``."""
+    """Return one step's block rows as one row.
+
+    Example: ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``.
+    """
     found: dict[str, Any] = {}
     for row in rows:
         values = {name: value for name, value in row.items() if name not in ("step", "block")}
@@ -23,8 +26,10 @@ def by_block(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def logged(directory: RunDirectory) -> Iterator[dict[str, Any]]:
-    """Yield what a run's files hold by now in the order in which it was logged: each step's metrics, then its
-    blocks. Damaged rows are left out."""
+    """Yield a run's logged rows in their original order: each step's metrics, then its blocks.
+
+    Damaged rows are omitted.
+    """
     blocks: dict[int, list[dict[str, Any]]] = {}
     for row in readable_rows(directory.gradients_file):
         blocks.setdefault(row["step"], []).append(row)

@@ -1,8 +1,7 @@
-"""Read the tables in a run's folder with the phase that their checkpoints are of. No torch.
+"""Tables in a run's folder, each with the phase of its checkpoint. No torch.
 
-Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single
-checkpoint for both phases. Files that it left stay as they are; their rows are read under the phase that they belong
-to.
+Older code without the phase `last` labelled a run's last checkpoint terminal, even of an incomplete run, and labelled a
+single checkpoint with both phases. Its files stay unchanged; their rows are read under the correct phase.
 """
 
 from __future__ import annotations
@@ -26,8 +25,18 @@ NOTHING_READ: Mapping[Path, pa.Table] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's spec, its status, and the tables in its folder, each folder listed once; steps of its checkpoints in
-    order. ``left_out``: the files that are damaged or no tables of ours, and why; it grows as they are read."""
+    """A run's spec, status and tables; each folder is listed once.
+
+    Attributes:
+        directory: the run's folder.
+        spec: its spec as plain JSON.
+        status: its status.
+        checkpoint_steps: steps of its checkpoints, rising.
+        curvature: tables of recorded steps and spectra.
+        probes: tables of probes.
+        generation: tables of scored samples.
+        left_out: damaged or foreign files with reasons; it grows during reading.
+    """
 
     directory: RunDirectory
     spec: dict[str, Any]
@@ -40,7 +49,11 @@ class RunFiles:
 
     @classmethod
     def of(cls, directory: RunDirectory) -> RunFiles:
-        """List a run's files. ``ValueError`` names its spec if that is missing or damaged."""
+        """List a run's files.
+
+        Raises:
+            ValueError: the spec is missing or damaged; the message names it.
+        """
         spec = read_json(directory.spec_file, TabulatedSpec)
         folders = [
             path.parent
@@ -55,14 +68,16 @@ class RunFiles:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run stopped before its last planned step: by its verdict or, where it has none, by its
-        checkpoints."""
+        """Whether the run stopped before its last planned step.
+
+        The verdict decides or, without a verdict, the checkpoints.
+        """
         if self.status["state"] in FINISHED:
             return self.status["state"] == "diverged"
         return bool(self.checkpoint_steps) and self.checkpoint_steps[-1] < self.spec["steps"]
 
     def step_of_phase(self, phase: str) -> int | None:
-        """Return the step that a phase's checkpoint stands at; None where no checkpoint is left to tell."""
+        """Return the step of a phase's checkpoint; None if no checkpoint is left."""
         if phase == TERMINAL:
             return self.spec["steps"]
         if CHECKPOINT.match(phase):
@@ -89,8 +104,12 @@ class RunFiles:
         return None if path in self.left_out else found
 
     def read(self, paths: Iterable[Path], known: Mapping[Path, pa.Table] = NOTHING_READ) -> Iterator[pa.Table]:
-        """Yield the tables that have rows, each under the phase of its checkpoint; those of one checkpoint once.
-        ``known``: files that were read before."""
+        """Yield the non-empty tables, each under its correct phase; each checkpoint once.
+
+        Args:
+            paths: files to read.
+            known: tables already read.
+        """
         for path in paths:
             table = known[path] if path in known else self.table(path)
             if table is None:
@@ -102,7 +121,7 @@ class RunFiles:
                 )
 
     def _phase(self, path: Path, table: pa.Table) -> str | None:
-        """Return the phase that a table's rows belong to; None: they are another table's once more."""
+        """Return the correct phase of a table's rows, or None for a duplicate."""
         written, early = table["phase"][0].as_py(), self.ended_early
         if written not in (TERMINAL, EARLIEST):
             return written
@@ -114,8 +133,10 @@ class RunFiles:
         return LAST if early and written == TERMINAL else written
 
     def _is_twice(self, table: pa.Table, other: Path) -> bool:
-        """Return whether another phase's table is of the same checkpoint: the only one, or, where none is left, one
-        that gave the same numbers."""
+        """Return whether another phase's table is a duplicate.
+
+        It is if the run has only one checkpoint, or no checkpoint is left and the numbers are equal.
+        """
         if len(self.checkpoint_steps) > 1 or not other.exists():
             return False
         found = self.table(other)
@@ -126,7 +147,7 @@ class RunFiles:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the parquet files of a folder by name; [] where there is no folder."""
+    """Return the parquet files of a folder by name; [] if the folder is missing."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     except FileNotFoundError:
@@ -134,5 +155,5 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def _beside(path: Path, written: str, phase: str) -> Path:
-    """Return the same table of another phase."""
+    """Return the same table's file of another phase."""
     return path.with_name(phase + path.name.removeprefix(written))

@@ -1,4 +1,4 @@
-"""Find a run's samples, and make of the first of them as text the table that a report shows. No torch."""
+"""Samples of a run, and the report's table of first samples. No torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import pyarrow as pa
 from stability.runs.directory import RunDirectory, damaged, read_json, read_jsonl
 from stability.runs.records import SamplesFile
 
-SHOWN = 200  # characters of a sample that a table keeps
+SHOWN = 200  # characters of a sample in a table
 
 
 def meta_file(directory: RunDirectory, phase: str) -> Path:
-    """Return the file that says what the samples of a phase were made by; where it is missing, there are none."""
+    """Return the file about the samples of a phase; without it there are no samples."""
     return directory.path / "samples" / f"{phase}.json"
 
 
 def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
-    """Return what the first samples say; their tokens' numbers where what these stand for was not kept, or no letters
-    (a protein's structure alone)."""
+    """Return the first samples as text.
+
+    Token numbers replace the text if the vocabulary was not stored or the sample has no letters (only a protein's
+    structure).
+
+    Args:
+        directory: the run.
+        phase: phase of the checkpoint.
+        num: number of samples, at most.
+    """
     path = meta_file(directory, phase)
     return list(islice(_texts(path.with_name(read_json(path, SamplesFile)["file"])), num))
 
@@ -43,7 +51,11 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def fasta_sequences(path: Path) -> list[str]:
-    """Return the letters of each record of a FASTA file. ``ValueError`` names it if it is damaged."""
+    """Return the letters of each record of a FASTA file.
+
+    Raises:
+        ValueError: the file is damaged; the message names it.
+    """
     try:
         return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:]]
     except UnicodeDecodeError as error:
@@ -51,9 +63,15 @@ def fasta_sequences(path: Path) -> list[str]:
 
 
 def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) -> list[dict[str, Any]]:
-    """Return the first sample of a phase, its first `SHOWN` characters, with its nats per token of the oracle where
-    ``scores`` (a file of `GENERATION_COLUMNS`) hold it; a row without text and with the reason where there was nothing
-    to sample from; [] where nobody has sampled."""
+    """Return the table row of a phase's first sample, cut to `SHOWN` characters.
+
+    Without samples in the file, the row has a reason and no text. [] if nothing was sampled.
+
+    Args:
+        directory: the run.
+        phase: phase of the checkpoint.
+        scores: a table of `GENERATION_COLUMNS`, for the sample's nats per token of the oracle.
+    """
     if not meta_file(directory, phase).exists():
         return []
     meta = read_json(meta_file(directory, phase), SamplesFile)
@@ -68,7 +86,7 @@ def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) ->
     if not texts:
         return [labels]
     scored = {} if scores is None else next((row for row in scores.to_pylist() if row["sample"] == 0), {})
-    # half of a surrogate pair is no text that a table can hold
+    # a lone surrogate has no UTF-8 form
     text = texts[0].encode("utf-8", "replace").decode("utf-8")
     return [
         {

@@ -1,5 +1,7 @@
-"""Tabulate what a sweep that chooses its runs by itself found (`lr=edge`, `search=optuna`): rows in ``study.json`` →
-tables beside the runs'. No torch."""
+"""Tables of sweeps that choose their own runs (`lr=edge`, `search=optuna`). No torch.
+
+The rows come from ``study.json``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from stability.runs.schema import SEARCH_COLUMNS
 
 
 def search_tables(record: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """Return by name the tables that a study's record has."""
+    """Return the search tables of a study's record by name."""
     return {
         name: pd.DataFrame(record[name], columns=columns)
         for name, columns in SEARCH_COLUMNS.items()

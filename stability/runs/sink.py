@@ -1,4 +1,4 @@
-"""The interface of a sink, a place beside a run's own files that its numbers are sent to, and the guard around it."""
+"""Sinks: further destinations of a run's numbers beside its files, and their guard."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from stability.printable import print_text
 from stability.runs.directory import RunDirectory, write_atomically
 from stability.runs.rows import logged
 
-CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # of an address in a message, which is printed and kept in a file
+CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # removed from addresses in printed and stored messages
 
-BEGUN_ANEW = "it began anew, and has all rows"  # in the failure file of a sink whose substitute went on
+BEGUN_ANEW = "it began anew, and has all rows"  # note in the failure file of a sink with a working substitute
 
 
 @dataclass(frozen=True)
 class Told:
-    """All that a sink is told of a run when it is opened.
+    """A run's description for a sink at its opening.
 
-    ``group``: the study; ``name``: the run's name in it; ``config``: the run's spec, with the last part of each path
-    alone; ``resume_after``: rows after this step are logged again; -1 for a run that begins, None for one that has been
-    trained.
+    Attributes:
+        directory: the run's folder.
+        group: the study.
+        name: the run's name in the study.
+        config: the run's spec, with paths cut to their last part.
+        resume_after: rows after this step will be logged again; -1 for a new run, None for a trained one.
     """
 
     directory: RunDirectory
@@ -44,9 +47,9 @@ class Told:
 
 
 class AbstractSink(ABC):
-    """A sink of one run: opened, written to, closed. Any method may raise whatever its library raises (`Guarded`).
+    """A sink of one run: opened, written to, closed.
 
-    ``title``: how the user knows it.
+    Any method may raise any error of its library (`Guarded`). ``title`` is its name for the user.
     """
 
     title: ClassVar[str]
@@ -54,42 +57,56 @@ class AbstractSink(ABC):
     @classmethod
     @abstractmethod
     def require(cls) -> None:
-        """Raise a ``RuntimeError`` of one line where what the sink stands on is not installed."""
+        """Raise a one-line ``RuntimeError`` if the sink's library is not installed."""
 
     @classmethod
     @abstractmethod
     def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
-        """Return the settings of a study's sinks (None: this time without), and what to tell the user, "" for nothing.
-        The driver asks once for all trials: what has to be looked for or made is, before workers meet there."""
+        """Return the settings of a study's sinks, and a message for the user.
+
+        The settings are None if the sink is skipped this time; the message may be "". The driver calls this once for
+        all trials, so that lookups and creations happen before concurrent workers start.
+
+        Args:
+            runs_dir: the pool.
+            study: name of the study.
+        """
 
     @abstractmethod
     def open(self, run: Told) -> bool:
-        """Begin the sink's run, or go on with it; return whether it began one."""
+        """Begin or resume the sink's run; return whether it is new."""
 
     @abstractmethod
     def write(self, row: dict[str, Any]) -> None:
-        """Send a row: its ``step``, and finite numbers by their names."""
+        """Send a row: ``step`` and finite numbers by name."""
 
     def measured(self, row: dict[str, Any]) -> None:
-        """Send a row of a checkpoint that was measured: its ``step`` may lie before others that were sent."""
+        """Send a row of a measured checkpoint; its ``step`` may be earlier than sent ones."""
         self.write(row)
 
     @abstractmethod
     def close(self, summary: dict[str, Any]) -> None:
-        """End it, with the verdict as a tag and the result, where ``summary`` has them: {} where the run goes on
-        later."""
+        """Close the sink, with the verdict as a tag and the result.
+
+        Args:
+            summary: verdict and result; {} if the run will resume later.
+        """
 
     def substitute(self) -> AbstractSink | None:
-        """Return what takes the place of a sink that failed, if anything; a substitute may have one itself, so long as
-        that ends."""
+        """Return the substitute of this failed sink, or None.
+
+        A substitute may have one itself, if the chain is finite.
+        """
         return None
 
 
 class Guarded:
-    """A sink that can do a run no harm: whatever it raises is said, and ends the sink, never the run, whose numbers are
-    in its own files anyway. Where it has a substitute, that is sent all that those files hold by then, and the call
-    that failed is made again: nothing is missing there. What was raised is kept in `failure_file`, from which the
-    driver tells what a worker's terminal would have shown."""
+    """A sink that cannot stop the run by its errors.
+
+    An error is printed and ends only the sink; the run's own files have all numbers. A substitute first receives the
+    contents of those files; then the failed call is repeated, so it lacks nothing. The error is stored in
+    `failure_file` and reported by the driver: a worker's terminal is not visible.
+    """
 
     def __init__(self, name: str, sink: AbstractSink, run: Told):
         self._name, self._run = name, run
@@ -98,7 +115,7 @@ class Guarded:
         self._with_sink(self._begin, resent=True)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Send a row that the run's files hold already."""
+        """Send a row already in the run's files."""
         self._with_sink(lambda sink: sink.write(row), resent=True)
 
     def measured(self, row: dict[str, Any]) -> None:
@@ -109,15 +126,14 @@ class Guarded:
         self._sink = None
 
     def _with_sink(self, call: Callable[[AbstractSink], None], *, resent: bool = False) -> None:
-        """Make a call of the sink, or of what takes its place. ``resent``: a substitute that was sent what was logged
-        has all that the call would send."""
+        """Call the sink or its substitute; with ``resent`` a new substitute has the call's data already."""
         while self._sink is not None and not self._guarded(call, self._sink):
             self._sink = self._substitute(self._sink)
             if self._sink is not None and resent:
                 return
 
     def _substitute(self, failed: AbstractSink) -> AbstractSink | None:
-        """Return the substitute of a sink that failed, open and sent what was logged; None: there is none."""
+        """Return a failed sink's substitute, open and with all logged rows, or None."""
         found: list[AbstractSink | None] = []
         while self._guarded(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
             failed = found[-1]
@@ -127,7 +143,7 @@ class Guarded:
         return None
 
     def _begin(self, sink: AbstractSink) -> None:
-        """Open the sink; one that a run gets in the middle, or after it was trained, is sent what was logged before."""
+        """Open the sink; one opened late first receives all logged rows."""
         if sink.open(self._run) and self._run.resume_after != -1:
             self._send_logged(sink)
 
@@ -140,7 +156,7 @@ class Guarded:
             sink.write(row)
 
     def _guarded(self, call: Callable[[AbstractSink], None], sink: AbstractSink) -> bool:
-        """Return whether a call of a sink went well; where it did not, one line was printed."""
+        """Return whether a call of a sink succeeded; print one line if not."""
         try:
             call(sink)
             return True
@@ -153,11 +169,11 @@ class Guarded:
             return False
 
     def _note(self, what: str) -> None:
-        """Add to what the failure file says."""
+        """Add a note to the failure file."""
         file = failure_file(self._run.directory, self._name)
         write_atomically(file, f"{file.read_text().strip()} ({what})\n".encode())
 
 
 def failure_file(directory: RunDirectory, name: str) -> Path:
-    """Return the file that says why a run's sink of this name ended before the run."""
+    """Return the file with the reason of a sink's early end."""
     return directory.path / f"{name}_failure.txt"

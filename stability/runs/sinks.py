@@ -1,5 +1,4 @@
-"""All sinks by their names in ``logger=…``, and those of one run together. No sink's library is imported before it is
-used."""
+"""All sinks by their names in ``logger=…``; their libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -16,10 +15,13 @@ SINKS: dict[str, type[AbstractSink]] = {"wandb": WandbSink, "tensorboard": Tenso
 
 
 class Sinks:
-    """The sinks of one run, which get every row at the same time.
+    """The sinks of one run; all of them receive every row.
 
-    ``asked``: what a trial carries, plain and picklable: ``to``, the settings of each sink by its name, and what
-    `Told` says beside; None: there are none.
+    Args:
+        directory: the run's folder.
+        asked: a trial's request, plain and picklable: ``to``, the settings of each sink by name, and the other fields
+            of
+        `Told`; None: no sinks.
     """
 
     def __init__(self, directory: RunDirectory, asked: dict[str, Any] | None = None):
@@ -27,7 +29,7 @@ class Sinks:
         self._open: list[Guarded] = []
 
     def open(self, resume_after: int | None) -> None:
-        """Open them all, once (`Told.resume_after`)."""
+        """Open all sinks, once (`Told.resume_after`)."""
         if self._open or self._asked is None:
             return
         about = {key: value for key, value in self._asked.items() if key != "to"}
@@ -43,7 +45,7 @@ class Sinks:
             sink.measured(said(row))
 
     def close(self) -> None:
-        """Close those that are open, with the run's verdict and result where it has them by now."""
+        """Close all open sinks, with the run's verdict and result if available."""
         summary = summary_of(self._directory) if self._open else {}
         for sink in self._open:
             sink.close(summary)
@@ -51,7 +53,7 @@ class Sinks:
 
 
 def summary_of(directory: RunDirectory) -> dict[str, Any]:
-    """Return verdict, reason and result of a run, as a sink is closed with; {} where it has no verdict yet."""
+    """Return verdict, reason and result of a run; {} without a verdict."""
     if not directory.finished:
         return {}
     status = directory.status()

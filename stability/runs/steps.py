@@ -1,5 +1,4 @@
-"""Read what a file of recorded steps says beside its rows: by which protocol they were measured, and which optimizer
-states have none. No torch."""
+"""Metadata of recorded-step files: protocol and undefined optimizer states. No torch."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ import pyarrow as pa
 
 from stability.runs.schema import PROTOCOL
 
-# the key of a file's metadata: a JSON list of the states asked for that its run's optimizer does not define
+# metadata key: JSON list of the requested states undefined for the run's optimizer
 UNDEFINED = "undefined"
-# likewise, where there is something: a JSON object of what is to be known of the optimizer's step, "name" its name
+# metadata key, optional: JSON object about the optimizer's step, with its "name"
 OPTIMIZER = "optimizer"
 
 
 def damage_of(table: pa.Table) -> str:
-    """Return the damage of a table's metadata, "" for none."""
+    """Return the damage of a table's metadata, or ""."""
     kinds = {PROTOCOL: dict, UNDEFINED: list, OPTIMIZER: dict}
     for key, text in (table.schema.metadata or {}).items():
         kind = kinds.get(key.decode(errors="replace"))
@@ -35,13 +34,19 @@ def damage_of(table: pa.Table) -> str:
 
 
 def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
-    """Return a file of recorded steps with its protocol beside each row; none there where the file is too old to say.
-    ``spec``: the run's, as in its file."""
+    """Return a table of recorded steps with its protocol in each row.
+
+    The protocol is null if the file is too old to contain it.
+
+    Args:
+        table: the recorded steps.
+        spec: the run's spec as plain JSON.
+    """
     stored = _stored(table)
     told = (table.schema.metadata or {}).get(OPTIMIZER.encode())
     step = {} if told is None else {OPTIMIZER: json.loads(told)}
     protocol = None if stored is None else json.dumps(_in_full(stored, spec) | step, sort_keys=True)
-    # older than the column: one gradient entered in every state
+    # older than the column: all states used the same gradient
     if stored is not None and "gradient" not in table.column_names:
         table = table.append_column(
             "gradient", pa.repeat(pa.scalar(stored.get("gradient", "true"), pa.string()), len(table))
@@ -50,15 +55,16 @@ def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
 
 
 def undefined_of(tables: Sequence[pa.Table]) -> dict[str, str]:
-    """Return the column ``undefined_states`` of a run, from its files of recorded steps: names with spaces between
-    them; {} where there is none."""
+    """Return ``undefined_states`` of a run, names joined by spaces; {} if none."""
     found = {state for table in tables for state in undefined_states(table)}
     return {"undefined_states": " ".join(sorted(found))} if found else {}
 
 
 def undefined_states(table: pa.Table) -> list[str]:
-    """Return the optimizer states that were asked for and that the run's optimizer does not define. A file that does
-    not say is older, and lacks the rows of such states and of no others."""
+    """Return the requested optimizer states undefined for the run's optimizer.
+
+    An older file without this entry lacks exactly the rows of these states.
+    """
     told = (table.schema.metadata or {}).get(UNDEFINED.encode())
     if told is not None:
         return json.loads(told)
@@ -76,5 +82,5 @@ def _stored(table: pa.Table) -> dict[str, Any] | None:
 
 def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
-    dropout = spec.get("model", {}).get("dropout", 0.0)  # what u, and nothing else, was made with
+    dropout = spec.get("model", {}).get("dropout", 0.0)  # it affected only u
     return protocol | own | ({"dropout": dropout} if dropout else {})

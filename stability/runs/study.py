@@ -1,4 +1,7 @@
-"""A study is a list of runs: ``runs/studies/<name>/study.json``. Several studies may list the same run. No torch."""
+"""A study: the list of its runs in ``runs/studies/<name>/study.json``. No torch.
+
+Several studies may list the same run.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,11 @@ class StudyFolder:
 
     @classmethod
     def find(cls, runs_dir: str | Path, name: str) -> StudyFolder:
-        """Return the study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is
-        none, with the nearest name."""
+        """Return the study in the folder ``name``, or of that name in the pool.
+
+        Raises:
+            ValueError: it does not exist; the message has the nearest name.
+        """
         if (Path(name) / "study.json").exists():
             return cls(name)
         study = cls.of(runs_dir, name)
@@ -54,8 +60,11 @@ class StudyFolder:
         write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
 
     def read(self) -> dict[str, Any]:
-        """Return the study's record. ``ValueError`` where there is none, naming the studies that there are, or where it
-        is damaged."""
+        """Return the study's record.
+
+        Raises:
+            ValueError: it is missing (the message names the existing studies) or damaged.
+        """
         if not self.file.exists():
             there = sorted(path.parent.name for path in self.path.parent.glob("*/study.json"))
             raise ValueError(
@@ -64,14 +73,17 @@ class StudyFolder:
             )
         record = read_json(self.file, StudyFile, REMEDY)
         listed = [*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])]
-        if other := [run_id for run_id in listed if not re.fullmatch(RUN_ID, run_id)]:  # "../../etc" is a folder, too
+        if other := [run_id for run_id in listed if not re.fullmatch(RUN_ID, run_id)]:  # else a path: "../../etc"
             why = f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits"
             raise damaged(self.file, why, REMEDY)
         return record
 
     def run_ids_on_record(self) -> set[str]:
-        """Return the ids of all runs of the study, those of earlier commands that its report leaves out among them.
-        Errors: as `read`."""
+        """Return the ids of all runs of the study, unreported ones of earlier commands included.
+
+        Raises:
+            ValueError: the record is missing or damaged (`read`).
+        """
         record = self.read()
         return {*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])}
 

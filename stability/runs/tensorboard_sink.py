@@ -1,4 +1,4 @@
-"""Send a run's numbers to TensorBoard: event files in ``<run>/tensorboard``, written by its own writer."""
+"""TensorBoard sink: event files in ``<run>/tensorboard``, by TensorBoard's own writer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from stability.runs.sink import AbstractSink, Told
 
-FLUSH_S = 10  # what a killed process may take with it
+FLUSH_S = 10  # a killed process loses at most so many seconds
 
 
 class TensorboardSink(AbstractSink):
-    """Event files of one run, in float32 as TensorBoard keeps scalars. Verdict, reason and spec are texts."""
+    """Event files of one run; scalars are float32, verdict, reason and spec are texts."""
 
     title: ClassVar[str] = "TensorBoard"
 
@@ -54,7 +54,7 @@ class TensorboardSink(AbstractSink):
         self._writer.close()
 
     def _forget(self, step: int) -> None:
-        """Have readers drop what earlier files hold from this step on: a resumed run logs it again."""
+        """Make readers drop earlier values from this step on; a resumed run logs them again."""
         log = importlib.import_module("tensorboard.compat.proto.event_pb2").SessionLog
         self._add(step, session_log=log(status=log.START))
 

@@ -1,5 +1,7 @@
-"""Tell whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them
-again. No torch."""
+"""Check whether a study's tables and PDF are up to date with its runs. No torch.
+
+A finished sweep need not draw them again.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ from stability.runs.study import StudyFolder
 
 
 class Published:
-    """The record of a publication, ``<study>/published.json``: what the last publication was made from, what it wrote,
-    and the tables that it printed.
+    """The record of a publication, ``<study>/published.json``.
 
-    Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables
-    and PDF, which are.
+    It has the last publication's inputs, outputs and printed tables. Files are compared by size and modification time,
+    never read, except the ``code``.
+
+    Args:
+        study: the study.
+        pdf: its PDF, if one is written.
+        phases: measured phases.
+        code: source files that turn runs into tables and PDF; compared by content.
     """
 
     def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):
@@ -29,17 +36,18 @@ class Published:
         self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in files)).hexdigest()
 
     def summary(self) -> str | None:
-        """Return the tables as they were printed; None where something changed since, or a file that was written is
-        gone."""
+        """Return the printed tables; None if an input or output has changed."""
         try:
             last = read_json(self._file, PublishedFile)
-        except ValueError:  # none was written, or it is damaged: it is made again
+        except ValueError:  # missing or damaged: publish again
             return None
         return last["summary"] if (last["inputs"], last["outputs"]) == (self._inputs, self._outputs()) else None
 
     def record(self, summary: str) -> None:
-        """Note that tables and PDF were written from the inputs as they were before; what changed meanwhile is seen by
-        the next command."""
+        """Record that tables and PDF were written from the initial state of the inputs.
+
+        The next command detects later changes.
+        """
         write_json(self._file, {"inputs": self._inputs, "outputs": self._outputs(), "summary": summary})
 
     def _outputs(self) -> str:

@@ -1,4 +1,4 @@
-"""Send a run's numbers to Weights & Biases beside its files: what goes there, and whether it can be reached."""
+"""Weights & Biases sink: uploads of a run's numbers, and the check of its server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ CHECKPOINT_STEP = "checkpoint_step"
 
 
 class WandbSink(AbstractSink):
-    """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver
-    (`probe_wandb`), never here."""
+    """One W&B run per trial, grouped by study, in ``<run>/wandb``.
+
+    The driver alone decides ``mode``, once (`probe_wandb`).
+    """
 
     title: ClassVar[str] = "W&B"
-    _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
+    _offline_from_now = False  # of this process: after one timeout, later trials do not wait for another
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class WandbSink(AbstractSink):
     @classmethod
     def prepare(cls, runs_dir: str, study: str) -> tuple[dict[str, Any] | None, str]:
         mode, message = probe_wandb()
-        pool_mark(Path(runs_dir).resolve())  # now, before workers meet there
+        pool_mark(Path(runs_dir).resolve())  # created before concurrent workers need it
         return {"mode": mode}, message.replace("RUNS_DIR", runs_dir)
 
     def open(self, run: Told) -> bool:
@@ -61,7 +63,7 @@ class WandbSink(AbstractSink):
         self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     def measured(self, row: dict[str, Any]) -> None:
-        """Send a row with the checkpoint's step as an axis of its own: W&B takes no step that lies behind."""
+        """Send a row with the checkpoint's step as a separate axis: W&B refuses earlier steps."""
         values = {name: value for name, value in row.items() if name != "step"}
         for name in values:
             self._run.define_metric(name, step_metric=CHECKPOINT_STEP)
@@ -78,9 +80,11 @@ class WandbSink(AbstractSink):
         self._run.finish()
 
     def substitute(self) -> AbstractSink | None:
-        """Return a sink that is offline for one that should have been online, as all others of this process are from
-        then on; and for one that was offline another one, once: a service process that died takes what runs at the time
-        with it, and would take every later run."""
+        """Return an offline sink for an online one, or, once, for an offline one.
+
+        After an online failure all later sinks of this process are offline, too. The second case is a dead service
+        process: it fails all current runs, and would fail every later one.
+        """
         if self._mode != "online" and self._begun_anew:
             return None
         WandbSink._offline_from_now = self._mode == "online" or WandbSink._offline_from_now
@@ -90,16 +94,16 @@ class WandbSink(AbstractSink):
 
 
 def _teardown_wandb() -> None:
-    """End W&B's service process, which holds on to the id of a run that it could not start."""
+    """End W&B's service process; it blocks the id of a run that failed to start."""
     import wandb
 
-    # where the process is dead, W&B forgets it and then says so; the next run starts another one
+    # for a dead process W&B drops it and then raises; the next run starts a new one
     with contextlib.suppress(ConnectionError):
         wandb.teardown()
 
 
 def init_run(mode: Any, **arguments: Any) -> Any:
-    """Begin a W&B run, or go on with the one of its id, with the settings that all of ours have."""
+    """Begin or resume a W&B run of an id, with our common settings."""
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=10, finish_timeout=15, console="off", x_disable_stats=True)
@@ -107,7 +111,11 @@ def init_run(mode: Any, **arguments: Any) -> Any:
 
 
 def require_wandb() -> Any:
-    """Return the package of W&B. Errors: ``RuntimeError`` where it is not installed."""
+    """Return the package wandb.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
     try:
         return importlib.import_module("wandb")
     except ImportError:
@@ -115,15 +123,17 @@ def require_wandb() -> Any:
 
 
 def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
-    """Return (mode, what to tell the user): "online" only where there is a key and the server takes a connection within
-    ``timeout_s``.
+    """Return (mode, message for the user); "online" only with a key and a reachable server.
 
-    The driver asks once for all trials, since W&B itself would block each of them for a minute and more. ``WANDB_MODE``
-    is respected, but ``online`` gives way where no key or no server is found. Errors: ``RuntimeError`` where wandb is
-    not installed.
+    The server must accept a connection within ``timeout_s`` seconds. The driver checks once for all trials, since W&B
+    itself would block each of them for a minute or more. ``WANDB_MODE`` is respected, but ``online`` becomes offline
+    without key or server.
+
+    Raises:
+        RuntimeError: wandb is not installed.
     """
     wandb = require_wandb()
-    os.environ.setdefault("WANDB_SILENT", "true")  # for the workers, too: its own lines would tear the live table
+    os.environ.setdefault("WANDB_SILENT", "true")  # also for workers: its output would break the live table
     settings = wandb.setup().settings
     if settings.mode in ("disabled", "offline", "dryrun"):
         mode = "disabled" if settings.mode == "disabled" else "offline"
@@ -144,15 +154,15 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
 
 
 def _has_wandb_key(settings: Any) -> bool:
-    """Return whether W&B would find credentials, without the network that ``wandb.login`` uses."""
+    """Return whether W&B would find credentials, without the network access of ``wandb.login``."""
     from wandb.sdk.lib.wbauth import read_netrc_auth
 
     return bool(settings.api_key or settings.identity_token_file or read_netrc_auth(host=settings.base_url))
 
 
 def _reachable(url: str, timeout_s: float) -> bool:
-    """Return whether the server, or the proxy before it, takes a TCP connection in time. In a thread, since no timeout
-    of a socket bounds the look-up of its name."""
+    """Return whether the server or its proxy accepts a TCP connection in time."""
+    # In a thread: a socket's timeout does not bound the name lookup.
     parts = urlsplit(getproxies().get(urlsplit(url).scheme, url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
     connected = threading.Event()
@@ -171,5 +181,5 @@ def _reachable(url: str, timeout_s: float) -> bool:
 
 
 def default_entity() -> str:
-    """Return the account's default entity, as the server names it."""
+    """Return the account's default entity from the server."""
     return str(importlib.import_module("wandb").Api().default_entity)

@@ -1,5 +1,7 @@
-"""Hold what a study's tables, captions and board call things: the words of its objective and its data source, which a
-sweep writes into ``study.json``. Nothing is imported here, so that what only reads files can read them, too."""
+"""Terms of a study's tables, captions and board, from its objective and data source.
+
+A sweep writes them into ``study.json``. This module imports nothing, so that pure readers of files can use it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ShareWords:
-    """The words of a share, 0 to 1 and the more the better, that an objective validates beside its loss (one of its
-    ``score_names``): tables, a figure, claims and the board then show it.
+    """The terms of a share that an objective validates beside its loss.
 
-    ``column``: its name in ``metrics.jsonl``, which begins with ``val_``; ``name``: what it is called; ``of``: what it
-    is a share of, as a caption goes on after "Share" or "Per cent".
+    A share is in 0 … 1, higher is better, and one of ``score_names``. Tables, a figure, claims and the board show it.
+
+    Attributes:
+        column: column of ``metrics.jsonl``, begins with ``val_``.
+        name: its name.
+        of: its whole, as the continuation of "Share" or "Per cent" in a caption.
     """
 
     column: str
@@ -22,24 +27,31 @@ class ShareWords:
 
 @dataclass(frozen=True)
 class Words:
-    """The words of an objective; the defaults are a language model's.
+    """The terms of an objective; the defaults are a language model's.
 
-    ``position``: what a model's position is called, and several of them; ``counted``: what a run's ``num_tokens``
-      counts; ``example``: what a row of a batch is.
-    ``nll``: what the validated loss is called, as an axis label; ``unit``: of that loss; ``generative_unit``: of what
-      an oracle makes of samples; ``score``: the same as a caption says it, ``{draws}`` for how often each was measured;
-      ``of_oracle``: the same of an ``{oracle}`` by name; ``of_sample``: the same beside a sample; ``is_text``: whether
-      samples are text, which has bytes.
-    ``held_out``: what the data are called in "on held-out …"; ``share``: what is validated beside the loss as a share,
-      None: nothing is.
-    ``parts``: what the parts of the loss are measured in, where it is a sum; ``scored_parts``: the same of an oracle.
-    ``baseline``: what knows the targets' frequencies and nothing else; ``baseline_nll``: what it reaches;
-      ``baseline_source``: whose frequencies these are.
+    The last three depend on settings; a sweep fills them (`AbstractObjective.summary`, `AbstractDataSource.tokens_of`).
 
-    The rest differs by the settings, and a sweep adds it (`AbstractObjective.summary`, `AbstractDataSource.tokens_of`).
-    ``summary``: the objective with the settings that a reader of a table must know; "": its name says it all.
-    ``tokens``: what the data's tokens are, "" where that is not said; ``direction``: in which positions are read,
-    "causal" or "bidirectional"; "": not known.
+    Attributes:
+        position: name of one position of the model, and the plural.
+        counted: unit of a run's ``num_tokens``.
+        example: name of a row of a batch.
+        nll: name of the validated loss, as an axis label.
+        unit: its unit.
+        generative_unit: unit of an oracle's score of samples.
+        score: the same in a caption; ``{draws}``: number of measurements of each sample.
+        of_oracle: the same for an oracle ``{oracle}`` by name.
+        of_sample: the same beside one sample.
+        is_text: whether samples are text and so have bytes.
+        held_out: name of the data in "on held-out …".
+        share: validated share, None if there is none.
+        parts: units of the loss's components, if it is a sum.
+        scored_parts: the same of an oracle.
+        baseline: the model of the targets' frequencies.
+        baseline_nll: its NLL.
+        baseline_source: source of these frequencies.
+        summary: the objective with the settings that a table's reader needs; "": its name suffices.
+        tokens: name of the data's tokens, or "".
+        direction: "causal" or "bidirectional"; "": unknown.
     """
 
     position: tuple[str, str] = ("token", "tokens")
