@@ -1,4 +1,4 @@
-"""The training loss: an objective's own, and the losses that parts of the model have beside what they compute."""
+"""The training loss: the objective's loss plus auxiliary losses of the model's parts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from stability.models.auxiliary import added, parted
 
 
 class TrainingLoss(NamedTuple):
-    """A loss as training minimises it, ``total / count``. ``total``: the sum of the loss in nats, with the auxiliary
-    losses in it. ``auxiliary``: these alone, each sequence's weighted by its part of ``count``; None where no part of
-    the model has any."""
+    """The minimised loss, ``total / count``.
+
+    Attributes:
+        total: sum of the loss in nats, auxiliary losses included.
+        count: divisor of the mean.
+        auxiliary: auxiliary losses alone, each sequence weighted by its part of ``count``; None without any.
+    """
 
     total: Tensor
     count: Tensor
     auxiliary: Tensor | None
 
     def sums(self) -> tuple[Tensor, ...]:
-        """Return what a log divides by the count: the total, and the auxiliary sum where there is one; detached."""
+        """Return the detached sums for the log: the total, then the auxiliary one if any."""
         found = (self.total,) if self.auxiliary is None else (self.total, self.auxiliary)
         return tuple(each.detach() for each in found)
 
@@ -30,12 +34,16 @@ class TrainingLoss(NamedTuple):
 def with_auxiliary(
     objective: Any, model: nn.Module, examples: Any, params: Mapping[str, Tensor] | None = None
 ) -> TrainingLoss:
-    """Return the objective's `loss` of the model on a batch, and what its parts return beside their outputs
-    (`WithLoss`). ``params`` stand in for its own.
+    """Return the objective's `loss` on a batch plus the model's auxiliary losses (`WithLoss`).
 
-    A sequence weighs in the auxiliary mean as it does in the mean of the loss, so that microbatches add up to the
-    batch. The model is run as `loss` runs it, once; nothing of the pass stays in it. A model that is no `Backbone` has
-    no such losses.
+    A sequence has the same weight in the auxiliary mean as in the mean loss, so microbatches add up to the batch. The
+    model runs once, as in `loss`, and retains nothing of the pass. Only a `Backbone` has auxiliary losses.
+
+    Args:
+        objective: the objective.
+        model: the model.
+        examples: the batch.
+        params: parameters to use instead of the model's own.
     """
     if not getattr(model, "gives_losses", False):
         total, count = objective.loss(model, examples, params)

@@ -1,4 +1,4 @@
-"""An objective says how data become inputs and targets, how a model reads them, and how logits become a loss."""
+"""Base of the objectives: inputs and targets from data, loss from logits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stability.runs.words import Words
 
 
 class ObjectiveSettings(Settings):
-    """The settings that every objective has.
+    """The settings common to all objectives.
 
-    The names of objectives in `Since` are those that there were when a setting came: a record of the past, so that
-    their runs' ids stay. A new objective is never added to them.
+    `Since` lists the objectives that existed when a setting was introduced, so that their runs' ids stay. Never add a
+    new objective there.
     """
 
     loss_chunk: Annotated[int | None, Since(None, of=("mlm", "ar"))] = Field(
@@ -41,10 +41,13 @@ class ObjectiveSettings(Settings):
 
 
 def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bool, owner: str) -> None:
-    """Raise a ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes)
-    and nothing reads it.
+    """Raise a ``ValueError`` if a setting is changed from its default but unused.
 
-    ``owner``: the setting under which it is read, and what was given instead.
+    Args:
+        settings: the settings; every spec has the defaults.
+        names: names of the settings to check.
+        is_read: whether they are in use.
+        owner: the setting under which they are in use, and the given value.
     """
     changed = [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
     if changed and not is_read:
@@ -54,16 +57,19 @@ def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bo
 
 
 class Examples(NamedTuple):
-    """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not
-    count.
+    """One batch as the model sees it.
 
-    - ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
-      Targets and weights have as many columns as the model gives logits: N, or fewer where its head reads something
-      pooled; and an axis more where several things are predicted at a position.
-    - ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one.
-    - ``sigma_B``: the total noise that each sequence was corrupted with, which a time-conditioned model reads, None for
-      any other.
-    - ``mask_BN``: True where a position is no padding; None: there is none.
+    Targets and weights have one column per position of the logits: N, or fewer with a pooled head. They have a further
+    axis if several things are predicted at a position.
+
+    Attributes:
+        inputs_BN: tokens or another input of the model's embedding (also named tuples of tensors), one row per
+            sequence.
+        targets_BN: target tokens.
+        weights_BN: share of each position in the loss, 0 if it does not count.
+        context_BJ: tokens for the model's cross mechanism; None without one.
+        sigma_B: total noise of each sequence, for a time-conditioned model; else None.
+        mask_BN: False at padding; None: no padding.
     """
 
     inputs_BN: Any
@@ -74,8 +80,13 @@ class Examples(NamedTuple):
     mask_BN: Tensor | None = None
 
     def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-        """Return the model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given.
-        ``options``: more for its `forward`."""
+        """Return the model's logits (B, N, V) on this batch.
+
+        Args:
+            model: the model.
+            params: parameters to use instead of the model's own.
+            **options: further arguments of its `forward`.
+        """
         given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, "mask_BN": self.mask_BN, **options}
         given = {name: value for name, value in given.items() if value is not None}
         if params is None:
@@ -86,8 +97,7 @@ class Examples(NamedTuple):
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, rows: int) -> list[Examples]:
-        """Cut the batch into microbatches of ``rows`` rows, the last one shorter where they do not divide the batch;
-        views."""
+        """Cut the batch into microbatches of ``rows`` rows, as views; the last may be shorter."""
         return [
             self.each(lambda tensor, start=start: tensor[start : start + rows])
             for start in range(0, max(len(self.targets_BN), 1), rows)
@@ -98,9 +108,11 @@ class Examples(NamedTuple):
         return Examples(*parts)
 
     def counted(self) -> tuple[Examples, Tensor]:
-        """Return every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and
-        which of the B·N they are (R). Inputs that do not stand position by position beside the targets come whole,
-        those of its sequence."""
+        """Return all counted positions as sequences of length one (R, 1).
+
+        The second result is their indices in B·N (R). Each has the σ of its sequence. Inputs without one entry per
+        target are returned whole, those of the sequence.
+        """
         counts_BN = self.weights_BN if self.weights_BN.ndim == 2 else self.weights_BN.any(-1)
         index_R = counts_BN.flatten().nonzero().squeeze(-1)
         targets_R1, weights_R1 = (tensor.flatten(0, 1)[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
@@ -116,27 +128,30 @@ class Examples(NamedTuple):
 
 
 class AbstractObjective(KernelUser):
-    """A training objective says how examples become inputs and targets, and a model's outputs a loss. ``direction``:
-    what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head.
+    """Base of a training objective: inputs and targets from examples, a loss from a model's outputs.
 
-    ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
-      token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
-      what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
-
-    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``words``: what tables, captions
-      and the board call things; ``score_names``: what is validated beside the NLL (`validate`). ``components``: names
-      of the parts that the loss is a sum of, where it is one (`component_sums`).
-    ``embeds_positions``: whether its embedding adds a vector of each position itself. ``embeds_tokens``: whether it is
-      a table of tokens, of which the head predicts the first ones, in their order.
-    ``without_mirror``: why its examples have no mirror image; None: `mirrored` returns one.
-
-    ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
-      name of one of ours (a file of that folder).
-    ``Sampling``: what that kind can be told beside `stability.config.generation.GenerationSpec`.
-    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled. Of
-      tokens, "ar" reads the logits of the next one, "top_prob" and "random" `clean_probs`, "analytic" and "euler"
-      ``log_score`` and ``noise``. ``stepped``: those of them that take ``steps``; each of the others fills one position
-      a step.
+    Attributes:
+        corpus_kind: required kind of prepared data (`AbstractCorpus.kind`).
+        words: terms for tables, captions and the board.
+        score_names: further validation scores besides the NLL (`validate`).
+        components: names of the loss's components if it is a sum (`component_sums`).
+        samples: kind of the generated samples: a class like `stability.probes.generation.kinds.Kind`, or the name of a
+            file
+        of that folder.
+        Sampling: settings of that kind beside `stability.config.generation.GenerationSpec`.
+        samplers: names of its samplers, default first; () if it cannot be sampled. For tokens, "ar" uses the logits of
+            the
+        next one, "top_prob" and "random" use `clean_probs`, "analytic" and "euler" use ``log_score`` and ``noise``.
+        stepped: samplers with a setting ``steps``; all others fill one position per step.
+        direction: direction required of the mechanism.
+        embeds_positions: whether its embedding itself adds position vectors.
+        embeds_tokens: whether its embedding is a token table; the head predicts the first rows, in order.
+        without_mirror: reason why its examples have no mirror image; None: `mirrored` works.
+        condition: shape of the model's embedding of σ (`Examples.sigma_B`) for time-conditioned blocks; None: none.
+        config: its settings, those of `ObjectiveSettings` included.
+        num_inputs: rows of the embedding.
+        num_outputs: columns of the head.
+        mask_id: id of a hidden token, one past the vocabulary; None if nothing is unmasked (ar, a uniform graph).
     """
 
     family: ClassVar[str] = "objectives"
@@ -160,90 +175,121 @@ class AbstractObjective(KernelUser):
     mask_id: int | None = None
 
     def __init__(self, config: Any, vocab_size: Any):
-        """Take the settings, and as ``vocab_size`` the corpus's `format`, which of another kind than tokens is not a
-        number."""
+        """Set up the objective.
+
+        Args:
+            config: its settings.
+            vocab_size: the corpus's `format`; a number only for tokens.
+        """
         raise NotImplementedError
 
     @classmethod
     def any_format(cls, positions: int) -> Any:
-        """Return a corpus's `format` for a model that is only looked at, where no data is read."""
+        """Return a corpus's `format` for inspecting a model without data."""
         return 8
 
     def embedding(self, width: int, positions: int) -> nn.Module:
-        """Return the module that makes (B, N, D) of `Examples.inputs_BN`. Its weights are drawn from the global random
-        state."""
+        """Return the module from `Examples.inputs_BN` to (B, N, D).
+
+        Its weights are drawn from the global random state.
+        """
         return nn.Embedding(self.num_inputs, width)
 
     @property
     def pool(self) -> Pool | None:
-        """The pooling before the model's head, as `Backbone` takes it; None: the head reads every position."""
+        """The pooling before the model's head (`Backbone`); None: the head reads every position."""
         return None
 
     @classmethod
     def summary(cls, config: Any) -> str:
-        """Return the objective with those of its settings that a reader of a table must know; "": its name says it
-        all."""
+        """Return the objective with the settings that a table's reader needs; "": its name suffices."""
         return ""
 
     @classmethod
     def num_context(cls, config: Any) -> int:
-        """Return J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
+        """Return J, the context tokens per sequence for a cross mechanism; 0 if none."""
         return 0
 
     @classmethod
     def contexts_of(cls, config: Any) -> tuple[str, ...]:
-        """Return the names of the contexts that enter once before the blocks, each through a cross mechanism of its
-        own; those that stand position by position beside the model's, first."""
+        """Return the names of the contexts that enter once before the blocks.
+
+        Each has a cross mechanism of its own. Contexts aligned with the positions are first.
+        """
         return ()
 
     def context_embeddings(self, width: int) -> Sequence[tuple[nn.Module, bool]]:
-        """Return for each of `contexts_of` what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it
-        stands position by position beside them."""
+        """Return each context's embedding to (B, J, D), and whether it is aligned.
+
+        An aligned context has one entry per position. The order is that of `contexts_of`; the inputs are tracks of
+        `Examples.inputs_BN`.
+        """
         return ()
 
     @classmethod
     def reads(cls, config: Any, corpus: Any, pool: Path) -> Any:
-        """Return what it reads of the prepared data, a corpus with a fingerprint of its own where that is more than
-        they hold.
-        ``pool``: the folder of the runs, with what else has been trained there and the cache.
+        """Return the objective's view of the prepared data.
 
-        Errors: ``ValueError`` of one line where something that it needs is not there.
+        It is a corpus with a fingerprint of its own if it contains more than they do.
+
+        Args:
+            config: the settings.
+            corpus: the prepared data.
+            pool: folder of the runs, of other trained models, and of the cache.
+
+        Raises:
+            ValueError: a required input is missing; one line.
         """
         return corpus
 
     @classmethod
     def for_plan(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return its settings as a plan takes them, where nothing is trained: with a stand-in for what would have to be
-        there first. ``values``: as they were composed, not validated yet."""
+        """Return the settings for a dry run, with placeholders for untrained models.
+
+        Args:
+            values: the composed settings, not validated yet.
+        """
         return values
 
     @classmethod
     def reads_for_plan(cls, config: Any, corpus: Any, pool: Path) -> Any:
-        """Return what `reads` does, or what has the same format where `for_plan` put in a stand-in."""
+        """Return the result of `reads`, or similar data for a placeholder.
+
+        The format is the same. Placeholders come from `for_plan`.
+
+        Args:
+            config: the settings.
+            corpus: the prepared data.
+            pool: folder of the runs.
+        """
         return cls.reads(config, corpus, pool)
 
     def tokens_needed(self, positions: int) -> int:
-        """Return how many tokens to draw per sequence, so that the model sees ``positions``."""
+        """Return the number of tokens to draw per sequence for a model of ``positions``."""
         return positions
 
     def require(self) -> None:
-        """Raise a ``ValueError`` where the settings do not fit the data's format."""
+        """Raise a ``ValueError`` if the settings do not fit the data's format."""
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """Return what training makes of a batch before `examples` sees it, and validation does not; without any,
-        nothing is drawn from ``generator``."""
+        """Return a training batch after augmentation; validation skips this.
+
+        Without augmentation nothing is drawn from ``generator``.
+        """
         return batch
 
     def examples(self, tokens_BN: Any, generator: torch.Generator) -> Examples:
-        """Corrupt (or shift) int64 tokens, or whatever the corpus's batches are; every random choice comes from
-        ``generator``."""
+        """Corrupt (or shift) a batch of int64 tokens, or of the corpus's other data.
+
+        All randomness comes from ``generator``.
+        """
         raise NotImplementedError
 
     def mirrored(self, examples: Examples) -> Examples:
-        """Return the examples read backwards, under the mirror image of their masks and noise.
+        """Return the examples read backwards, with mirrored masks and noise.
 
         Args:
-            examples: what `examples` made of a batch.
+            examples: result of `examples`.
 
         Raises:
             ValueError: the objective has no mirror image (`without_mirror`).
@@ -252,22 +298,33 @@ class AbstractObjective(KernelUser):
         raise ValueError(f"objective={name} has no mirror image: {self.without_mirror}")
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-        """Return (weighted sum of the loss in nats, the count that makes a mean of it), both scalars in float32 or
-        wider.
+        """Return (weighted sum of the loss in nats, divisor of the mean).
 
-        A sum over positions, in which each depends on its own row of the logits and on the examples there.
+        Both are scalars in float32 or wider. The sum is over positions; each term depends only on its own row of the
+        logits and the examples there.
+
+        Args:
+            logits_BNV: outputs of the model.
+            examples: the batch.
         """
         raise NotImplementedError
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
-        """Return what a mean of the loss divides by: the sum of the weights."""
+        """Return the divisor of the mean loss: the sum of the weights."""
         return examples.weights_BN.to(dtype).sum()
 
     def loss(
         self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return `loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of
-        the batch never exist at once."""
+        """Return `loss_sum` of the model on a batch.
+
+        With ``loss_chunk`` the logits of the whole batch never exist at once.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
         if self.config.loss_chunk is None:
             return self.loss_sum(examples.logits(model, params), examples)
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
@@ -277,30 +334,43 @@ class AbstractObjective(KernelUser):
     def training_loss(
         self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
     ) -> TrainingLoss:
-        """Return `loss` with the losses that parts of the model have of their own: what training minimises and α_max
-        looks at, while validation has `loss` alone."""
+        """Return `loss` plus auxiliary losses, as minimised in training and used by α_max.
+
+        Validation uses `loss` alone.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
         return with_auxiliary(self, model, examples, params)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return `loss`, and by name the sums of what else is validated, each to be divided by the same count; a name
-        is that of a column of ``metrics.jsonl``."""
+        """Return `loss`, and by name the sums of further scores over the same count.
+
+        The names are columns of ``metrics.jsonl``.
+        """
         return *self.loss(model, examples), {}
 
     def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
-        """Return the parts of `loss_sum`, one for each of `components`."""
+        """Return the terms of `loss_sum`, one per name in `components`."""
         raise NotImplementedError
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """Return the logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position
-        itself says: tokens by their frequencies."""
+        """Return the logits (B, N, V) of the token frequencies.
+
+        It is the best model that reads only the corrupted position itself.
+        """
         return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
 
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """Return what the model holds each position's clean token to be, given a partly masked sequence (``mask_id``
-        where a token is hidden): (B, N, V) with V the vocabulary without the mask, float32 or wider, rows sum to 1.
-        Trained at masked positions only. Without gradients.
+        """Return each position's probabilities of its clean token, given a partly masked sequence.
 
-        Errors: ``ValueError`` where the objective masks nothing (``mask_id`` is None).
+        ``mask_id`` marks hidden tokens. (B, N, V) with V the vocabulary without the mask, float32 or wider, rows sum to
+        1, without gradients. Only masked positions are trained.
+
+        Raises:
+            ValueError: the objective masks nothing (``mask_id`` is None).
         """
         raise ValueError(
             f"{type(self).__name__} hides no tokens, so that there is nothing to unmask; train with objective=mlm or "
@@ -309,8 +379,10 @@ class AbstractObjective(KernelUser):
 
 
 def flipped(examples: Examples) -> Examples:
-    """Return the examples with inputs, targets, weights and context tokens in reversed order of positions; the noise
-    of a sequence stays. Every position counts as one of the text: nothing is padding."""
+    """Return the examples with inputs, targets, weights and context in reversed order.
+
+    The noise of a sequence stays. The examples must have no padding.
+    """
     assert examples.mask_BN is None
     parts = {
         name: None if part is None else part.flip(1)
@@ -326,7 +398,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def weighted_cross_entropy(logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy in nats, summed with the examples' weights, and the sum of these weights."""
+    """Return the weighted sum of the cross entropy in nats, and the weights' sum."""
     logits = wide(logits_BNV)
     weights_BN = examples.weights_BN.to(logits.dtype)
     nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), examples.targets_BN.flatten(), reduction="none")

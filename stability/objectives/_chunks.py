@@ -1,4 +1,4 @@
-"""A loss over a large vocabulary, a few positions at a time: the logits of a whole batch never exist at once."""
+"""A loss over a large vocabulary in chunks: the batch's logits never exist at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 def chunked_sum(
     loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
 ) -> Tensor:
-    """Return Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head
-    applied to ``chunk`` positions after another.
+    """Return Σ over positions of ``loss_sum(head(hidden), examples)``, chunk by chunk.
 
-    Positions of weight zero are left out: their logits are never computed. The backward pass computes each chunk's
-    logits again (a checkpoint), so that peak memory is that of one chunk. A first derivative gains this way; a second
-    one (double backward) keeps what it recomputed, and is as exact. Where no gradient is recorded by autograd
-    (validation; taylor, whose tensors carry their derivatives with them) there is nothing to compute again.
+    Positions of weight zero are skipped. The backward pass recomputes each chunk's logits (a checkpoint), so peak
+    memory is that of one chunk. This saves memory for first derivatives; a second one (double backward) retains the
+    recomputed values and is equally exact. Without autograd (validation; taylor, whose tensors carry their derivatives)
+    nothing is recomputed.
+
+    Args:
+        loss_sum: loss of logits and examples; the first result (a scalar or a vector of sums) is summed.
+        examples: the batch.
+        chunk: positions per chunk.
+        hidden_BND: inputs of the head.
+        weight_VD: weights of the head.
+        bias_V: bias of the head, or None.
     """
     rows, index_R = examples.counted()
     hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
@@ -29,7 +36,7 @@ def chunked_sum(
     def part(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, piece: Any) -> Tensor:
         return loss_sum(nn.functional.linear(hidden_CD[:, None], weight_VD, bias_V), piece)[0]
 
-    # type() rather than isinstance: a subclass that carries derivatives itself, as taylor's does, records no graph
+    # type(), not isinstance: a subclass with its own derivatives (taylor's) records no graph
     recorded = torch.is_grad_enabled() and type(hidden_BND) in (Tensor, nn.Parameter)
     pieces = zip(hidden_RD.split(chunk), rows.split(chunk), strict=True)
     parts = [

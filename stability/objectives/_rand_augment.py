@@ -1,12 +1,12 @@
-"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719): N operations an image, each drawn from a list with equal chances,
-all of one magnitude M of 30.
+"""RandAugment (Cubuk et al. 2020, arXiv:1909.13719).
 
-The list, and what a magnitude means to each, are those of github.com/kentaroy47/vision-transformers-cifar10
-(randomaug.py, which has them from EfficientNet's autoaugment.py in github.com/tensorflow/tpu): its ViT-small is trained
-with N = 2 and M = 14. They were made for larger images: its translations, M/30 of 100 pixels, leave nothing of one of
-32×32, and Posterize and Solarize change less the larger M is. The operations themselves are Pillow's (ImageOps,
-ImageEnhance, Image.transform with the nearest pixel, black behind it), computed here for many images at a time, in
-whole numbers wherever Pillow does.
+N operations per image, each drawn uniformly from a list, all of one magnitude M of 30.
+
+The list and its magnitudes are those of github.com/kentaroy47/vision-transformers-cifar10 (randomaug.py, taken from
+EfficientNet's autoaugment.py in github.com/tensorflow/tpu): its ViT-small is trained with N = 2 and M = 14. They were
+made for larger images: translations by M/30 of 100 pixels leave nothing of a 32×32 image, and Posterize and Solarize
+change less at larger M. The operations equal Pillow's (ImageOps, ImageEnhance, Image.transform with the nearest pixel
+and black background), computed for many images at a time, in integers wherever Pillow does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 HIGHEST = 30.0  # of magnitudes
-GREY = (125, 123, 114)  # of what is cut out
+GREY = (125, 123, 114)  # fill of cut_out
 RED, GREEN, BLUE = 19595, 38470, 7471  # luminance over 2¹⁶ (ITU-R 601-2)
-FIXED = 1 << 16  # Pillow's coordinates are whole numbers of these parts of a pixel
+FIXED = 1 << 16  # Pillow's fixed-point units per pixel
 
 
 class Drawn(NamedTuple):
-    """Draws for each of B images: which way an operation goes, and where it cuts, in shares of the image."""
+    """Random direction and place of an operation for each of B images.
+
+    The place is a share of the image.
+    """
 
     signs_B: Tensor  # float64, −1 or 1
     corner_B2: Tensor  # float64 in [0, 1): columns, rows
@@ -34,8 +37,16 @@ Operation = Callable[[Tensor, float, Drawn], Tensor]
 
 
 def rand_augment(images_BHWC: Tensor, num: int, magnitude: float, generator: torch.Generator) -> Tensor:
-    """Return the images (uint8, three channels) after ``num`` operations each. How much is drawn does not depend on
-    what is drawn."""
+    """Return the images after ``num`` random operations each.
+
+    The number of draws does not depend on their values.
+
+    Args:
+        images_BHWC: uint8, three channels.
+        num: operations per image.
+        magnitude: 0 … 30.
+        generator: source of randomness.
+    """
     images_BHWC = images_BHWC.clone()
     for _ in range(num):
         chosen_B = torch.randint(len(OPERATIONS), (len(images_BHWC),), generator=generator)
@@ -51,16 +62,32 @@ def rand_augment(images_BHWC: Tensor, num: int, magnitude: float, generator: tor
 
 
 def auto_contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Return the images with each channel stretched to all levels; one of a single level stays."""
+    """Return the images with each channel stretched to all levels.
+
+    A channel of a single level stays.
+
+    Args:
+        images_BHWC: uint8.
+        value: unused.
+        drawn: unused.
+    """
     pixels = images_BHWC.double()
     low, high = pixels.amin((1, 2), keepdim=True), pixels.amax((1, 2), keepdim=True)
     span = (high - low).clamp_min(1)
-    scale = torch.full_like(span, 255.0) / span  # torch takes a number over a tensor by the reciprocal: other last bits
+    scale = torch.full_like(span, 255.0) / span  # 255.0 / span would multiply by a reciprocal: other last bits
     return torch.where(high > low, _levels(pixels * scale - low * scale), images_BHWC)
 
 
 def equalize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Return the images with each channel's levels equally frequent; one of a single level stays."""
+    """Return the images with each channel's levels equally frequent.
+
+    A channel of a single level stays.
+
+    Args:
+        images_BHWC: uint8.
+        value: unused.
+        drawn: unused.
+    """
     rows_RP = images_BHWC.permute(0, 3, 1, 2).flatten(2).flatten(0, 1).long()
     counts_RV = torch.zeros(len(rows_RP), 256, dtype=torch.int64).scatter_add_(1, rows_RP, torch.ones_like(rows_RP))
     last_R1 = rows_RP.amax(1, keepdim=True)
@@ -74,11 +101,24 @@ def equalize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def invert(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
+    """Return the negatives of the images.
+
+    Args:
+        images_BHWC: uint8.
+        value: unused.
+        drawn: unused.
+    """
     return 255 - images_BHWC
 
 
 def rotate(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Turn about the middle by ``value`` degrees, one way or the other."""
+    """Return the images rotated about their centre.
+
+    Args:
+        images_BHWC: uint8.
+        value: angle in degrees.
+        drawn: its sign.
+    """
     angle_B = -torch.deg2rad(value * drawn.signs_B)
     cos_B, sin_B = angle_B.cos(), angle_B.sin()
     x, y = images_BHWC.shape[2] / 2, images_BHWC.shape[1] / 2
@@ -88,40 +128,83 @@ def rotate(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def posterize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Keep the first ``value`` bits of each level, one at least."""
+    """Keep the first bits of each level.
+
+    Args:
+        images_BHWC: uint8.
+        value: number of bits, at least 1.
+        drawn: unused.
+    """
     bits = max(1, int(value))
     return images_BHWC & (255 - (2 ** (8 - bits) - 1))
 
 
 def solarize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Return the images with levels from ``value`` on inverted."""
+    """Return the images with high levels inverted.
+
+    Args:
+        images_BHWC: uint8.
+        value: lowest level to invert.
+        drawn: unused.
+    """
     return torch.where(images_BHWC < value, images_BHWC, 255 - images_BHWC)
 
 
 def solarize_add(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Add ``value`` to every level, then invert those from 128 on."""
+    """Add to every level, then invert those from 128 on.
+
+    Args:
+        images_BHWC: uint8.
+        value: amount to add.
+        drawn: unused.
+    """
     return solarize(_levels(images_BHWC.double() + value), 128, drawn)
 
 
 def color(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Mix shades of grey (0) with the image (1)."""
+    """Mix the grey image with the image.
+
+    Args:
+        images_BHWC: uint8.
+        value: 0: grey; 1: the image.
+        drawn: unused.
+    """
     return _blended(_grey(images_BHWC)[..., None].expand_as(images_BHWC), images_BHWC, value)
 
 
 def contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Mix the image's mean grey (0) with the image (1)."""
+    """Mix the image's mean grey with the image.
+
+    Args:
+        images_BHWC: uint8.
+        value: 0: mean grey; 1: the image.
+        drawn: unused.
+    """
     means_B = (_grey(images_BHWC).double().mean((1, 2)) + 0.5).floor()
     return _blended(means_B[:, None, None, None].expand(images_BHWC.shape), images_BHWC, value)
 
 
 def brightness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Mix black (0) with the image (1)."""
+    """Mix black with the image.
+
+    Args:
+        images_BHWC: uint8.
+        value: 0: black; 1: the image.
+        drawn: unused.
+    """
     return _blended(torch.zeros_like(images_BHWC), images_BHWC, value)
 
 
 def sharpness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Mix the smoothed image (0) with the image (1). Smoothed: a pixel counts five times, its eight neighbours
-    once; pixels at the border stay."""
+    """Mix the smoothed image with the image.
+
+    The smoothing kernel has weight 5 at the pixel and 1 at its eight neighbours; border pixels stay.
+
+    Args:
+        images_BHWC: uint8.
+        value: 0: smoothed; 1: the image.
+        drawn: unused.
+    """
     wide, smooth = images_BHWC.long(), images_BHWC.clone()
     height, width = images_BHWC.shape[1:3]
     total = 4 * wide[:, 1:-1, 1:-1]
@@ -133,28 +216,63 @@ def sharpness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
 
 
 def shear_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
+    """Return the images sheared along x.
+
+    Args:
+        images_BHWC: uint8.
+        value: slope.
+        drawn: its sign.
+    """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
     return _moved(images_BHWC, (one_B, value * drawn.signs_B, none_B), (none_B, one_B, none_B))
 
 
 def shear_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
+    """Return the images sheared along y.
+
+    Args:
+        images_BHWC: uint8.
+        value: slope.
+        drawn: its sign.
+    """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
     return _moved(images_BHWC, (one_B, none_B, none_B), (value * drawn.signs_B, one_B, none_B))
 
 
 def translate_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
+    """Return the images shifted along x.
+
+    Args:
+        images_BHWC: uint8.
+        value: pixels.
+        drawn: sign.
+    """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
     return _moved(images_BHWC, (one_B, none_B, value * drawn.signs_B), (none_B, one_B, none_B))
 
 
 def translate_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
+    """Return the images shifted along y.
+
+    Args:
+        images_BHWC: uint8.
+        value: pixels.
+        drawn: sign.
+    """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
     return _moved(images_BHWC, (one_B, none_B, none_B), (none_B, one_B, value * drawn.signs_B))
 
 
 def cut_out(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
-    """Fill a square with grey: from ``value``/2 before a drawn point, or the border, ``value`` pixels on, both ends
-    within it."""
+    """Fill a square with grey.
+
+    It starts ``value``/2 before a drawn point, or at the border, and ends ``value`` pixels later, both ends included.
+
+    Args:
+        images_BHWC: uint8.
+        value: side in pixels.
+        drawn: the point.
+    """
     height, width = images_BHWC.shape[1:3]
     inside = []
     for size, share_B in ((height, drawn.corner_B2[:, 1]), (width, drawn.corner_B2[:, 0])):
@@ -188,7 +306,7 @@ OPERATIONS: tuple[tuple[Operation, float, float], ...] = (
 
 
 def _levels(values: Tensor) -> Tensor:
-    """Return values cut to levels: whole numbers, towards zero, from 0 to 255."""
+    """Return values truncated to integers and clamped to 0 … 255."""
     return values.trunc().clamp(0, 255).to(torch.uint8)
 
 
@@ -199,14 +317,17 @@ def _grey(images_BHWC: Tensor) -> Tensor:
 
 
 def _blended(first: Tensor, second: Tensor, share: float) -> Tensor:
-    """Return first + share · (second − first), cut to levels; beyond 0 and 1 it goes on. In float32, as Pillow's."""
+    """Return first + share · (second − first) as levels, in float32 as Pillow; share may leave [0, 1]."""
     start = first.float()
     return _levels(start + torch.tensor(share, dtype=torch.float32) * (second.float() - start))
 
 
 def _moved(images_BHWC: Tensor, across: tuple[Tensor, Tensor, Tensor], down: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return images whose pixel (x, y) is that of (a·x + b·y + c, d·x + e·y + f) in the given ones, the nearest, or
-    black outside of them. ``across``: a, b, c of each image, ``down``: d, e, f, float64."""
+    """Return the images under an affine map of coordinates; black outside, nearest pixel.
+
+    Pixel (x, y) is taken from (a·x + b·y + c, d·x + e·y + f). ``across`` is a, b, c of each image, ``down`` is d, e, f,
+    float64.
+    """
     batch, height, width, _ = images_BHWC.shape
     columns, rows = torch.arange(width), torch.arange(height)[:, None]
 

@@ -1,5 +1,7 @@
-"""Objectives whose loss at a position takes three sums over the vocabulary alone, so that kernels can compute it
-without the logits (`kernels.loss`)."""
+"""Objectives with kernels (`kernels.loss`) that need no logits.
+
+Their loss at a position is a function of three sums over the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,19 @@ from stability.objectives._base import AbstractObjective, Examples, ObjectiveSet
 
 
 class VocabularySettings(ObjectiveSettings):
-    """The settings that every objective over a vocabulary has."""
+    """The settings common to all objectives over a vocabulary."""
 
     impl: Impl = "reference"
 
 
 class AbstractVocabularyObjective(AbstractObjective):
-    """Base of an objective whose loss at a position is a function of the log-sum-exp of its logits, of the logit of its
-    target and of the logits' sum: a cross entropy, if it does not say otherwise.
+    """Base of objectives with a loss of three numbers per position; by default cross entropy.
 
-    With ``impl=triton`` the loss is computed from the head's inputs and its weights, and the logits never exist; what
-    generation and accuracies read of a model are logits all the same. Under autocast the factors are rounded to
-    bfloat16 as those of the reference are, the logits are not.
+    The numbers: log-sum-exp of the logits, the target's logit, and the sum of the logits.
+
+    With ``impl=triton`` the loss is computed from the head's inputs and weights, without logits; generation and
+    accuracies still use logits. Under autocast the factors are rounded to bfloat16 as in the reference, the logits are
+    not.
     """
 
     kernels_second_order = True
@@ -36,26 +39,39 @@ class AbstractVocabularyObjective(AbstractObjective):
         return None if config.loss_chunk is None else f"loss_chunk={config.loss_chunk}"
 
     def left_out(self, rows: Examples) -> Tensor | None:
-        """Return for each of the positions (R, 1) a column that enters neither log-sum-exp nor sum; None: all enter,
-        and there is no sum."""
+        """Return one column per position (R, 1) to omit from log-sum-exp and sum.
+
+        None: all columns enter, and the sum is not computed.
+        """
         return None
 
     def losses_of(self, sums: Tensor, rows: Examples) -> Tensor:
-        """Return the losses (R) of positions by themselves (R, 1), not weighted, of their sums as
-        `kernels.loss.vocabulary_sums` returns them."""
+        """Return the unweighted losses (R) of single positions (R, 1).
+
+        Args:
+            sums: result of `kernels.loss.vocabulary_sums`.
+            rows: the positions.
+        """
         return sums[0] - sums[1]
 
     def loss(
         self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Return `loss_sum` of the model on a batch.
+
+        Args:
+            model: the model.
+            examples: the batch.
+            params: parameters to use instead of the model's own.
+        """
         if self.config.impl != "triton":
             return super().loss(model, examples, params)
         total = examples.logits(model, params, readout=partial(self._summed, examples))
         return total, self.count(examples, total.dtype)
 
     def _summed(self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """Return the weighted sum of the losses of all positions that count."""
-        from kernels.loss import vocabulary_sums  # triton, which a run without it need not have
+        """Return the weighted sum of the losses of all counted positions."""
+        from kernels.loss import vocabulary_sums  # needs triton, so imported on demand
 
         rows, index_R = examples.counted()
         hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
@@ -66,7 +82,7 @@ class AbstractVocabularyObjective(AbstractObjective):
 
 
 def _as_products_take_it(factor: Tensor) -> Tensor:
-    """Return a factor in the dtype to which autocast would round it."""
+    """Return a factor in autocast's dtype."""
     if factor.dtype == torch.float64 or not torch.is_autocast_enabled(factor.device.type):
         return factor
     return factor.to(torch.get_autocast_dtype(factor.device.type))

@@ -13,7 +13,7 @@ class Autoregressive(AbstractVocabularyObjective):
     """Mean cross entropy of the next token."""
 
     class Config(VocabularySettings):
-        """The settings that every objective over a vocabulary has, and none of its own."""
+        """The settings common to all objectives over a vocabulary."""
 
     direction = "causal"
     without_mirror = None
@@ -31,8 +31,10 @@ class Autoregressive(AbstractVocabularyObjective):
         return Examples(inputs_BN, targets_BN, torch.ones(targets_BN.shape))
 
     def mirrored(self, examples: Examples) -> Examples:
-        """Return the reversed windows, predicted left to right: N + 1 tokens, reversed and shifted anew. The window's
-        first token is predicted in place of its last."""
+        """Return the reversed windows, predicted left to right.
+
+        The N + 1 tokens are reversed and shifted again: the window's first token is predicted instead of its last.
+        """
         tokens_BN = torch.cat([examples.inputs_BN[:, :1], examples.targets_BN], 1).flip(1)
         return examples._replace(
             inputs_BN=tokens_BN[:, :-1], targets_BN=tokens_BN[:, 1:], weights_BN=examples.weights_BN.flip(1)

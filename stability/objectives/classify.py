@@ -1,4 +1,4 @@
-"""Image classification: which of the classes an image belongs to."""
+"""Image classification."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ MAGNITUDE = 14.0  # that of github.com/kentaroy47/vision-transformers-cifar10
 
 
 class Classification(AbstractObjective):
-    """Mean cross entropy of an image's class, and the accuracy beside it.
+    """Mean cross entropy of an image's class, and the accuracy.
 
-    The image is cut into ``model.positions`` square patches (`PatchEmbedding`); the head reads the mean of all
-    positions after the final norm, or a class token there. That stands at one end of the line of positions, which a
-    mechanism that reaches its neighbours only (sc, sw) connects to two patches. Pixels are normalised by the training
-    images' mean and standard deviation of each channel. In training only, each image is cropped out of itself with a
-    black border of ``crop`` pixels around it, then mirrored with probability one half; with ``rand_augment=N`` it first
-    goes through N operations of RandAugment.
+    The image is cut into ``model.positions`` square patches (`PatchEmbedding`). The head reads the mean of all
+    positions after the final norm, or a class token. The class token is at one end of the sequence: a mechanism limited
+    to neighbours (sc, sw) connects it to two patches. Pixels are normalised by the training images' mean and standard
+    deviation per channel. In training only, each image is padded by ``crop`` black pixels, cropped to its size at
+    random, and mirrored with probability one half; ``rand_augment=N`` first applies N operations of RandAugment.
     """
 
     class Config(ObjectiveSettings):
@@ -101,7 +100,7 @@ class Classification(AbstractObjective):
 
     @classmethod
     def any_format(cls, positions: int) -> dict[str, Any]:
-        """Return the format of images of one row, a pixel a patch."""
+        """Return the format of one-row images, one pixel per patch."""
         return ImageFormat(1, positions, 1, 2, (0.0,), (1.0,))._asdict()
 
     def embedding(self, width: int, positions: int) -> nn.Module:
@@ -115,7 +114,7 @@ class Classification(AbstractObjective):
         )
 
     def require(self) -> None:
-        """Raise a ``ValueError`` of one line where images of this size or colour cannot be augmented as asked."""
+        """Raise a one-line ``ValueError`` if images of this format cannot be augmented so."""
         side = min(self.image.height, self.image.width)
         if self.config.crop >= side:
             size = f"{self.image.height}×{self.image.width} pixels"
@@ -134,8 +133,10 @@ class Classification(AbstractObjective):
         return first_position if self.config.pool == "cls" else mean_over_positions
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """Return the batch with its images augmented, cropped and mirrored; first what RandAugment does to each is
-        drawn, then all rows and columns of the windows, then who is mirrored."""
+        """Return the batch with its images augmented, cropped and mirrored.
+
+        Order of the draws: RandAugment's operations, then rows and columns of the windows, then the mirrored images.
+        """
         images_BHWC = batch.images_BHWC
         if self.config.rand_augment:
             images_BHWC = rand_augment(images_BHWC, self.config.rand_augment, self.config.magnitude, generator)
@@ -147,7 +148,7 @@ class Classification(AbstractObjective):
         return replace(batch, images_BHWC=images_BHWC)
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Return the images as inputs (B, H, W, C), float32, normalised, with targets and weights (B, 1)."""
+        """Return the normalised images (B, H, W, C), float32; targets, weights (B, 1)."""
         mean_C, std_C = torch.tensor(self.image.mean), torch.tensor(self.image.std)
         targets_B1 = batch.labels_B[:, None]
         return Examples((batch.images_BHWC.float() - mean_C) / std_C, targets_B1, torch.ones(targets_B1.shape))
@@ -163,8 +164,15 @@ class Classification(AbstractObjective):
 
 
 def cropped(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
-    """Cut from each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of
-    them are equally likely."""
+    """Cut a random window of its own size from each padded image.
+
+    All (2·border + 1)² windows are equally likely.
+
+    Args:
+        images_BHWC: the images.
+        border: black pixels on every side.
+        generator: source of randomness.
+    """
     batch, height, width, _ = images_BHWC.shape
     padded = nn.functional.pad(images_BHWC, (0, 0, border, border, border, border))
     top_B, left_B = torch.randint(2 * border + 1, (2, batch), generator=generator)

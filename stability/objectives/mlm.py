@@ -15,15 +15,14 @@ from stability.objectives._vocabulary import AbstractVocabularyObjective, Vocabu
 
 
 class MaskedLanguageModel(AbstractVocabularyObjective):
-    """Cross entropy averaged over a sequence's masked positions, then over sequences (as the paper averages proteins,
-    E.1).
+    """Cross entropy averaged over a sequence's masked positions, then over sequences.
 
-    With the uniform schedule this is, per token, the 1/t-weighted bound on the NLL that masked diffusion trains (a
-    batch mean over all masked positions would weigh a sequence by its mask rate). The mask token is one id past the
-    vocabulary; the head does not predict it. With ``context=J`` a window is J + N tokens: the first J are the context,
-    never masked and not in the loss. BERT's objective (Devlin et al. 2019, section 3.1) is ``mask_rate=fixed
-    corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the mask, 10 % a random token, 10 % their
-    own.
+    The paper so averages proteins (E.1). With the uniform schedule this is, per token, the 1/t-weighted bound on the
+    NLL of masked diffusion (a batch mean over all masked positions would weigh a sequence by its mask rate). The mask
+    token is one id past the vocabulary; the head does not predict it. With ``context=J`` a window has J + N tokens: the
+    first J are the context, never masked and not in the loss. BERT's objective (Devlin et al. 2019, section 3.1) is
+    ``mask_rate=fixed corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the mask, 10 % a random
+    token, 10 % their own.
     """
 
     class Config(VocabularySettings):
@@ -90,14 +89,16 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
         return Examples(inputs_BN, tokens_BN, weights_BN, context_BJ if self.config.context else None)
 
     def _spared(self, inputs_BN: Tensor, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the inputs but for a tenth that is any token of the vocabulary, and a tenth that keeps its own."""
+        """Return the inputs with a tenth random tokens and a tenth unchanged tokens."""
         draws_BN = torch.rand(inputs_BN.shape, generator=generator)
         random_BN = torch.randint(self.num_outputs, inputs_BN.shape, generator=generator)
         return torch.where(draws_BN < 0.1, random_BN, torch.where(draws_BN < 0.2, tokens_BN, inputs_BN))
 
     def mirrored(self, examples: Examples) -> Examples:
-        """Return the windows read backwards; the same tokens are masked. A context is read backwards, too, and still
-        given as the context."""
+        """Return the windows read backwards, with the same tokens masked.
+
+        A context is reversed, too, and remains the context.
+        """
         return flipped(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
@@ -105,7 +106,10 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
 
     @torch.no_grad()
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """Return the softmax of the logits. A model with cross branches has no context here, and says so."""
+        """Return the softmax of the logits.
+
+        A model with cross branches raises its own error: it has no context here.
+        """
         return wide(model(tokens_BN)).softmax(-1)
 
 

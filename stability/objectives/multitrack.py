@@ -1,5 +1,4 @@
-"""Masked modelling of proteins: sequence and structure tokens are predicted, what else is known of a protein is
-given."""
+"""Masked modelling of proteins: predict sequence and structure tokens, given annotations."""
 
 from __future__ import annotations
 
@@ -22,28 +21,30 @@ from stability.objectives._mask_rates import DrawnSchedule, mask_rates, masked_a
 from stability.runs.words import Words
 
 SOURCES = ("sequence", "structure")
-ALIGNED = ("ss", "sasa", "plddt", "domains")  # an entry a residue; the others are sequences of their own
+ALIGNED = ("ss", "sasa", "plddt", "domains")  # one entry per residue; the others are sequences of their own
 CONTEXTS = (*ALIGNED, "descriptions", "orthologs")
 FIRST = len(SPECIALS)  # the first content token of a source track
-# the id that stands for a tokenizer in a plan (no hash is it, but by a chance of 2⁻⁴⁸), and its codes: those of
-# stability.train_tokenizer without levels=
+# placeholder id of a tokenizer in a dry run (a real hash equals it with probability 2⁻⁴⁸), and its number of codes:
+# the default of stability.train_tokenizer
 UNTRAINED, CODES = "0" * 12, 7 * 5 * 5 * 5 * 5
 
 
 class MultitrackMaskedModel(AbstractObjective):
-    """The sum of the source tracks' NLLs: of each track the cross entropy averaged over a protein's masked positions,
-    then over proteins (consensus paper, 5.1 and E.1; it names the components of its Table 4 and not how the total is
-    made of them: here it is their sum, the nats of one residue's hidden letter and hidden structure token).
+    """The sum of the source tracks' NLLs.
 
-    What is fed of a protein stands between BOS and EOS, so that N positions take N − 2 residues; a longer chain is
-    cropped. Source tracks are embedded and summed. Each track is masked by its own schedule with one rate a protein, at
-    least one position of it. Only content is masked and predicted: no special token, no residue whose letter or
-    coordinates are not known (UNK). A protein without any content in a track does not count in the track's mean (of a
-    batch; in validation of 64 proteins at a time). Structure tokens are those of the whole chain.
+    A track's NLL is the cross entropy averaged over a protein's masked positions, then over proteins (consensus paper,
+    5.1 and E.1). The paper names the components of its Table 4 but not their combination into a total. Here it is their
+    sum: the nats of one residue's hidden letter and hidden structure token.
 
-    Contexts enter once before the blocks. Of each, entries (a residue's value, all domains of a residue, a word) are
-    hidden at a rate drawn for the protein; a hidden entry is as if it were not known. Absent annotations are no error:
-    such a context adds nothing.
+    A protein is framed by BOS and EOS, so N positions hold N − 2 residues; a longer chain is cropped. Source tracks are
+    embedded and summed. Each track is masked by its own schedule, with one rate per protein and at least one position.
+    Only content is masked and predicted: no special token, no residue of unknown letter or coordinates (UNK). A protein
+    without content in a track does not count in the track's mean (of a batch; in validation of 64 proteins at a time).
+    Structure tokens are those of the whole chain.
+
+    Contexts enter once before the blocks. Their entries (a residue's value, all domains of a residue, a word) are
+    hidden at a rate drawn per protein; a hidden entry equals an unknown one. Missing annotations are no error: such a
+    context adds nothing.
     """
 
     class Config(ObjectiveSettings):
@@ -77,14 +78,14 @@ class MultitrackMaskedModel(AbstractObjective):
         @field_validator("sources", "contexts")
         @classmethod
         def _in_order(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
-            """Sort tracks, which are the same run in whatever order they are named."""
+            """Sort tracks: their order does not change the run."""
             if len(set(value)) < len(value):
                 raise ValueError(f"objective.{info.field_name}=[{','.join(value)}] names a track twice")
             return tuple(name for name in (*SOURCES, *CONTEXTS) if name in value)
 
         @model_validator(mode="after")
         def _is_read(self) -> MultitrackMaskedModel.Config:
-            """Refuse settings of a track that is not among the sources, and structure without a tokenizer."""
+            """Refuse settings of a track outside the sources, and structure without a tokenizer."""
             given = f"objective.sources (objective.sources=[{','.join(self.sources)}] given)"
             refuse_unread(self, ("sequence_mask_rate",), "sequence" in self.sources, f"sequence among {given}")
             refuse_unread(
@@ -164,22 +165,34 @@ class MultitrackMaskedModel(AbstractObjective):
 
     @classmethod
     def reads(cls, config: Config, corpus: Any, pool: Path) -> Any:
-        """Return the chains, with structure tokens where a tokenizer of the pool is named."""
+        """Return the chains, with structure tokens if a tokenizer is named.
+
+        Args:
+            config: the settings.
+            corpus: the chains.
+            pool: folder of the runs and tokenizers.
+        """
         if config.tokenizer is None:
             return corpus
-        from stability.structure.tokens import tokenised  # a trained model, which stands above the objectives
+        from stability.structure.tokens import tokenised  # a higher layer: it loads a trained model
 
         return tokenised(corpus, config.tokenizer, pool)
 
     @classmethod
     def for_plan(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings with `UNTRAINED` in the place of a tokenizer that is needed and not named."""
+        """Return the settings with `UNTRAINED` as a missing tokenizer."""
         named = values.get("tokenizer") is not None or "structure" not in (values.get("sources") or ())
         return values if named else values | {"tokenizer": UNTRAINED}
 
     @classmethod
     def reads_for_plan(cls, config: Config, corpus: Any, pool: Path) -> Any:
-        """Return the chains with random structure tokens where the tokenizer is a plan's stand-in."""
+        """Return the chains, with random structure tokens for an `UNTRAINED` tokenizer.
+
+        Args:
+            config: the settings.
+            corpus: the chains.
+            pool: folder of the runs and tokenizers.
+        """
         if config.tokenizer != UNTRAINED:
             return cls.reads(config, corpus, pool)
         draws = np.random.default_rng(0)
@@ -202,8 +215,10 @@ class MultitrackMaskedModel(AbstractObjective):
         return positions - 2
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Mask a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the
-        order of the config, then contexts."""
+        """Mask a `ProteinBatch` of N − 2 residues; targets and weights are (B, N, tracks).
+
+        Sources are masked first, in the order of the config, then contexts.
+        """
         num_B = batch.residues_BN.sum(1)
         sources, targets, weights = [], [], []
         for name in self.config.sources:
@@ -219,10 +234,12 @@ class MultitrackMaskedModel(AbstractObjective):
         )
 
     def mirrored(self, examples: Examples) -> Examples:
-        """Return the proteins read backwards: the residues of each, in every source track, in every context that
-        stands position by position, in targets and weights. BOS, EOS and padding stay in their places, and so do the
-        contexts that have sequences of their own. A mixer without any sense of order therefore still tells BOS from
-        EOS beside a protein's ends."""
+        """Return the proteins read backwards.
+
+        Reversed: the residues in source tracks, aligned contexts, targets and weights. Unchanged: BOS, EOS, padding,
+        and contexts with sequences of their own. So a mixer without any sense of order still distinguishes BOS from EOS
+        at a protein's ends.
+        """
         assert examples.mask_BN is not None
         order_BN = _backwards(examples.mask_BN)
 
@@ -241,17 +258,27 @@ class MultitrackMaskedModel(AbstractObjective):
         )
 
     def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
-        """Return what sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask
-        for each residue between BOS and EOS, whatever its content is; contexts with nothing hidden. And (B, N), True
-        where a position is no padding."""
+        """Return the initial inputs of sampling, and (B, N), False at padding.
+
+        Every source track has a mask per residue between BOS and EOS, for proteins of the lengths in a `ProteinBatch`;
+        contexts have nothing hidden.
+        """
         tokens_BN = framed(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
         contexts = tuple(Track(*_given(name, batch)) for name in self.config.contexts)
         return TrackInputs(tuple(tokens_BN.clone() for _ in self.config.sources), contexts), tokens_BN != PAD
 
     @torch.no_grad()
     def track_probs(self, model: nn.Module, inputs: TrackInputs, mask_BN: Tensor) -> list[Tensor]:
-        """Return what the model holds each position's content to be, for each source track (B, N, V) over the tokens
-        from `FIRST` on; float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients."""
+        """Return each source track's probabilities of the content, (B, N, V).
+
+        V counts the tokens from `FIRST` on. float32 or wider, rows sum to 1, without gradients. Only masked positions
+        are trained.
+
+        Args:
+            model: the model.
+            inputs: partly masked tracks.
+            mask_BN: False at padding.
+        """
         return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
 
     def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -293,8 +320,13 @@ class MultitrackMaskedModel(AbstractObjective):
         return sums.sum(), self.count(examples, sums.dtype), dict(zip(self.score_names, sums, strict=True))
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """Return the logits of each track's frequencies. ``log_frequencies_V``: of the residues' whole vocabulary, then
-        of the structure tokens where there are any; only content is predicted."""
+        """Return the logits of each track's frequencies.
+
+        Args:
+            log_frequencies_V: of the residues' whole vocabulary, then of the structure tokens if any; only content is
+                predicted.
+            examples: the batch.
+        """
         residues, structure = log_frequencies_V.split(
             [self._sizes["sequence"], len(log_frequencies_V) - self._sizes["sequence"]]
         )
@@ -303,8 +335,7 @@ class MultitrackMaskedModel(AbstractObjective):
 
 
 def _source(name: str, batch: Any) -> Tensor:
-    """Return a source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind
-    the last residue."""
+    """Return a source track's tokens (B, N): UNK for unknown content, PAD after the last residue."""
     if name == "sequence":
         return batch.sequence_BN
     known_BN = torch.where(batch.structure_mask_BN, batch.structure_BN + FIRST, UNK)
@@ -312,7 +343,7 @@ def _source(name: str, batch: Any) -> Tensor:
 
 
 def with_contexts(batch: Any, names: Sequence[str]) -> Any:
-    """Return a `ProteinBatch` of whose contexts only those in ``names`` are known."""
+    """Return a `ProteinBatch` with all contexts outside ``names`` unknown."""
     hidden = [field for name in CONTEXTS if name not in names for field in _fields(name)]
     return type(batch)(**batch._asdict() | {field: torch.zeros_like(getattr(batch, field)) for field in hidden})
 
@@ -324,8 +355,7 @@ def _fields(name: str) -> tuple[str, str]:
 
 
 def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return a context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between
-    BOS and EOS."""
+    """Return a context's tokens and mask, (B, J) or (B, J, K); aligned ones are padded for BOS and EOS."""
     tokens, mask = (getattr(batch, field) for field in _fields(name))
     if name not in ALIGNED:
         return tokens, mask
@@ -334,7 +364,7 @@ def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backwards(mask_BN: Tensor) -> Tensor:
-    """Return the position from which each takes its value, (B, N): residues in reversed order, the frame as it is."""
+    """Return each position's source, (B, N): residues reversed, frame unchanged."""
     place_BN = torch.arange(mask_BN.shape[1], device=mask_BN.device).expand(mask_BN.shape)
     last_B1 = mask_BN.sum(1, keepdim=True) - 1  # EOS
     is_residue_BN = (place_BN > 0) & (place_BN < last_B1)
@@ -342,8 +372,10 @@ def _backwards(mask_BN: Tensor) -> Tensor:
 
 
 def _shares(masked_BN: Tensor) -> Tensor:
-    """Return the weights of a mean over each row's masked positions, then over the rows that have any, times the number
-    of rows (by which a loss is divided)."""
+    """Return weights of a mean over each row's masked positions, then over rows.
+
+    Only rows with masked positions count. The weights are multiplied by the number of rows, the divisor of the loss.
+    """
     num_B = masked_BN.sum(1)
     num_rows = (num_B > 0).sum().clamp_min(1)
     return masked_BN / num_B.clamp_min(1)[:, None] * (len(num_B) / num_rows)

@@ -1,4 +1,4 @@
-"""Recall: say the right token where one is asked for, and be judged nowhere else."""
+"""Recall: predict tokens only at the positions of questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stability.runs.words import ShareWords, Words
 
 
 class Recall(AbstractVocabularyObjective):
-    """Mean cross entropy of the answers, and the share of them that are right beside it.
+    """Mean cross entropy of the answers, and their accuracy.
 
-    The data (`data=mqar`, `data=copy`) say at which positions a token is asked for, and which one is right; the model
-    reads no later position (Arora et al. 2023, arXiv:2312.04927). At every other position its logits enter nothing.
+    The data (`data=mqar`, `data=copy`) give the positions of the questions and the right tokens; the model reads no
+    later position (Arora et al. 2023, arXiv:2312.04927). The logits of all other positions are ignored.
     """
 
     class Config(VocabularySettings):
-        """The settings that every objective over a vocabulary has, and none of its own."""
+        """The settings common to all objectives over a vocabulary."""
 
     corpus_kind = "questions"
     direction = "causal"
@@ -40,7 +40,7 @@ class Recall(AbstractVocabularyObjective):
         self.num_inputs = self.num_outputs = vocab_size
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Return the sequences with weight 1 where something is asked, 0 elsewhere."""
+        """Return the sequences with weight 1 at questions, else 0."""
         weights_BN = (batch.answers_BN >= 0).float()
         return Examples(batch.tokens_BN, batch.answers_BN.clamp(min=0), weights_BN)
 

@@ -1,5 +1,7 @@
-"""Discrete diffusion by score entropy: corrupt tokens to a random noise level, learn the ratios that lead back (Lou et
-al. 2024, arXiv:2310.16834)."""
+"""Discrete diffusion by score entropy (Lou et al. 2024, arXiv:2310.16834).
+
+Tokens are corrupted to a random noise level; the model learns the ratios of the reverse process.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ EARLIEST = 1e-3  # times are drawn from [EARLIEST, 1]: the loss's weight grows a
 
 @dataclass(frozen=True)
 class LogLinear:
-    """The noise σ(t) = −log(1 − (1 − ε)t): a share (1 − ε)t of the tokens is corrupted at time t (Lou et al. 2024,
-    appendix C.1)."""
+    """The noise σ(t) = −log(1 − (1 − ε)t).
+
+    A share (1 − ε)t of the tokens is corrupted at time t (Lou et al. 2024, appendix C.1).
+    """
 
     epsilon: float
 
@@ -58,23 +62,23 @@ Noise = LogLinear | Geometric
 
 
 def times(num: int, generator: torch.Generator) -> Tensor:
-    """Draw ``num`` times, each U(1e-3, 1), float32: one per sequence, spread evenly over the batch as the mask rates
-    are (`stratified`)."""
+    """Draw ``num`` times, each U(1e-3, 1), float32, one per sequence (`stratified`)."""
     return EARLIEST + (1 - EARLIEST) * stratified(num, generator)
 
 
 class ScoreEntropy(AbstractVocabularyObjective):
-    """The loss of a model of score ratios: σ′(t)·(score entropy of each position at noise σ(t)), summed over positions,
-    per token of the batch; t ~ U(1e-3, 1), one per sequence, stratified over the batch (each uniform, together evenly
-    spread: less scatter than independent draws, same mean).
+    """The score-entropy loss of a model of score ratios, per token of the batch.
 
-    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that
-    remains at t = 1 left out). The bound of a batch scatters: with N positions a sequence's relative deviation is about
-    √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models alike, because validation uses the
-    same times and masks for every one. So what it is compared with, the bound of token frequencies, is taken on the
-    same validation examples (`unigram_logits`): a run whose bound is above that counts as plateaued.
+    It is σ′(t)·(score entropy of each position at noise σ(t)), summed over positions. t ~ U(1e-3, 1), one per sequence,
+    stratified over the batch (less scatter than independent draws, same mean).
 
-    The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider whatever the network computes in:
+    In nats it is an upper bound on the NLL per token (in the mean over noise; without times below 1e-3 and the
+    remaining noise at t = 1). The bound of a batch scatters: with N positions a sequence's relative deviation is about
+    √(6/N) for an untrained model, 1.4 % over 256 sequences of 128. The deviation is equal for all models, since
+    validation always uses the same times and masks. So the baseline, the bound of token frequencies, is computed on the
+    same validation examples (`unigram_logits`): a run above it counts as plateaued.
+
+    The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider for any precision of the network:
     bf16 scores would shift the loss.
     """
 
@@ -140,7 +144,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
         return f"score_entropy, {config.graph} graph, {config.noise} noise"
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
-        """Corrupt tokens: inputs x_t, targets x_0, weights σ′(t) where the loss counts, σ(t)."""
+        """Corrupt tokens: inputs x_t, targets x_0, weights σ′(t) at counted positions, and σ(t)."""
         t_B = times(len(tokens_BN), generator)
         sigma_B = self.noise.sigma(t_B)
         noisy_BN = self.graph.corrupt(tokens_BN, sigma_B, generator)
@@ -148,7 +152,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
         return Examples(noisy_BN, tokens_BN, weights_BN, sigma_B=sigma_B)
 
     def mirrored(self, examples: Examples) -> Examples:
-        """Return the windows read backwards, the same tokens corrupted as before, at the same noise."""
+        """Return the windows read backwards, with the same corrupted tokens and noise."""
         return flipped(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
@@ -156,7 +160,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
         logits = wide(logits_BNV)
         assert examples.sigma_B is not None
         losses_BN = self.graph.loss(logits, examples.inputs_BN, examples.targets_BN, examples.sigma_B.to(logits.dtype))
-        # What does not count is cut, not multiplied by zero.
+        # Uncounted losses are replaced, not multiplied by zero: 0 · inf would be NaN.
         counted_BN = torch.where(examples.weights_BN > 0, losses_BN, 0.0)
         return (counted_BN * examples.weights_BN.to(logits.dtype)).sum(), self.count(examples, logits.dtype)
 
@@ -170,11 +174,11 @@ class ScoreEntropy(AbstractVocabularyObjective):
         )
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
-        """Return the tokens of the batch, corrupted or not."""
+        """Return the number of tokens of the batch, corrupted or not."""
         return torch.tensor(examples.inputs_BN.numel(), dtype=dtype, device=examples.inputs_BN.device)
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """Return the outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
+        """Return the outputs with score p_σ(y)/p_σ(x_t) for independent tokens of these frequencies."""
         assert examples.sigma_B is not None
         return self.graph.unigram_logits(
             log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype)
@@ -182,27 +186,33 @@ class ScoreEntropy(AbstractVocabularyObjective):
 
     @torch.no_grad()
     def log_score(self, model: nn.Module, tokens_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """Return log s of every state y at every position, the model's estimate of log p_σ(x with y there)/p_σ(x); 0 at
-        y = x_t.
+        """Return log s of every state y at every position, (B, N, S).
 
-        (B, N, S), float32 or wider; S = V + 1 on the absorbing graph (M = V last; see `Absorbing.log_score` for
-        unmasked positions), V on the uniform one.
-        ``sigma_B``: the total noise of each sequence.
+        It estimates log p_σ(x with y there)/p_σ(x), in float32 or wider; 0 at y = x_t. S = V + 1 on the absorbing graph
+        (M = V last; for unmasked positions see `Absorbing.log_score`), V on the uniform one.
+
+        Args:
+            model: the model.
+            tokens_BN: corrupted tokens x_t.
+            sigma_B: total noise per sequence.
         """
         logits_BNV = wide(model(tokens_BN, sigma_B=sigma_B))
         return self.graph.log_score(logits_BNV, tokens_BN, sigma_B.to(logits_BNV.dtype))
 
     @torch.no_grad()
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """Return s_y / Σ_{y≠M} s_y. σ is the noise at which the sequence's share of masked positions is the expected
-        one, −log(1 − share), kept within what was trained on, [σ(1e-3), σ(1)]."""
+        """Return s_y / Σ_{y≠M} s_y.
+
+        σ is implied by the sequence's share of masked positions: −log(1 − share), clamped to the trained range
+        [σ(1e-3), σ(1)].
+        """
         if self.mask_id is None:
             return super().clean_probs(model, tokens_BN)
         sigma_B = self.sigma_of(tokens_BN)
         return wide(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
 
     def sigma_of(self, tokens_BN: Tensor) -> Tensor:
-        """Return the noise (B,) that each sequence's share of masks implies, as `clean_probs` uses it."""
+        """Return the noise (B,) implied by each sequence's share of masks, for `clean_probs`."""
         share_B = (tokens_BN == self.mask_id).float().mean(1)
         lowest, highest = self.noise.sigma(torch.tensor([EARLIEST, 1.0], device=tokens_BN.device))
         return (-torch.log1p(-share_B)).clamp(lowest, highest)
