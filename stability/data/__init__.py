@@ -1,4 +1,4 @@
-"""Data sources, one file each: what they read becomes a corpus of one kind (see `stability.corpora`)."""
+"""Data sources, one file each; each yields a corpus of one kind (see `stability.corpora`)."""
 
 from stability.data._base import AbstractDataSource
 

@@ -1,4 +1,4 @@
-"""A data source is the class that each file of this folder exports."""
+"""The base class of data sources; each file of this folder exports a subclass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stability.corpora.tokens.corpus import Corpus
 
 
 class AbstractDataSource:
-    """Base of every data source. A subclass holds its `Config` and implements `prepare`; `cache_key` spares a second
-    preparation.
+    """Base of every data source.
 
-    ``corpus``: the class of what it prepares; its ``kind`` is what objectives ask for.
+    A subclass has its `Config` and implements `prepare`; `cache_key` avoids a second preparation. ``corpus`` is the
+    class of the prepared data; objectives require its ``kind``.
     """
 
     family: ClassVar[str] = "data"
@@ -23,35 +23,45 @@ class AbstractDataSource:
 
     @classmethod
     def prepare(cls, config: Any, scratch: Path | None = None) -> AbstractCorpus:
-        """Read (and tokenise) everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed
-        files; None: the system's temporary one.
+        """Read (and tokenise) everything.
 
-        Errors: ``ValueError`` of one or two lines: field or file, place, what would be right.
+        Args:
+            config: the settings.
+            scratch: folder for unnamed files, on the disk of the future corpus; None: the system's temporary folder.
+
+        Raises:
+            ValueError: the data are invalid; one or two lines with field or file, place, and remedy.
         """
         raise NotImplementedError
 
     @classmethod
     def cache_key(cls, config: Any) -> str | None:
-        """Return a string that changes whenever `prepare` would give another corpus, found without preparing it. None:
-        prepare every time.
+        """Return a string that changes whenever `prepare` would give another corpus.
 
-        Errors: ``ValueError`` as `prepare`, as far as what it looks at is concerned.
+        It is computed without preparing. None: prepare every time.
+
+        Raises:
+            ValueError: as `prepare`, for the files checked here.
         """
         return None
 
     @classmethod
     def tokens_of(cls, config: Any) -> str:
-        """Name its tokens as a caption does: "nucleotides"; "": not said."""
+        """Name its tokens for a caption, e.g. "nucleotides"; "" if unknown."""
         return ""
 
     @classmethod
     def remedy(cls, config: Any, corpus: Any) -> str:
-        """Name those of its settings that may help where windows are too long for a side of the corpus: ", or
-        data.…=…"; empty: none."""
+        """Name settings that may help if windows are too long for the corpus.
+
+        "Too long" is for one of its sides. Form: ", or data.…=…"; "" if none.
+        """
         return ""
 
     @classmethod
     def stand_in(cls, config: Any) -> AbstractCorpus | None:
-        """Return random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that
-        would have to download. None: `prepare`."""
+        """Return random tokens of the same vocabulary for a dry run, or None.
+
+        Sources that would have to download return them; None: use `prepare`.
+        """
         return None

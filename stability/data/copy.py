@@ -1,4 +1,7 @@
-"""Copying: tokens among blanks, then as many marks, at which the tokens are to be said in their order."""
+"""Copying: repeat tokens in order after a sequence with blanks.
+
+As many marks as tokens follow the sequence; each mark asks for one token.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, some_o
 from stability.corpora.tokens.synthetic_genome import Draws
 from stability.data._base import AbstractDataSource
 
-# Raised when the same settings would give other sequences.
+# Increment if the same settings would give other sequences.
 VERSION = 1
 BLANK = 0
 
 
 class CopyConfig(AbstractDrawn):
-    """The settings of data=copy: how much is copied, and where it stands."""
+    """The settings of data=copy."""
 
     vocab_size: int = Field(
         default=16, ge=4, le=2**15, description="tokens of the vocabulary, the blank and the mark among them"
@@ -42,13 +45,14 @@ class CopyConfig(AbstractDrawn):
 
 
 class Copying(AbstractDataSource):
-    """Selective copying (Gu and Dao 2023, arXiv:2312.00752, sections 3.1 and 4.1.1): ``copied`` tokens stand at random
-    places among blanks, and ``copied`` marks follow, at the i-th of which the i-th token is to be said.
+    """Selective copying (Gu and Dao 2023, arXiv:2312.00752, sections 3.1 and 4.1.1).
 
-    Blanks (token 0) at random places call for a memory that depends on its input; with ``selective=false`` the tokens
-    stand at the beginning (Arjovsky, Shah and Bengio 2016, arXiv:1511.06464, section 4.1), where a fixed delay is
-    enough. The copy is not shown: every mark (the last token of the vocabulary) looks the same. A token may be there
-    several times.
+    ``copied`` tokens are at random places among blanks. ``copied`` marks follow; the answer at the i-th mark is the
+    i-th token.
+
+    Blanks (token 0) at random places require a memory that depends on its input. With ``selective=false`` the tokens
+    are at the beginning (Arjovsky, Shah and Bengio 2016, arXiv:1511.06464, section 4.1), and a fixed delay suffices.
+    The copy is not shown: every mark (the last token of the vocabulary) looks the same. Tokens may repeat.
     """
 
     corpus: ClassVar[type[AbstractCorpus]] = QuestionCorpus
@@ -70,7 +74,13 @@ class Copying(AbstractDataSource):
 
 
 def sequences(config: CopyConfig, draws: Draws, num: int) -> Side:
-    """Draw ``num`` sequences with their answers."""
+    """Draw ``num`` sequences with their answers.
+
+    Args:
+        config: the settings.
+        draws: source of randomness.
+        num: number of sequences.
+    """
     copied, mark, before = config.copied, config.vocab_size - 1, config.length - config.copied
     said_MC = 1 + draws.below(config.vocab_size - 2, num * copied).reshape(num, copied).astype(np.uint16)
     places_MC = (

@@ -1,4 +1,4 @@
-"""DNA (or RNA): FASTA files, or a documented synthetic genome where none is given."""
+"""DNA (or RNA): FASTA files, or by default a documented synthetic genome."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stability.corpora.tokens.records import HoldOut, split_records
 from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
 from stability.data._base import AbstractDataSource
 
-# Raised when the same files (or no file) would give other records.
+# Increment if the same files (or no file) would give other records.
 VERSION = 1
 
 
 class DnaConfig(Settings):
-    """The settings of data=dna: where the sequences are, what is held out, and which strand is trained on."""
+    """The settings of data=dna."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -47,14 +47,20 @@ class DnaConfig(Settings):
 
 
 class Dna(AbstractDataSource):
-    """Nucleotides, each code of the IUPAC and the gap a token (17 of them); windows lie within a record. A shorter
-    record is left out of them."""
+    """Nucleotides: 17 tokens, one per IUPAC code and one for the gap.
+
+    Windows lie within a record; shorter records are omitted.
+    """
 
     Config: ClassVar[type[Settings]] = DnaConfig
 
     @classmethod
     def prepare(cls, config: DnaConfig, scratch: Path | None = None) -> Corpus:
-        """Read every file once. Errors: ``ValueError`` naming file, record, line and character."""
+        """Read every file once.
+
+        Raises:
+            ValueError: a file is invalid; the message names file, record, line and character.
+        """
         if config.path is None:
             made = ((name, encode(letters)) for name, letters in synthetic.chromosomes())
             return split_records(made, synthetic.DESCRIPTION, config.hold_out, config.reverse_complement, scratch)
@@ -67,8 +73,10 @@ class Dna(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: DnaConfig) -> str:
-        """Return the sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie
-        nor how they are called."""
+        """Return the sha256 of each file (or the synthetic genome's seed) and the settings.
+
+        Names and folders of the files do not matter.
+        """
         files = [] if config.path is None else fasta_files(config.path)
         sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
         return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])
@@ -79,13 +87,17 @@ class Dna(AbstractDataSource):
 
     @classmethod
     def remedy(cls, config: DnaConfig, corpus: Corpus) -> str:
-        """Name whole records, where the middle of each was held out and there are several."""
+        """Name hold_out=records if the middle of several records was held out."""
         is_cut = corpus.train_borders is not None and len(corpus.train_borders) - 1 > corpus.num_train_documents
         return ", or data.hold_out=records" if is_cut and corpus.num_train_documents > 1 else ""
 
 
 def fasta_files(path: str) -> list[Path]:
-    """Return the file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return the file, or a folder's files of `SUFFIXES`, sorted.
+
+    Raises:
+        ValueError: as `find_files`.
+    """
     return find_files(path, SUFFIXES, "FASTA file", other=("data=text", TEXT_SUFFIXES))
 
 

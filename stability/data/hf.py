@@ -1,4 +1,7 @@
-"""A dataset of the Hugging Face hub, streamed: as many documents as are asked for, never the whole of it on disk."""
+"""A dataset of the Hugging Face hub, streamed up to a number of documents.
+
+The whole dataset is never on disk.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import checked_text
 from stability.data._base import AbstractDataSource
 
-# Raised when the same dataset would give other documents.
+# Increment if the same dataset would give other documents.
 VERSION = 1
 PROBE_SECONDS = 5
 EXAMPLE = "HuggingFaceFW/fineweb-edu"
-HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"  # owner/name, or a name alone; a folder of that form is written ./owner/name
-CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a dataset as Parquet files
-# of each side of what stands for the data in a plan: enough for any validation
+HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"  # owner/name or name; write a folder of this form as ./owner/name
+CONVERTED = "refs/convert/parquet"  # the hub's branch with a dataset as Parquet files
+# tokens per side of a dry run's placeholder data: enough for any validation
 STAND_IN_TOKENS = 1 << 20
 
 
 class HuggingFaceConfig(AbstractTokenized):
-    """Settings of which rows of which dataset are read, and how they become tokens."""
+    """The settings of data=hf: dataset, rows, and tokenizer."""
 
     tokenizer: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
         Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()
@@ -81,14 +84,18 @@ class HuggingFaceConfig(AbstractTokenized):
 
 
 class HuggingFaceDataset(AbstractDataSource):
-    """A source whose documents are the rows of a streamed dataset. Nucleotides: each row a record, as in FASTA."""
+    """Documents are the rows of a streamed dataset; for nucleotides each row is a record."""
 
     Config: ClassVar[type[Settings]] = HuggingFaceConfig
 
     @classmethod
     def prepare(cls, config: HuggingFaceConfig, scratch: Path | None = None) -> Corpus:
-        """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the
-        library or the network."""
+        """Read the rows as they arrive.
+
+        Raises:
+            ValueError: a row is invalid; the message names dataset and row.
+            RuntimeError: the library or the network is missing.
+        """
         if not _is_folder(config):
             _check_id(config)
         origin = _origin(config)
@@ -111,8 +118,10 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: HuggingFaceConfig) -> str:
-        """Return all settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was;
-        ``revision`` makes sure."""
+        """Return all settings, with the sha256 of a folder's files.
+
+        A dataset on the hub is assumed unchanged; ``revision`` guarantees it.
+        """
         settings = {**config.model_dump(mode="json"), "ranks": None}
         if _is_folder(config):
             folder = Path(config.dataset).expanduser()
@@ -128,9 +137,13 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
-        """Return a stand-in for a dataset on the hub, without asking it: which tokens there are follows from the
-        tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read, and for what can only be a folder
-        and is none."""
+        """Return random tokens for a dataset on the hub, without network access.
+
+        The tokenizer alone determines the vocabulary.
+
+        Raises:
+            ValueError: rank files are unreadable, or the dataset can only be a folder but does not exist.
+        """
         if _is_folder(config):
             return None
         _check_id(config)
@@ -163,7 +176,7 @@ def _vocab_size(config: HuggingFaceConfig) -> int:
 
 
 def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str | None]]:
-    """Yield (number of the row, its text), None for null; empty ones are no documents."""
+    """Yield (row number, text), None for null; skip empty texts."""
     for number, row in enumerate(_rows(config), start=1):
         place = f"data.dataset={config.dataset}, row {number}"
         if config.field not in row:
@@ -189,9 +202,9 @@ def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
 
 
 def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
-    """Yield the dataset's rows as they are streamed; ``ValueError`` of two lines where it cannot be read."""
+    """Yield the dataset's rows as they are streamed; two-line ``ValueError`` if unreadable."""
     datasets = _datasets()
-    # of whichever HTTP library the hub's client uses; not always an OSError
+    # the error of the hub client's HTTP library; not always an OSError
     from huggingface_hub.errors import HTTPError
 
     if not _is_folder(config):
@@ -226,7 +239,7 @@ def _is_folder(config: HuggingFaceConfig) -> bool:
 
 
 def _check_id(config: HuggingFaceConfig) -> None:
-    """Raise a ``ValueError`` for what can only have been meant as a folder: ids on the hub are of the form `HUB_ID`."""
+    """Raise a ``ValueError`` for a missing folder: a name outside the form `HUB_ID`."""
     if not re.fullmatch(HUB_ID, config.dataset):
         raise ValueError(
             f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such "
@@ -245,8 +258,8 @@ def _datasets() -> Any:
 
 
 def _check_reach(config: HuggingFaceConfig) -> None:
-    """Raise a ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are
-    respected."""
+    """Raise a ``RuntimeError`` if the hub does not answer; proxies are respected."""
+    # The hub's own client would retry for half a minute.
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=PROBE_SECONDS).close()
     except urllib.error.HTTPError:

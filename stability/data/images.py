@@ -1,5 +1,7 @@
-"""Images with classes: npz files, CIFAR-10 and CIFAR-100, folders of pictures, or documented synthetic ones where no
-path is given."""
+"""Images with classes: npz files, CIFAR, folders of pictures, or synthetic images.
+
+CIFAR is CIFAR-10 or CIFAR-100. The synthetic images are documented; they are the default.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from stability.corpora.io.arrays import TokenFile
 from stability.corpora.io.progress import bar, step
 from stability.data._base import AbstractDataSource
 
-# Raised when the same files (or no file) would give other images. In no fingerprint: images that stay keep theirs.
-# 2: pictures upright as their EXIF says, 16 bits scaled; channels first refused.
+# Increment if the same files (or no file) would give other images. Not in the fingerprint: unchanged images keep it.
+# 2: pictures turned upright by EXIF, 16 bits scaled; channels first refused.
 VERSION = 2
 HOLD_OUT = 0.01
 NUM_CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -33,7 +35,7 @@ STAND_IN = 1024  # images of a side
 
 
 class ImagesConfig(Settings):
-    """The settings of data=images: where they are, and what is held out of those that have no held-out side."""
+    """The settings of data=images."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -56,7 +58,7 @@ class ImagesConfig(Settings):
 
 
 class CollectedImages:
-    """The images of one side as they come: pixels on disk, in memory a class each."""
+    """The images of one side in order of arrival: pixels on disk, classes in memory."""
 
     def __init__(self, scratch: Path | None):
         self._pixels, self._labels = TokenFile(np.uint8, scratch), array("H")
@@ -74,17 +76,23 @@ class CollectedImages:
 
 
 class Images(AbstractDataSource):
-    """RGB (or what an npz file holds) images of one size. Held out is the test (or val) side; without one the first 1 %
-    (rounded up), or another share, in the order of the sha256 of the pixels: a choice that depends on nothing else, the
-    classes standing in it about as often as in all."""
+    """RGB images (or an npz file's channels) of one size.
+
+    Held out is the test (or val) side. Without one it is the first 1 % (rounded up), or another share, in the order of
+    the pixels' sha256. This choice depends on nothing else, and its class shares are about those of all images.
+    """
 
     Config: ClassVar[type[Settings]] = ImagesConfig
     corpus: ClassVar[type[AbstractCorpus]] = ImageCorpus
 
     @classmethod
     def prepare(cls, config: ImagesConfig, scratch: Path | None = None) -> ImageCorpus:
-        """Decode every image once. Errors: ``ValueError`` naming file and image; ``RuntimeError`` where Pillow is
-        needed and missing."""
+        """Decode every image once.
+
+        Raises:
+            ValueError: a file or image is invalid; the message names it.
+            RuntimeError: Pillow is required but missing.
+        """
         if config.path is None:
             if config.dataset is not None:
                 raise ValueError(
@@ -104,15 +112,17 @@ class Images(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ImagesConfig) -> str:
-        """Return the name (for folders with the class) and sha256 of each file, or the synthetic images' seed; what is
-        held out; and the data set that is asked for, where one is."""
+        """Return name and sha256 of each file, the hold-out and the data set.
+
+        For folders the class is included. The synthetic images have their seed instead of files.
+        """
         files = ["synthetic", synthetic.SEED] if config.path is None else key_of(find(config.path))
         asked = [] if config.dataset is None else [config.dataset]
         return json.dumps([VERSION, config.hold_out, files, *asked])
 
     @classmethod
     def stand_in(cls, config: ImagesConfig) -> ImageCorpus | None:
-        """Return random images of a data set that is named, where no path is given."""
+        """Return random images of the named data set if no path is given."""
         if config.path is not None or config.dataset is None:
             return None
         classes, draws = NUM_CLASSES[config.dataset], np.random.default_rng(0)
@@ -132,7 +142,7 @@ def _corpus(
     config: ImagesConfig,
     scratch: Path | None,
 ) -> ImageCorpus:
-    """Collect the images into a corpus, with a part of the training images held out where there is no other side."""
+    """Collect the images into a corpus; hold out training images if no other side exists."""
     piles: dict[str, CollectedImages] = {}
     shape: tuple[int, ...] | None = None
     for side, image_HWC, label, place in items:
@@ -152,7 +162,7 @@ def _corpus(
 
 
 def _require_dataset(config: ImagesConfig, num_classes: int) -> None:
-    """Raise a ``ValueError`` of one line where the data are not of the data set that was named."""
+    """Raise a one-line ``ValueError`` if the data are not of the named data set."""
     if config.dataset is not None and num_classes != NUM_CLASSES[config.dataset]:
         raise ValueError(
             f"data.dataset={config.dataset} has {NUM_CLASSES[config.dataset]} classes, and data.path={config.path} has "

@@ -1,5 +1,4 @@
-"""Multi-query associative recall: pairs of a key and a value, then some of the keys, each to be answered by its
-value."""
+"""Multi-query associative recall: key-value pairs, then keys as queries for their values."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, some_o
 from stability.corpora.tokens.synthetic_genome import Draws
 from stability.data._base import AbstractDataSource
 
-# Raised when the same settings would give other sequences.
+# Increment if the same settings would give other sequences.
 VERSION = 1
 BLANK = 0
 
 
 class MqarConfig(AbstractDrawn):
-    """The settings of data=mqar: what a sequence holds, and how far a key is asked for behind its pair."""
+    """The settings of data=mqar."""
 
     pairs: int = Field(default=8, ge=1, le=2**14, description="pairs of a key and a value in a sequence")
     fewest_pairs: int | None = Field(
@@ -51,7 +50,7 @@ class MqarConfig(AbstractDrawn):
 
     @model_validator(mode="after")
     def _fits(self) -> MqarConfig:
-        """Refuse more pairs than there are keys, and more of both than a sequence has room for."""
+        """Refuse more pairs than keys, and more pairs and queries than fit."""
         keys = self.vocab_size // 2 - 1
         if self.pairs > keys:
             raise ValueError(
@@ -72,13 +71,13 @@ class MqarConfig(AbstractDrawn):
 class MultiQueryRecall(AbstractDataSource):
     """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927, section 4.1 and its synthetic data).
 
-    A sequence begins with ``pairs`` pairs, a key and its value, both without repetition. Behind them the rest is cut
-    into places of two positions, of which a query takes the first; what the model says there is to be the value of the
-    key. Place j (from 1) is taken with a probability proportional to j^(a−1), without replacement: most queries come
-    soon after the pairs, some late. Answers are not shown. Token 0 is neither key nor value, keys are those below half
-    of the vocabulary, values those above; elsewhere stands any token of them all. With more queries than pairs every
-    key is asked as often as any other, or once more. Training sequences may have fewer pairs, which are learned first:
-    the authors, too, train on several numbers of pairs at once (Arora et al. 2024, arXiv:2402.18668).
+    A sequence begins with ``pairs`` pairs of a key and its value, both without repetition. The rest is cut into places
+    of two positions; a query occupies the first one, and the model's output there must be the key's value. Place j
+    (from 1) is drawn with probability proportional to j^(a−1), without replacement: most queries come soon after the
+    pairs, some late. Answers are not shown. Token 0 is neither key nor value; keys are below half of the vocabulary,
+    values above; elsewhere is any token of all. With more queries than pairs, the numbers of queries per key differ by
+    at most one. Training sequences may have fewer pairs; these are learned first. The authors, too, train on several
+    numbers of pairs at once (Arora et al. 2024, arXiv:2402.18668).
     """
 
     corpus: ClassVar[type[AbstractCorpus]] = QuestionCorpus
@@ -103,25 +102,32 @@ class MultiQueryRecall(AbstractDataSource):
 
 
 def _drawn(config: MqarConfig, draws: Draws, num: int, is_training: bool) -> Side:
-    """Draw ``num`` sequences of one side: of held-out ones each has all its pairs."""
+    """Draw ``num`` sequences of one side; held-out ones always have all pairs."""
     if not is_training or config.fewest_pairs is None:
         return sequences(config, draws, num, config.pairs)
     counts = range(config.fewest_pairs, config.pairs + 1)
     shares = np.bincount(np.arange(num) % len(counts), minlength=len(counts)).tolist()
-    # batches are drawn at random, so that sequences may stand in the order of their pairs
+    # batches are drawn at random, so sequences may be sorted by their number of pairs
     sides = [sequences(config, draws, share, pairs) for share, pairs in zip(shares, counts, strict=True) if share]
     return Side(*(np.concatenate(arrays) for arrays in zip(*sides, strict=True)))
 
 
 def sequences(config: MqarConfig, draws: Draws, num: int, pairs: int) -> Side:
-    """Draw ``num`` sequences of so many pairs, with their answers."""
+    """Draw sequences with their answers.
+
+    Args:
+        config: the settings.
+        draws: source of randomness.
+        num: number of sequences.
+        pairs: pairs per sequence.
+    """
     half, places = config.vocab_size // 2, (config.length - 2 * pairs) // 2
     queries = pairs if config.queries is None else config.queries
     keys_MP = 1 + some_of(draws, num, half - 1, pairs)
     values_MP = half + some_of(draws, num, config.vocab_size - half, pairs)
     weights = np.arange(1, places + 1) ** (config.power - 1)
     places_MQ = weighted_some_of(draws, num, weights, queries)
-    # keys are in random order, so that these first ones are any of them, in rounds
+    # keys are in random order, so the first ones are a random choice; further queries repeat them in rounds
     asked_Q = np.arange(queries) % pairs
     tokens_MN = np.full((num, config.length), BLANK, dtype=np.uint16)
     if config.filler == "random":

@@ -1,4 +1,4 @@
-"""Proteins: PDB and mmCIF files or prepared shards, or documented synthetic chains where none are given."""
+"""Proteins: PDB and mmCIF files or prepared shards; by default documented synthetic chains."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from stability.data._base import AbstractDataSource
 from stability.printable import print_text
 from stability.runs.lock import RunLock
 
-# Raised when the same files (or no file) would give other chains, or another split of them. In no fingerprint: chains
-# that stay keep theirs. 3: files without occupancy or B-factors are read.
+# Increment if the same files (or no file) would give other chains or another split. Not in the fingerprint: unchanged
+# chains keep it. 3: files without occupancy or B-factors are read.
 VERSION = 3
-MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipped.tsv
+MOST_SHOWN = 10  # skipped files to print; the prepared folder's skipped.tsv has all
 
 
 class ProteinConfig(Settings):
-    """The settings of data=protein: where structures and annotations are, and which chains count."""
+    """The settings of data=protein."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -70,18 +70,24 @@ class ProteinConfig(Settings):
 
 
 class Protein(AbstractDataSource):
-    """Chains with sequence, coordinates, secondary structure (DSSP's nine classes), SASA, pLDDT and annotations; split
-    by protein."""
+    """Protein chains with structure and annotations, split by protein.
+
+    A chain has sequence, coordinates, secondary structure (DSSP's nine classes), SASA, pLDDT and annotations.
+    """
 
     Config: ClassVar[type[Settings]] = ProteinConfig
     corpus: ClassVar[Any] = ProteinCorpus
 
     @classmethod
     def prepare(cls, config: ProteinConfig, scratch: Path | None = None) -> ProteinCorpus:
-        """Parse every file once. A file that cannot be parsed is skipped; stderr and the corpus say which and why.
+        """Parse every file once; list unreadable files and reasons on stderr and in the corpus.
 
-        Shards lie in a hidden folder of ``scratch`` until the corpus is whole: an interrupted preparation goes on.
-        Errors: ``ValueError`` naming file and what would be right; ``RuntimeError`` without biotite.
+        Shards stay in a hidden folder of ``scratch`` until the corpus is complete, so an interrupted preparation
+        resumes.
+
+        Raises:
+            ValueError: a file is invalid; the message names it and the remedy.
+            RuntimeError: biotite is missing.
         """
         annotations = None if config.annotations is None else read_annotations(Path(config.annotations).expanduser())
         if config.path is None:
@@ -98,8 +104,10 @@ class Protein(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ProteinConfig) -> str:
-        """Return the name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the
-        settings; not where they lie."""
+        """Return name and sha256 of each file, sha256 of the annotations, and settings.
+
+        Folders of the files do not matter. The synthetic chains have their seed instead of files.
+        """
         annotations = None
         if config.annotations is not None:
             check_annotations(file := Path(config.annotations).expanduser())
@@ -121,15 +129,21 @@ class Protein(AbstractDataSource):
 
 
 def protein_files(path: str) -> list[Path]:
-    """Return the file, or a folder's files, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return the file, or a folder's files, sorted.
+
+    Raises:
+        ValueError: as `find_files`.
+    """
     return find_files(path, (*SUFFIXES, ".npz", *TAR_SUFFIXES), "structure file", other=("data=text", TEXT_SUFFIXES))
 
 
 @contextmanager
 def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
-    """Yield a folder for shards, kept where the block is interrupted: the next preparation of the same files finds it
-    again. Removed where it ends well or with a ``ValueError``. While another process works in it (or where there is no
-    ``scratch``), one of this process's own, never kept."""
+    """Yield a folder for shards; an interruption keeps it for the next preparation of the same files.
+
+    Success or a ``ValueError`` removes it. If another process uses it, or without ``scratch``, the folder is private
+    and always removed.
+    """
     shared = None if scratch is None else scratch / f".proteins-{key}"
     lock = None if shared is None else RunLock(shared)
     is_ours = lock is not None and lock.acquire()
@@ -162,7 +176,7 @@ def _chains(
 
 
 def _tell(skipped: list[tuple[str, str]]) -> None:
-    """Print what was left out, on stderr, in as many lines as a screen has room for."""
+    """Print the first skipped files and the number of others on stderr."""
     for name, reason in skipped[:MOST_SHOWN]:
         print_text(f"skipped {name}: {reason}", file=sys.stderr)
     if len(skipped) > MOST_SHOWN:

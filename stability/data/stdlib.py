@@ -1,6 +1,6 @@
-"""English text that every Python installation carries: the standard library's docstrings and the topics of ``help()``.
+"""English text from every Python installation: docstrings and ``help()`` topics.
 
-Builds differ, so that the corpus does; its fingerprint says which one it was.
+The corpus differs between Python builds; its fingerprint identifies it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.split import split_documents
 from stability.data._base import AbstractDataSource
 
-# Raised when the same installation would give other documents.
+# Increment if the same installation would give other documents.
 VERSION = 1
 MIN_CHARACTERS = 32
-# Installed packages and test suites differ from machine to machine more than the library itself does.
+# Installed packages and test suites differ between machines more than the library itself.
 EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class StdlibConfig(Settings):
-    """Settings of the standard library's docstrings, of which there is nothing to choose."""
+    """The settings of data=stdlib: none."""
 
 
 class StdlibDocstrings(AbstractDataSource):
-    """Docstrings of modules, classes and functions, read from the source files (nothing is imported), and the entries
-    of ``pydoc_data.topics``.
+    """Docstrings of the standard library, and the entries of ``pydoc_data.topics``.
 
-    Shorter than 32 characters: left out. Test suites, site-packages and files that do not parse: left out.
+    Docstrings of modules, classes and functions are read from the source files, without importing. Omitted: texts
+    shorter than 32 characters, test suites, site-packages and unparsable files.
     """
 
     Config: ClassVar[type[Settings]] = StdlibConfig
 
     @classmethod
     def prepare(cls, config: StdlibConfig, scratch: Path | None = None) -> Corpus:
-        """Parse the library's source (some seconds). Errors: ``ValueError`` where this Python has no standard library
-        source in a folder."""
+        """Parse the library's source (some seconds).
+
+        Raises:
+            ValueError: this Python has no standard library source in a folder.
+        """
         root = library_folder()
         origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
         return split_documents(
@@ -53,7 +56,10 @@ class StdlibDocstrings(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: StdlibConfig) -> str:
-        """Return Python's version and build, and name, size and modification time of every file that would be read."""
+        """Return Python's version and build, and the state of each source file.
+
+        The state is name, size and modification time.
+        """
         root = library_folder()
         digest = hashlib.sha256(
             repr(
@@ -71,8 +77,11 @@ class StdlibDocstrings(AbstractDataSource):
 
 
 def library_folder() -> Path:
-    """Return the folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or
-    stripped installations)."""
+    """Return the folder of the standard library's source.
+
+    Raises:
+        ValueError: there is none (zipped or stripped installations).
+    """
     folder = Path(sysconfig.get_path("stdlib"))
     if not (folder / "os.py").is_file() or not (folder / "argparse.py").is_file():
         raise ValueError(
@@ -83,14 +92,14 @@ def library_folder() -> Path:
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """Yield every ``.py`` file below ``root`` but for `EXCLUDED_FOLDERS`, in one order on every machine."""
+    """Yield every ``.py`` file below ``root`` except in `EXCLUDED_FOLDERS`, in a fixed order."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - EXCLUDED_FOLDERS)
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def documents(file: Path) -> Iterator[str]:
-    """Yield the texts of one source file that are long enough; none where it does not parse."""
+    """Yield the sufficiently long texts of one source file; none if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
@@ -100,14 +109,14 @@ def documents(file: Path) -> Iterator[str]:
     except OSError as error:
         raise ValueError(f"data=stdlib: cannot read {file}: {error.strerror}") from None
     texts = topics(tree) if file.parts[-2:] == ("pydoc_data", "topics.py") else docstrings(tree)
-    # NUL separates documents, and a lone surrogate has no UTF-8 form: both occur in examples only
+    # NUL separates documents, and a lone surrogate has no UTF-8 form; both occur only in examples
     clean = (text.strip().replace("\0", "\\0").encode("utf-8", "replace").decode("utf-8") for text in texts)
     yield from (text for text in clean if len(text) >= MIN_CHARACTERS)
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Yield every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has
-    one."""
+    """Yield every docstring, dedented."""
+    # Statements only: expressions, most of a tree, define nothing with a docstring.
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -119,7 +128,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def topics(tree: ast.Module) -> Iterator[str]:
-    """Yield the texts of the dictionary ``topics`` that ``pydoc_data.topics`` is."""
+    """Yield the texts of the dictionary ``topics`` in ``pydoc_data.topics``."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             yield from (

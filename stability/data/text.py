@@ -1,5 +1,8 @@
-"""A user's own text: a file or a folder of ``.txt``, ``.jsonl``, ``.ndjson`` (each with ``.gz``, ``.zst`` or ``.xz``,
-too) and ``.parquet``."""
+"""A user's own text files.
+
+A file or a folder of ``.txt``, ``.jsonl``, ``.ndjson`` (each optionally with ``.gz``, ``.zst`` or ``.xz``) and
+``.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import BLOCK_CHARACTERS, SUFFIXES, documents, text_files
 from stability.data._base import AbstractDataSource
 
-# Raised when the same files would give other documents.
+# Increment if the same files would give other documents.
 VERSION = 1
 
 
 class TextConfig(AbstractTokenized):
-    """The settings of data=text: where the text is, and how it becomes tokens."""
+    """The settings of data=text: files and tokenizer."""
 
     path: Annotated[str, Place()] = Field(
         min_length=1,
@@ -39,17 +42,21 @@ class TextConfig(AbstractTokenized):
 
 
 class Text(AbstractDataSource):
-    """A source of documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about
-    4,096 characters (cut at line ends, see `blocks`).
+    """Text documents, strictly UTF-8.
 
-    UTF-8, strictly.
+    A document is a line of a ``.jsonl`` file, a row of a ``.parquet`` file, or a block of a ``.txt`` file: about 4,096
+    characters, cut at line ends (see `blocks`).
     """
 
     Config: ClassVar[type[Settings]] = TextConfig
 
     @classmethod
     def prepare(cls, config: TextConfig, scratch: Path | None = None) -> Corpus:
-        """Read every file once. Errors: ``ValueError`` naming the file, the place in it and what would be right."""
+        """Read every file once.
+
+        Raises:
+            ValueError: a file is invalid; the message names file, place and remedy.
+        """
         files, tokenizer = text_files(config.path), config.build_tokenizer()
         hint = (
             f".\nA document is a line of a .jsonl file or a block of {BLOCK_CHARACTERS:,} characters of a .txt file; "
@@ -72,8 +79,10 @@ class Text(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: TextConfig) -> str:
-        """Return the field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they
-        are called."""
+        """Return the field, kind and sha256 of each file, and the tokenizer.
+
+        Names and folders of the files do not matter.
+        """
         files = [(suffix_of(file, SUFFIXES), sha256_of_file(file)) for file in text_files(config.path)]
         return json.dumps([VERSION, config.field, sorted(files)]) + config.tokenizer_key()
 
