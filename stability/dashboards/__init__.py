@@ -1,1 +1,1 @@
-"""A study on Weights & Biases: its runs, one run about all of them, and a workspace that shows them."""
+"""A study on Weights & Biases: its runs, one summary run, and a workspace."""

@@ -1,4 +1,7 @@
-"""Send W&B runs from their own files: those that were trained without it, or that it has not all of."""
+"""Upload of finished runs to W&B from their own files.
+
+For runs trained without W&B or incomplete there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from stability.runs.wandb_sink import WandbSink
 
 
 def is_missing(told: Told) -> bool:
-    """Return whether W&B has nothing of a run, or stopped taking it before its end."""
+    """Return whether W&B lacks a run or stopped receiving it before its end."""
     if not any((told.directory.path / "wandb").glob("*run-*")):
         return True
     failure = failure_file(told.directory, "wandb")
@@ -22,7 +25,14 @@ def is_missing(told: Told) -> bool:
 
 
 def send(told: Told, mode: str, place: Mapping[str, Any], curvature: CurvatureSpec | None) -> Iterator[None]:
-    """Send a run as it was logged, with what was measured of it and its verdict; yields once, when it is sent."""
+    """Send a run's log, measurements and verdict; yield once when sent.
+
+    Args:
+        told: the run.
+        mode: online or offline.
+        place: project and entity.
+        curvature: settings of the study's α_max measurement; None: not measured.
+    """
     sink = WandbSink(mode, **place)
     sink.open(told)
     for row in logged(told.directory):

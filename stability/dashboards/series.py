@@ -1,4 +1,4 @@
-"""Say what the runs of a study have logged and measured: the series that panels can show."""
+"""Logged and measured series of a study's runs, for panels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from stability.runs.rows import logged
 
 @dataclass(frozen=True)
 class Series:
-    """Names of series, each in the order in which runs log them.
+    """Names of series, in the order in which runs log them.
 
-    ``steps``: against the step, of a run's metrics; ``blocks``: the same of each block, ``grad_norm/blocks.0.mixer``;
-    ``checkpoints``: against the checkpoint's step, ``alpha_max/terminal/checkpoint``.
+    Attributes:
+        steps: metrics over the step.
+        blocks: the same per block, e.g. ``grad_norm/blocks.0.mixer``.
+        checkpoints: measurements over the checkpoint's step, e.g. ``alpha_max/terminal/checkpoint``.
     """
 
     steps: tuple[str, ...]
@@ -26,7 +28,12 @@ class Series:
 
     @classmethod
     def of(cls, runs: Sequence[RunDirectory], curvature: CurvatureSpec | None) -> Series:
-        """Return what at least one of the runs has. ``curvature``: how the study measures α_max; None: it does not."""
+        """Return the series of at least one run.
+
+        Args:
+            runs: the runs.
+            curvature: settings of the study's α_max measurement; None: not measured.
+        """
         steps = dict.fromkeys(name for run in runs for row in logged(run) for name in row if name != "step")
         measured = dict.fromkeys(name for run in runs for row in measured_rows(run, curvature) for name in row)
         return cls(
@@ -37,6 +44,6 @@ class Series:
 
 
 def measured_rows(run: RunDirectory, curvature: CurvatureSpec | None) -> Iterator[dict[str, Any]]:
-    """Yield a row for each measured checkpoint of a run, as `medians` does; nothing of a run without a verdict."""
+    """Yield one row per measured checkpoint (`medians`); none without a verdict."""
     if curvature is not None and run.finished:
         yield from medians(run, curvature)

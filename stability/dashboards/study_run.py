@@ -1,4 +1,4 @@
-"""Send W&B one run about a whole study: NLL against the learning rate, all its runs, tables, figures and files."""
+"""One W&B run about a whole study: NLL over the learning rate, runs, tables, figures, files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ CHART_TITLE, CHART_AXIS = "validation NLL against log₁₀ of the learning rate
 class Content:
     """The content of a study's own run.
 
-    ``runs``: a row for each run, of whatever verdict, with ``series``, ``lr`` and ``val_nll`` (NaN: it has none) among
-    its columns; ``tables`` and ``figures`` (PNG) by their names; ``files``: further files and folders of the artifact.
+    Attributes:
+        name: the study.
+        runs: one row per run of any verdict, with ``series``, ``lr`` and ``val_nll`` (NaN: none) among its columns.
+        tables: tables by name.
+        figures: PNG files by name.
+        files: further files and folders of the artifact.
     """
 
     name: str
@@ -42,8 +46,16 @@ class Content:
 
 
 def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) -> str:
-    """Send a study's run, and return where it is: its address, or offline its folder. ``folder``: the study's;
-    ``mode``: online or offline; ``place``: project and entity. The same study has the same run whenever it is sent."""
+    """Send a study's run; return its address, or its folder if offline.
+
+    Every upload of the same study uses the same W&B run.
+
+    Args:
+        content: the content of the run.
+        folder: the study's folder.
+        mode: online or offline.
+        place: project and entity.
+    """
     wandb = importlib.import_module("wandb")
     run_id = wandb_id(folder, run_id_of(content.name), folder.parent.parent)
     about = {"id": run_id, "name": content.name, "group": content.name, "job_type": "study"}
@@ -60,14 +72,16 @@ def send(content: Content, folder: Path, mode: str, place: Mapping[str, Any]) ->
 
 
 def run_id_of(study: str) -> str:
-    """Return the id of a study's own run, without the pool's mark; hashed, since a name may hold
-    characters that W&B refuses in an id."""
+    """Return the id of a study's own run, without the pool's mark."""
+    # Hashed: a name may contain characters that W&B refuses in an id.
     return f"study-{hashlib.sha256(study.encode()).hexdigest()[:12]}"
 
 
 def medians_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return for each series the median validation NLL (nats per token) of the seeds at each rate, by rate. A rate with
-    a run that has none, since it diverged, has no point: the median of the rest would look better than the rate is."""
+    """Return by series the median validation NLL of each rate's seeds.
+
+    In nats per token. A rate with a diverged run has no point: the median of its other runs would be too good.
+    """
     found: dict[str, dict[float, list[float]]] = {}
     for row in runs:
         found.setdefault(row["series"], {}).setdefault(float(row["lr"]), []).append(float(row["val_nll"]))
@@ -82,7 +96,7 @@ def medians_by_rate(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[f
 
 
 def _chart(wandb: Any, runs: Sequence[Mapping[str, Any]]) -> Any:
-    """Return W&B's chart of several lines; its axis is not logarithmic, so that it gets log₁₀ of the rate."""
+    """Return W&B's line chart over log₁₀ of the rate; its axis cannot be logarithmic."""
     lines = {series: points for series, points in medians_by_rate(runs).items() if points}
     return wandb.plot.line_series(
         xs=[[math.log10(rate) for rate, _ in points] for points in lines.values()],

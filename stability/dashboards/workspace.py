@@ -1,4 +1,4 @@
-"""Build the workspace of a study on W&B: the panels that show its runs, and where it is saved."""
+"""The workspace of a study on W&B: its panels, and saving it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from stability.dashboards.study_run import CHART, CHART_AXIS, CHART_TITLE
 from stability.runs.directory import read_json, write_json
 from stability.runs.wandb_sink import CHECKPOINT_STEP
 
-FILE = "wandb_workspace.json"  # of a study's folder: the workspace's spec, and where it is, once it is saved
-LOGARITHMIC = ("loss", "grad_norm", "update_norm", "val_nll")  # of the step: ratios are what matters
-GROUPED_BY = ("mechanism.name", "residual.name", "optimizer.name", "lr_peak")  # lines are means of what is left: seeds
+FILE = "wandb_workspace.json"  # in a study's folder: the workspace's spec and, once saved, its address
+LOGARITHMIC = ("loss", "grad_norm", "update_norm", "val_nll")  # series with a logarithmic axis: ratios matter
+GROUPED_BY = ("mechanism.name", "residual.name", "optimizer.name", "lr_peak")  # lines are means over seeds
 WIDE = {"w": 12, "h": 8}  # of a workspace's 24 columns
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of a study's workspace: its runs (``run_ids`` on W&B, some of which may have been sent as another
-    study's), their ``series``, and the ``tables`` and ``figures`` of the study's own run by their keys there."""
+    """The content of a study's workspace.
+
+    Attributes:
+        name: the study.
+        run_ids: W&B ids of its runs; some may have been sent with another study.
+        series: series of the runs.
+        tables: keys of tables in the study's own run.
+        figures: keys of figures in the study's own run.
+    """
 
     name: str
     run_ids: tuple[str, ...]
@@ -32,7 +39,7 @@ class Shown:
 
 
 def require_workspaces() -> None:
-    """Raise a ``RuntimeError`` of one line where W&B's package for workspaces is not installed."""
+    """Raise a one-line ``RuntimeError`` if W&B's package for workspaces is not installed."""
     try:
         importlib.import_module("wandb_workspaces.workspaces")
     except ImportError:
@@ -42,8 +49,15 @@ def require_workspaces() -> None:
 
 
 def workspace(shown: Shown, project: str, entity: str) -> Any:
-    """Return the workspace, not saved: best NLL and α_max against the learning rate, the training of each run, its
-    blocks' gradients, and the tables and figures of the study's own run."""
+    """Return the workspace, unsaved.
+
+    Its sections: NLL and α_max over the learning rate, training, gradients of blocks, figures and tables.
+
+    Args:
+        shown: the content.
+        project: project on W&B.
+        entity: account or team on W&B.
+    """
     ws = importlib.import_module("wandb_workspaces.workspaces")
     sections = {
         "Stability": _laid_out([_chart(shown.name), *_stability(shown.series)]),
@@ -70,7 +84,7 @@ def workspace(shown: Shown, project: str, entity: str) -> Any:
 
 
 def series_shown(panels: Iterable[Any]) -> list[str]:
-    """Return the names of the series, tables and figures that panels show."""
+    """Return the names of all series, tables and figures in panels."""
     found: list[str] = []
     for panel in panels:
         for name in ("x", "y", "media_keys", "table_name"):
@@ -79,9 +93,16 @@ def series_shown(panels: Iterable[Any]) -> list[str]:
 
 
 def saved_online(made: Any, study: Path) -> str:
-    """Return the address of a workspace, saved over the one that an earlier call saved of the study and read back.
+    """Publish a workspace over the study's earlier one; return its address.
 
-    Errors: ``RuntimeError`` where what W&B has is not what was saved; W&B's own where it cannot be reached.
+    It is read back and compared.
+
+    Args:
+        made: the workspace.
+        study: the study's folder.
+
+    Raises:
+        RuntimeError: W&B's copy differs from the saved one. W&B's own errors if it is unreachable.
     """
     ws = importlib.import_module("wandb_workspaces.workspaces")
     earlier = read_json(study / FILE) if (study / FILE).exists() else {}
@@ -97,19 +118,22 @@ def saved_online(made: Any, study: Path) -> str:
 
 
 def saved_to_file(made: Any, study: Path) -> Path:
-    """Write a workspace's spec into the study's folder, for want of a server, beside where an earlier one is."""
+    """Write a workspace's spec into the study's folder, for use without a server.
+
+    The address of an earlier one is retained.
+    """
     earlier = read_json(study / FILE) if (study / FILE).exists() else {}
     write_json(study / FILE, {**earlier, "spec": spec_of(made)})
     return study / FILE
 
 
 def spec_of(made: Any) -> dict[str, Any]:
-    """Return the spec of a workspace as W&B keeps it."""
+    """Return the spec of a workspace in W&B's format."""
     return made._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def panels_of(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """Return the sections of a workspace's spec, each with its panels' kinds and settings, without W&B's own ids."""
+    """Return a spec's sections with their panels' kinds and settings, without W&B's ids."""
     sections = spec["section"]["panelBankConfig"]["sections"]
     return [
         (section["name"], [(panel["viewType"], panel.get("config")) for panel in section["panels"]])
@@ -118,8 +142,10 @@ def panels_of(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
 
 
 def _stability(series: Series) -> list[Any]:
-    """Return a point for each run: its validation loss, α_max and share of stable steps against its rate; then α_max
-    and that share along the training."""
+    """Return panels of validation loss, α_max and share of stable steps.
+
+    First over the learning rate (one point per run), then along the training (without the loss).
+    """
     panels = _panels()
     against = {"x": panels.Config("lr_peak"), "log_x": True}
     found = [
@@ -136,8 +162,7 @@ def _stability(series: Series) -> list[Any]:
 
 
 def _chart(study: str) -> Any:
-    """Return the chart that the study's own run carries (`study_run.CHART`), drawn from the table that W&B keeps with
-    it."""
+    """Return the chart of the study's own run (`study_run.CHART`), from its W&B table."""
     return _panels().CustomChart(
         query={"summaryTable": {"tableKey": f"{CHART}_table"}},
         chart_name="wandb/lineseries/v0",
@@ -154,7 +179,7 @@ def _training(series: Series) -> list[Any]:
 
 
 def _blocks(series: Series) -> list[Any]:
-    """Return one panel for each quantity, with all blocks."""
+    """Return one panel per quantity, with all blocks."""
     kinds: dict[str, list[str]] = {}
     for name in series.blocks:
         kinds.setdefault(name.split("/")[0], []).append(name)
@@ -177,7 +202,7 @@ def _is_log(name: str) -> bool:
 
 
 def _laid_out(panels: list[Any]) -> list[Any]:
-    """Place panels two abreast."""
+    """Place panels in two columns."""
     layout = _panels().Layout
     for index, panel in enumerate(panels):
         panel.layout = layout(x=WIDE["w"] * (index % 2), y=WIDE["h"] * (index // 2), **WIDE)
