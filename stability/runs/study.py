@@ -79,7 +79,9 @@ class StudyFolder:
         return record
 
     def run_ids_on_record(self) -> set[str]:
-        """Return the ids of all runs of the study, unreported ones of earlier commands included.
+        """Return the ids of all runs of the study, also unreported ones.
+
+        The latter come from earlier commands.
 
         Raises:
             ValueError: the record is missing or damaged (`read`).

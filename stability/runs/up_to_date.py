@@ -18,14 +18,14 @@ from stability.runs.study import StudyFolder
 class Published:
     """The record of a publication, ``<study>/published.json``.
 
-    It has the last publication's inputs, outputs and printed tables. Files are compared by size and modification time,
-    never read, except the ``code``.
+    It has the last publication's inputs, outputs and printed tables. Run files are compared by size and modification
+    time, ``code`` and ``study.json`` by content.
 
     Args:
         study: the study.
         pdf: its PDF, if one is written.
         phases: measured phases.
-        code: source files that turn runs into tables and PDF; compared by content.
+        code: source files that turn runs into tables and PDF.
     """
 
     def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):

@@ -162,7 +162,6 @@ def _has_wandb_key(settings: Any) -> bool:
 
 def _reachable(url: str, timeout_s: float) -> bool:
     """Return whether the server or its proxy accepts a TCP connection in time."""
-    # In a thread: a socket's timeout does not bound the name lookup.
     parts = urlsplit(getproxies().get(urlsplit(url).scheme, url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
     connected = threading.Event()
@@ -174,6 +173,7 @@ def _reachable(url: str, timeout_s: float) -> bool:
         except OSError:
             pass
 
+    # In a thread: a socket's timeout does not bound the name lookup.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout_s)
