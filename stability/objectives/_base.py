@@ -47,7 +47,7 @@ def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bo
         settings: the settings; every spec has the defaults.
         names: names of the settings to check.
         is_read: whether they are in use.
-        owner: the setting under which they are in use, and the given value.
+        owner: the setting that puts them in use, and its given value.
     """
     changed = [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
     if changed and not is_read:
@@ -128,7 +128,7 @@ class Examples(NamedTuple):
 
 
 class AbstractObjective(KernelUser):
-    """Base of a training objective: inputs and targets from examples, a loss from a model's outputs.
+    """Base of a training objective: examples from data, a loss from a model's outputs.
 
     Attributes:
         corpus_kind: required kind of prepared data (`AbstractCorpus.kind`).
@@ -136,18 +136,18 @@ class AbstractObjective(KernelUser):
         score_names: further validation scores besides the NLL (`validate`).
         components: names of the loss's components if it is a sum (`component_sums`).
         samples: kind of the generated samples: a class like `stability.probes.generation.kinds.Kind`, or the name of a
-            file
-        of that folder.
+            file of that folder.
         Sampling: settings of that kind beside `stability.config.generation.GenerationSpec`.
         samplers: names of its samplers, default first; () if it cannot be sampled. For tokens, "ar" uses the logits of
-            the
-        next one, "top_prob" and "random" use `clean_probs`, "analytic" and "euler" use ``log_score`` and ``noise``.
+            the next one, "top_prob" and "random" use `clean_probs`, "analytic" and "euler" use ``log_score`` and
+            ``noise``.
         stepped: samplers with a setting ``steps``; all others fill one position per step.
         direction: direction required of the mechanism.
         embeds_positions: whether its embedding itself adds position vectors.
         embeds_tokens: whether its embedding is a token table; the head predicts the first rows, in order.
         without_mirror: reason why its examples have no mirror image; None: `mirrored` works.
-        condition: shape of the model's embedding of σ (`Examples.sigma_B`) for time-conditioned blocks; None: none.
+        condition: shape of the model's embedding of σ (`Examples.sigma_B`) for time-conditioned blocks; None: no such
+            embedding.
         config: its settings, those of `ObjectiveSettings` included.
         num_inputs: rows of the embedding.
         num_outputs: columns of the head.

@@ -19,8 +19,8 @@ def chunked_sum(
 
     Positions of weight zero are skipped. The backward pass recomputes each chunk's logits (a checkpoint), so peak
     memory is that of one chunk. This saves memory for first derivatives; a second one (double backward) retains the
-    recomputed values and is equally exact. Without autograd (validation; taylor, whose tensors carry their derivatives)
-    nothing is recomputed.
+    recomputed values and is equally exact. Nothing is recomputed without autograd, as in validation or taylor (its
+    tensors carry their derivatives).
 
     Args:
         loss_sum: loss of logits and examples; the first result (a scalar or a vector of sums) is summed.

@@ -170,7 +170,7 @@ class Uniform:
     def _loss(
         self, scores: Tensor, logs: Tensor, at_clean: Tensor, noisy: Tensor, clean: Tensor, sigma: Tensor
     ) -> Tensor:
-        """Return the loss from Σ s_y and Σ log s_y over y ≠ x, and log s_{x0}."""
+        """Return the loss from Σ s_y, Σ log s_y (both over y ≠ x) and log s_{x0}."""
         log_a = -F.softplus(math.log(self.vocab_size) - log_expm1(sigma)).expand(noisy.shape)
         same, others = noisy == clean, self.vocab_size - 1
         a, inverse = log_a.exp(), (-log_a).exp()

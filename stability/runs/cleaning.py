@@ -48,8 +48,7 @@ def unlisted_runs(pool: Path) -> list[Unlisted]:
 
     Raises:
         ValueError: a study's record is unreadable (`listed`), or the pool has runs but no study, as if the folder of
-            studies
-        were not mounted.
+            studies were not mounted.
     """
     known, runs = listed(pool), _runs(pool)
     if runs and not StudyFolder.all_of(pool):

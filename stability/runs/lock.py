@@ -24,7 +24,7 @@ CLAIM = ".lock-"
 
 
 class LostLock(RuntimeError):
-    """Raised in a process without sign of life whose run another took over."""
+    """Raised in a process without sign of life after another took over its run."""
 
     def __init__(self, folder: Path):
         super().__init__(

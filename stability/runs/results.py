@@ -53,8 +53,8 @@ class Results:
         curves: one row per training step.
         spectra: non-empty tables of `SPECTRA_COLUMNS` by name.
         probes: non-empty tables by name: those of `PROBE_COLUMNS`; ``generation``, one row per scored sample
-        (`COLLECTED_GENERATION_COLUMNS`); ``samples``, the first of each run (`SAMPLES_COLUMNS`); ``gradients``
-        (`GRADIENT_COLUMNS`).
+            (`COLLECTED_GENERATION_COLUMNS`); ``samples``, the first of each run (`SAMPLES_COLUMNS`); ``gradients``
+            (`GRADIENT_COLUMNS`).
         searches: the study's tables of `SEARCH_COLUMNS` by name.
         left_out: one line per unreadable run or file.
     """

@@ -20,8 +20,7 @@ class Sinks:
     Args:
         directory: the run's folder.
         asked: a trial's request, plain and picklable: ``to``, the settings of each sink by name, and the other fields
-            of
-        `Told`; None: no sinks.
+            of `Told`; None: no sinks.
     """
 
     def __init__(self, directory: RunDirectory, asked: dict[str, Any] | None = None):

@@ -60,9 +60,8 @@ def train_tokenizer(
 
     Raises:
         ValueError: the chains are unusable; nothing is written.
-        RuntimeError: the device is missing; nothing is written. Or the training crashed; the status is then ``failed``
-            and
-        the traceback is stored.
+        RuntimeError: the device is missing (nothing is written), or the training crashed (the status is then
+            ``failed``, and the traceback is stored).
     """
     if directory.finished:
         return

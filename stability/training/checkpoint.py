@@ -35,7 +35,7 @@ def save(
     """Write the checkpoint folder atomically: temporary name, fsync, rename.
 
     Args:
-        folder: the target, …/step_000200; an older folder of this name is damaged and is replaced.
+        folder: the target, …/step_000200; an existing one is damaged and is removed just before the rename.
         model: its state_dict becomes ``model.safetensors``.
         trainer: the trainer's state; tensors and plain values only.
         spec: spec of the run or tokenizer, copied into the manifest.

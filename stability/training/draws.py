@@ -57,7 +57,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model into training or evaluation mode; restore each module's mode on exit.
 
     Modes change only here. A model already in this mode is left alone: a training run leaves training mode only for
-    validations. Optimizers are not notified.
+    validations, and a model loaded for reading stays in evaluation mode. Optimizers are not notified.
     """
     if model.training == training:
         yield
@@ -77,9 +77,9 @@ def dropping(
 ) -> Iterator[None]:
     """Run a forward pass with dropout seeded by (seed, purpose, index, first_row).
 
-    Earlier draws and the device of the microbatch have no influence. Other microbatch boundaries give other draws.
-    torch's own generators (CPU and device) are seeded and restored on exit, so random draws inside plugins are
-    reproducible, too.
+    The draws depend only on these and on the order of the model's modules, not on earlier draws or on the process of
+    the microbatch. Other microbatch boundaries give other draws. torch's own generators (CPU and device) are seeded and
+    restored on exit, so random draws inside plugins are reproducible, too.
 
     Args:
         model: put into training mode within.

@@ -42,7 +42,9 @@ class SpikeWatch:
         self.margin = self.spec.spike_nats
 
     def update(self, step: int, loss: float) -> None:
-        """Add a step's loss to the smoothed loss and its worst rise beyond the margin.
+        """Add a step's loss to the smoothed loss and its worst rise.
+
+        Only a rise beyond the margin counts.
 
         Args:
             step: number of the step.

@@ -24,7 +24,7 @@ from stability.training import hugging_face
 from stability.training.checkpoint import MODEL, sha256_of, verified_manifest
 
 Shapes = Mapping[str, tuple[int, ...]]
-SHOWN = 3  # tensors of a kind that a message names
+SHOWN = 3  # tensors of each kind in a message
 
 
 @dataclass(frozen=True)
