@@ -82,7 +82,7 @@ class Checkpoints(ABC):
         return None
 
     def lacks(self, step: int) -> bool:
-        """Return whether the current step is unsaved."""
+        """Return whether a step above 0 is unsaved."""
         return step > 0 and step not in self._standing
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:

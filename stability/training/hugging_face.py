@@ -155,8 +155,9 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
 
 
 def _renamed(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (our name, tensor), matrices as (out, in); skip masks and a tied head. ``LookupError`` names a foreign
-    tensor.
+    """Yield (our name, tensor), matrices as (out, in), without masks and a tied head.
+
+    ``LookupError`` names a foreign tensor.
     """
     whole = {"wte.weight": "embedding.embedding.weight", "wpe.weight": "embedding.positions_ND"}
     whole |= {"ln_f.weight": "final_norm.weight", "ln_f.bias": "final_norm.bias"}

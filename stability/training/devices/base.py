@@ -1,4 +1,4 @@
-"""A trainer asks the same of the devices of its run, whether there is one or there are several."""
+"""Interface between a trainer and the devices of its run, one or several."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stability.models.backbone import Backbone
 from stability.objectives import Examples
 
 Tensors = dict[str, Tensor]  # whole parameters, by their names
-State = dict[str, Any]  # of an optimizer, whole
-Sums = tuple[Tensor, ...]  # scalars that add up over microbatches, the loss first, as many for each of them
-# adds the gradient of a microbatch, which begins at this row of the batch, to the parameters'; its sums
+State = dict[str, Any]  # the whole state of an optimizer
+Sums = tuple[Tensor, ...]  # scalars to add over microbatches, the loss first; equally many for each microbatch
+# (microbatch, its first row in the batch) → its sums; adds its gradient to the parameters'
 Add = Callable[[Examples, int], Sums]
 
 
 class Devices(ABC):
-    """A run's devices as one of its processes sees them; leaving this context ends the processes of the others.
+    """A run's devices, from one of its processes; exit ends the other processes.
 
-    ``model`` and ``optimizer`` are those of the process itself, which may hold a part of them only.
+    ``model`` and ``optimizer`` in the methods are this process's own; they may be only a part.
     """
 
     def __enter__(self) -> Devices:
@@ -37,55 +37,71 @@ class Devices(ABC):
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
-        """End the other processes. Errors: ``RuntimeError`` with the last words of one that died, where that is what
-        ``error`` came of."""
+        """End the other processes.
+
+        Raises:
+            RuntimeError: one of them died and so caused ``error``; the message has its last output.
+        """
 
     @abstractmethod
     def described(self) -> dict[str, int]:
-        """Return what a row of timings says of them."""
+        """Return the fields about devices in a row of timings."""
 
     @abstractmethod
     def tell(self, method: str, *numbers: int) -> None:
-        """Have the other processes call one of the methods that they follow (`Replica.FOLLOWED`)."""
+        """Send the other processes a method to call (`Replica.FOLLOWED`)."""
 
     @abstractmethod
     def build(self, make: Callable[[], Backbone]) -> Backbone:
-        """Return the model that ``make`` gives on the CPU, placed."""
+        """Return the model that ``make`` builds on the CPU, placed on the devices."""
 
     @abstractmethod
     def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
-        """Load whole parameters, and the optimizer's whole state where there is one (None: it stays as it is)."""
+        """Load whole parameters and the optimizer's whole state.
+
+        Args:
+            model: receives the parameters.
+            optimizer: receives the state.
+            parameters: whole parameters by name.
+            state: the optimizer's whole state; None: unchanged.
+        """
 
     @abstractmethod
     def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
-        """Return the model and the optimizer's state as one device would have them: what a checkpoint holds."""
+        """Return the whole model and the optimizer's whole state, as for a checkpoint."""
 
     @abstractmethod
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
-        """Add the gradient of a batch to the parameters'; return its sums. ``rows``: of a microbatch, at most."""
+        """Add the gradient of a batch to the parameters'; return its sums.
+
+        Args:
+            add: adds the gradient of a microbatch, given its first row, and returns its sums.
+            examples: the batch.
+            rows: rows of a microbatch, at most.
+            parameters: the model's parameters.
+        """
 
     @abstractmethod
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return what of each lies here, as plain tensors that share its memory."""
+        """Return the local part of each tensor, as plain tensors with shared memory."""
 
     @abstractmethod
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made
-        of them."""
+        """Return the joint Euclidean norm of parameters, gradients or results of `local`."""
 
     @abstractmethod
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to the norm ``limit`` where they are above it; return their norm before."""
+        """Scale the gradients down to the norm ``limit`` if above it; return their previous norm."""
 
     @abstractmethod
     def every(self, is_so: bool) -> bool:
-        """Return whether it is so in each process."""
+        """Return whether a condition is true in every process."""
 
     @abstractmethod
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
-        """Yield ``function`` of each item, in their order, without gradients."""
+        """Yield ``function`` of each item in order, without gradients."""
 
 
 def summed(parts: Sequence[Sums]) -> Sums:
-    """Return the sums of all microbatches."""
+    """Return the sums over all microbatches."""
     return tuple(torch.stack(column).sum() for column in zip(*parts, strict=True))

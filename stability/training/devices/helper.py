@@ -1,6 +1,7 @@
-"""``python -m stability.training.devices.helper FILE``: a further process of a run that takes several devices. It goes
-through those methods of its part of the run that all processes go through together, when the run's own says so, until
-its input ends."""
+"""Helper process of a run on several devices: ``python -m stability.training.devices.helper FILE``.
+
+The run's main process sends it methods to call, common to all processes. It ends with its input.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,15 @@ from stability.training.step import Replica
 
 
 def help_out(settings: dict[str, Any]) -> None:
-    """Join the run and follow it. ``settings``: what `Helpers` wrote."""
+    """Join the run and follow its instructions.
+
+    Args:
+        settings: content of the file from `Helpers`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # a batch system sends them to every process of a job; what they mean for the run, its own process decides
+        # a batch system sends them to every process of a job; only the run's main process responds
         signal.signal(number, signal.SIG_IGN)
-    add_plugins(settings["spec"].get("plugins"))  # the run's own process has them from its command
+    add_plugins(settings["spec"].get("plugins"))  # the main process has them from its command
     spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
     corpus = load(Path(settings["cache_dir"]), spec.data_fingerprint)
     rank, size = settings["rank"], settings["size"]
@@ -34,13 +39,20 @@ def help_out(settings: dict[str, Any]) -> None:
         part = Replica(spec, corpus, device, ShardedDevices(device, rank, size))
     else:
         part = Microbatches(spec, corpus, device, rank, size)
-        join(settings, device)  # only now: the run notices a helper that dies before, and waits for none after
+        join(settings, device)  # last: a death in the setup above is then detected before the group forms
     follow(part, told)
 
 
 def follow(part: Replica | Microbatches, told: Iterable[Sequence[Any]]) -> None:
-    """Call the methods that are named, each with the numbers after its name. Errors: ``KeyError`` for a method that is
-    not among those of ``part.FOLLOWED``."""
+    """Call each named method with the numbers after its name.
+
+    Args:
+        part: this process's part of the run.
+        told: instructions (method, *numbers).
+
+    Raises:
+        KeyError: a method is not in ``part.FOLLOWED``.
+    """
     for method, *numbers in told:
         if method not in part.FOLLOWED:
             raise KeyError(method)

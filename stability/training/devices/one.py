@@ -15,7 +15,7 @@ from stability.training.devices.base import Add, Devices, State, Sums, Tensors, 
 
 
 class OneDevice(Devices):
-    """Everything is here, and there is nobody to tell."""
+    """The only device of a run, with everything in one process."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -27,7 +27,7 @@ class OneDevice(Devices):
         return {}
 
     def tell(self, method: str, *numbers: int) -> None:
-        """Tell nobody."""
+        """Send nothing: there are no other processes."""
 
     def build(self, make: Callable[[], Backbone]) -> Backbone:
         return make().to(self._device)

@@ -1,9 +1,8 @@
-"""The further processes of a run that takes several devices of a machine: started, told what to do, joined with the
-run's own, and ended with it.
+"""Helper processes of a run on several devices: start, instructions, join and end.
 
-They are plain processes beside the run's own, not Ray workers: a trial is where a launcher put it, knows its devices,
-and needs no second scheduler inside. Ray Train inside a trial of Ray Tune takes about 26 s to start; these take as long
-as importing torch.
+They are plain processes beside the run's main process, not Ray workers: a launcher has already placed the trial and
+chosen its devices, so no second scheduler is necessary. Ray Train inside a trial of Ray Tune needs about 26 s to start;
+these need the time of importing torch.
 """
 
 from __future__ import annotations
@@ -29,17 +28,25 @@ import torch.distributed as dist
 from stability.config.run import RunSpec
 
 MODULE = "stability.training.devices.helper"
-PATIENCE = timedelta(minutes=30)  # within a step
+PATIENCE = timedelta(minutes=30)  # timeout of communication within a step
 FAREWELL_S = 10.0
-LAST_WORDS_S = 5.0  # a lost connection is noticed before the system has cleared the process away
+LAST_WORDS_S = 5.0  # a lost connection is detected before the system reports the process's end
 
 
 class Helpers:
-    """The further processes of one run (`helper`), ranks 1 to ``num_devices`` − 1; the run's own process is rank 0.
-    ``shard``: whether each holds a slice of everything, or computes microbatches.
+    """The helper processes of one run (`helper`), ranks 1 to ``num_devices`` − 1.
 
-    Errors: ``RuntimeError`` where there are fewer GPUs, or where one dies before all have joined (its last words in the
-    message).
+    The run's main process is rank 0.
+
+    Args:
+        spec: the run.
+        cache_dir: the pool's prepared data.
+        device: device of the main process.
+        num_devices: number of devices, its own included.
+        shard: whether each process has a slice of everything, or computes microbatches.
+
+    Raises:
+        RuntimeError: fewer GPUs exist, or a helper died before all had joined (the message has its last output).
     """
 
     def __init__(self, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int, *, shard: bool):
@@ -66,13 +73,13 @@ class Helpers:
             raise
 
     def _start(self, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
-        """Start the process of one rank, its settings in a file and its output in a log."""
+        """Start the process of one rank, with a settings file and a log."""
         folder = Path(self._folder.name)
         (folder / f"{rank}.json").write_text(json.dumps({**settings, "rank": rank}))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
         command = [sys.executable, "-m", MODULE, str(folder / f"{rank}.json")]
         with open(self._log(rank), "w") as log:
-            # in a session of its own: Ctrl-C is the run's to answer, and it still needs its helpers to do so
+            # in a session of its own: only the main process handles Ctrl-C, and it still needs its helpers then
             return subprocess.Popen(
                 command,
                 env=environment,
@@ -87,23 +94,32 @@ class Helpers:
         return Path(self._folder.name) / f"{rank}.log"
 
     def _await(self, store: Path) -> None:
-        """Wait until each helper is about to join the group; joining before that would wait in vain for one that has
-        failed."""
+        """Wait until every helper is ready to join; raise if one has died."""
+        # Joining earlier would wait in vain for a failed helper.
         while not all(_ready(store, rank).exists() for rank in range(1, len(self._processes) + 1)):
             if any(process.poll() is not None for process in self._processes):
                 raise RuntimeError(self.last_words(0))
             time.sleep(0.05)
 
     def tell(self, *words: Any) -> None:
-        """Send one instruction to every helper. Errors: ``BrokenPipeError`` where one is dead."""
+        """Send one instruction to every helper.
+
+        Raises:
+            BrokenPipeError: a helper is dead.
+        """
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(words) + "\n")
             process.stdin.flush()
 
     def last_words(self, wait_s: float = LAST_WORDS_S) -> str | None:
-        """Return a line about the helper that died first, as far as can be told; None where all live. Those that lose
-        touch with it die after it and are not to blame."""
+        """Return a line about the helper that died first, or None if all live.
+
+        The first one is a best guess. Helpers that lose their connection to it die later.
+
+        Args:
+            wait_s: seconds to wait for a death.
+        """
         deadline = time.monotonic() + wait_s
         while all(process.poll() is None for process in self._processes):
             if time.monotonic() > deadline:
@@ -114,21 +130,24 @@ class Helpers:
             for rank, process in enumerate(self._processes, 1)
             if process.returncode is not None
         ]
-        # what a signal killed wrote nothing
+        # a process killed by a signal comes first, by its negative code: it writes nothing to its log
         rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))
         words = self._log(rank).read_text().strip().splitlines()
         return f"the process of device {rank} died with code {code}: {words[-1] if words else 'no word'}"
 
     def end(self, error: BaseException | None) -> None:
-        """End the processes. Errors: ``RuntimeError`` with the last words of one that died, where that is what
-        ``error`` came of."""
+        """End the processes.
+
+        Raises:
+            RuntimeError: a helper died and so caused ``error``; the message has its last output.
+        """
         words = self.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
         self.close()
         if words is not None:
             raise RuntimeError(words) from error
 
     def close(self) -> None:
-        """Close every helper's input, at whose end it exits, and wait for it; one that does not exit is killed."""
+        """Close every helper's input, so that it exits; kill one that does not."""
         for process in self._processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died
@@ -145,7 +164,7 @@ class Helpers:
 
 
 def device_of(settings: dict[str, Any]) -> torch.device:
-    """Return the device of a helper, chosen by its rank; on a GPU it is made the current one."""
+    """Return the device of a helper by its rank; a GPU becomes the current one."""
     device = torch.device("cuda", settings["rank"]) if settings["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -153,22 +172,24 @@ def device_of(settings: dict[str, Any]) -> torch.device:
 
 
 def join(settings: dict[str, Any], device: torch.device) -> None:
-    """Make this helper one group with the run's own process and the other helpers."""
+    """Join this helper, the other helpers and the main process in one group."""
     store = Path(settings["store"])
     _ready(store, settings["rank"]).touch()
     _join(store, device, settings["rank"], settings["size"])
 
 
 def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
-    """Yield what the run's process tells this one to do. When its input ends, as it does when the run's process dies,
-    so does this process, wherever it stands, and takes the run's folder with it: a process that was killed removes
-    nothing."""
+    """Yield the instructions of the run's main process.
+
+    This process exits at the end of its input, in any state, also if the main process dies. It then removes the
+    helpers' temporary folder: a killed main process cannot.
+    """
     told: queue.Queue[list[Any]] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             told.put(json.loads(line))
-        # another helper may be at it, or have done it
+        # another helper may do so at the same time, or have done it
         shutil.rmtree(Path(settings["store"]).parent, ignore_errors=True)
         os._exit(0)
 

@@ -1,17 +1,16 @@
-"""One run whose parameters, gradients and optimizer state are split over the devices of a machine: torch's FSDP2
-(`fully_shard`).
+"""One run split over the devices of a machine by torch's FSDP2 (`fully_shard`).
 
-Each of n devices holds a slice of about 1/n of every tensor. It computes its own n-th of each batch; a block's
-parameters are gathered for as long as the block computes and its gradients are summed into slices, so that beside the
-slices no more than a block (and embedding, norms and head, which are one unit) is whole on a device. Every process goes
-through the same methods of a `Replica` in the same order: the run's own process decides which, by itself (guards,
-verdict, cadence, Ctrl-C), and tells the helpers. It alone has the run's directory; only there, in host memory, are a
-checkpoint's tensors whole while it is written or read, so that checkpoints are those of any other run.
+Parameters, gradients and optimizer state are split: each of n devices has a slice of about 1/n of every tensor, and
+computes its own n-th of each batch. A block's parameters are gathered only while the block computes, and its gradients
+are summed into slices. So beside the slices at most one block is whole on a device (embedding, norms and head count as
+one block). Every process calls the same methods of a `Replica` in the same order. The run's main process alone chooses
+them (guards, verdict, cadence, Ctrl-C) and instructs the helpers. It alone has the run's directory. Only there, in host
+memory, are a checkpoint's tensors whole during reading or writing, so checkpoints equal those of any other run.
 
-The numbers are those of one device up to rounding, since sums are made in another order: over n devices they are always
-the same bits. So like the kind of device, and unlike ``threads``, the number of shards is not part of a run's identity:
-a run can be gone on with on other machines. A run that goes on with the same number equals an undisturbed one bit for
-bit; ``timing.jsonl`` says for each step how many there were.
+The numbers equal those of one device up to rounding, since sums have another order; over n devices they are always the
+same bits. So like the kind of device, and unlike ``threads``, the number of shards is not part of a run's identity: a
+run can resume on other machines. Resumed with the same number, it equals an undisturbed one bit for bit;
+``timing.jsonl`` has the number for each step.
 """
 
 from __future__ import annotations
@@ -36,7 +35,14 @@ from stability.training.machine import return_freed_memory
 
 
 class ShardedDevices(Devices):
-    """One process's share of a run in ``size`` of them. ``helpers``: the others, in the run's own process."""
+    """One process's share of a run in ``size`` processes.
+
+    Args:
+        device: device of this process.
+        rank: its rank; 0 is the run's main process.
+        size: number of processes.
+        helpers: the other processes; only in the main process.
+    """
 
     def __init__(self, device: torch.device, rank: int, size: int, helpers: Helpers | None = None):
         from torch.distributed.device_mesh import init_device_mesh
@@ -47,7 +53,17 @@ class ShardedDevices(Devices):
 
     @classmethod
     def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> ShardedDevices:
-        """Start the helpers, and return the share of the run's own process. Errors: as `Helpers`."""
+        """Start the helpers, and return the share of the run's main process.
+
+        Args:
+            spec: the run.
+            cache_dir: the pool's prepared data.
+            device: device of the main process.
+            size: number of processes.
+
+        Raises:
+            RuntimeError: as `Helpers`.
+        """
         return cls(device, 0, size, Helpers(spec, cache_dir, device, size, shard=True))
 
     def end(self, error: BaseException | None) -> None:
@@ -62,10 +78,10 @@ class ShardedDevices(Devices):
             self._helpers.tell(method, *numbers)
 
     def build(self, make: Callable[[], Backbone]) -> Backbone:
-        """Build the model whole in the run's own process only, on the CPU, until it is handed out."""
+        """Build the sharded model; only the main process has whole initial parameters, on the CPU."""
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        # of in-place changes to the model's output, which is a view of the head's; nothing here makes any
+        # a warning against in-place changes of the model's output, a view of the head's; no code here changes it
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         with torch.device("meta"):
             model = make()
@@ -82,7 +98,14 @@ class ShardedDevices(Devices):
         return model
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
-        """Go through this process's own rows of the batch; the others go through theirs."""
+        """Add the gradient of this process's own rows of the batch; return the sums of all.
+
+        Args:
+            add: adds the gradient of a microbatch, given its first row, and returns its sums.
+            examples: the whole batch.
+            rows: rows of a microbatch, at most.
+            parameters: the model's parameters.
+        """
         own = len(examples.targets_BN) // self._size
         first = self._rank * own
         share = examples.each(lambda tensor: tensor[first : first + own])
@@ -100,7 +123,7 @@ class ShardedDevices(Devices):
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = self.norm(gradients)
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ has it
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in clip_grad_norm_
         for gradient in self.local(gradients):
             gradient.mul_(factor)
         return norm
@@ -109,19 +132,26 @@ class ShardedDevices(Devices):
         return all(bool(flag) for flag in self._all(torch.tensor(is_so, device=self._device)))
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
-        """Share the items out in turn; in the last round, all go through the model, whether there is an item left for
-        each or not."""
+        """Share the items out in turn."""
         results = []
         for start in range(0, len(items), self._size):
+            # Every process must run the model, so in the last round some repeat the last item.
             own = torch.tensor(
                 function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device
             )
             results += self._all(own)[: len(items) - start]
-        self._model.reshard()  # after a forward pass that no backward pass follows, embedding and head would stay whole
+        self._model.reshard()  # without a backward pass, embedding and head would stay whole
         return iter([tuple(parts.tolist()) for parts in results])
 
     def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
-        """Hand out parameters and state, which count in the run's own process only."""
+        """Load whole parameters and state from the main process into all processes.
+
+        Args:
+            model: receives the parameters.
+            optimizer: receives the state.
+            parameters: whole parameters by name; used in the main process only.
+            state: the optimizer's whole state, likewise; None: unchanged.
+        """
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
             optimizer.load_state_dict(self._received(optimizer, frame, state))
@@ -132,8 +162,7 @@ class ShardedDevices(Devices):
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
     def _received(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are
-        without content."""
+        """Return the optimizer's state with this process's slices for the empty tensors of ``frame``."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         slices = {
             index: {
@@ -147,7 +176,7 @@ class ShardedDevices(Devices):
         return {**frame, "state": slices}
 
     def _handed_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
-        """Return this process's slice of a tensor that the run's own has whole."""
+        """Return this process's slice of a tensor that is whole in the main process."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(like, DTensor)
@@ -158,8 +187,10 @@ class ShardedDevices(Devices):
         return distribute_tensor(given, self._mesh, like.placements)
 
     def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
-        """Gather the whole model and the optimizer's whole state on the CPU, one tensor after another; in the helpers
-        the tensors are empty."""
+        """Gather the whole model and optimizer state on the CPU, tensor by tensor.
+
+        In the helpers the tensors are empty.
+        """
         parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
         with torch.device("meta"):
             whole = self._make()
@@ -174,14 +205,14 @@ class ShardedDevices(Devices):
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
     def _all(self, own: Tensor) -> list[Tensor]:
-        """Return what each process has, in their order: sums over it are the same bits everywhere, and decisions on
-        them the same."""
+        """Return each process's tensor, in order."""
+        # In order everywhere: sums over them are the same bits in every process, and so are decisions.
         found = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(found, own)
         return found
 
     def _same(self, value: Any) -> Any:
-        """Return the value that the run's own process has, in every process."""
+        """Return the main process's value in every process."""
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self._device)
         return values[0]
@@ -201,7 +232,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _frame(value: Any) -> Any:
-    """Return a tensor without its content; scalars (step counts) keep it."""
+    """Return a tensor without its content; scalars (step counts) retain theirs."""
     return value.to("meta") if isinstance(value, Tensor) and value.ndim else value
 
 

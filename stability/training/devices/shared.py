@@ -1,11 +1,10 @@
-"""One run over several devices of a machine: its microbatches are shared out, and their gradients added up in the order
-that one device would have.
+"""One run with its microbatches shared out over the devices of a machine.
 
-The run's process keeps everything that a run is: parameters, optimizer, log, checkpoints, guards. At each step it hands
-its parameters to one helper process a device, which take every n-th microbatch and hand their gradients back.
-Floating-point sums are made in the same order as without helpers, so that the numbers are the same bit for bit on
-devices of one kind, and a run may be resumed on another number of them. Every device holds the whole model; `sharded`
-is for one that does not fit.
+The run's main process has everything: parameters, optimizer, log, checkpoints, guards. At each step it sends its
+parameters to one helper process per device; each computes every n-th microbatch and returns its gradients.
+Floating-point sums have the same order as on one device. So the numbers are the same bit for bit on devices of one
+kind, and a run may resume on another number of them. Every device has the whole model; use `sharded` for one that does
+not fit.
 """
 
 from __future__ import annotations
@@ -31,9 +30,16 @@ from stability.training.machine import compiled, prepare_torch
 
 
 class SharedDevices(OneDevice):
-    """The run's own device, and helpers that compute some of its microbatches. ``num_devices``: theirs and its own.
+    """The run's own device, and helpers that compute some of its microbatches.
 
-    Errors: ``RuntimeError`` where there are fewer GPUs, or a helper died (its last words in the message).
+    Args:
+        spec: the run.
+        cache_dir: the pool's prepared data.
+        device: the run's own device.
+        num_devices: number of devices, its own included.
+
+    Raises:
+        RuntimeError: fewer GPUs exist, or a helper died (the message has its last output).
     """
 
     def __init__(self, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
@@ -45,35 +51,43 @@ class SharedDevices(OneDevice):
         self._helpers.end(error)
 
     def tell(self, method: str, *numbers: int) -> None:
-        """Tell the helpers, who take part in the methods of `Microbatches` only."""
+        """Send the helpers a method, if it is one of `Microbatches`."""
         if method in Microbatches.FOLLOWED:
             self._helpers.tell(method, *numbers)
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
-        """Hand out the parameters, with which the helpers begin; then go through the microbatches in their order."""
+        """Add the gradient of a batch to the parameters'; return its sums.
+
+        Args:
+            add: adds the gradient of a microbatch, given its first row, and returns its sums.
+            examples: the batch.
+            rows: rows of a microbatch, at most.
+            parameters: the model's parameters.
+        """
+        # The helpers start with the parameters.
         dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
         parts: list[Sums] = []
         for index, part in enumerate(examples.split(rows)):
             owner = index % self._size
-            # the first is the run's own, and has as many sums as the others
+            # the first is the main process's own, with as many sums as the others
             parts.append(self._received(owner, parameters, len(parts[0])) if owner else add(part, rows * index))
         return summed(parts)
 
     def _received(self, owner: int, parameters: Sequence[nn.Parameter], num_sums: int) -> Sums:
-        """Add a helper's gradient of its next microbatch to the parameters'; its sums are returned."""
+        """Add a helper's gradient of its next microbatch to the parameters'; return its sums."""
         received = torch.empty(sum(parameter.numel() for parameter in parameters) + num_sums, device=self._device)
         dist.recv(received, src=owner)
         for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
-            # the run's own microbatch, the first one, gave every parameter that is used its gradient
+            # the first microbatch, the main process's own, has set the gradient of every used parameter
             if parameter.grad is not None:
                 parameter.grad.add_(part)
-        return received[-num_sums:].clone().unbind()  # else all of it would stay
+        return received[-num_sums:].clone().unbind()  # a view would retain the whole buffer
 
 
 class Microbatches:
-    """The part of a helper: the gradients of every ``size``-th microbatch, from number ``rank`` on.
+    """A helper's part: the gradients of every ``size``-th microbatch, from number ``rank`` on.
 
-    ``FOLLOWED``: as a `Replica`'s.
+    ``FOLLOWED`` is as in `Replica`.
     """
 
     FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step",)
@@ -87,7 +101,7 @@ class Microbatches:
         self._parameters = list(self._model.parameters())
 
     def train_step(self, step: int) -> None:
-        """Take the run's parameters, and hand back the gradients of this step's microbatches and their loss sums."""
+        """Compute and send this step's gradients and loss sums, at the run's parameters."""
         received, spec = _flat([parameter.detach() for parameter in self._parameters]), self._spec
         dist.broadcast(received, src=0)
         with torch.no_grad():
@@ -115,7 +129,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _parts(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Yield views of a flat tensor in the parameters' shapes; what is left over at its end is left out."""
+    """Yield views of a flat tensor in the parameters' shapes, without its rest."""
     start = 0
     for parameter in parameters:
         yield flat[start : start + parameter.numel()].view_as(parameter)
