@@ -54,7 +54,7 @@ class AbstractDataSource:
     def remedy(cls, config: Any, corpus: Any) -> str:
         """Name settings that may help if windows are too long for the corpus.
 
-        "Too long" is for one of its sides. Form: ", or data.…=…"; "" if none.
+        Too long means longer than one of its sides allows. Form: ", or data.…=…"; "" if none.
         """
         return ""
 

@@ -17,12 +17,12 @@ from stability.objectives._vocabulary import AbstractVocabularyObjective, Vocabu
 class MaskedLanguageModel(AbstractVocabularyObjective):
     """Cross entropy averaged over a sequence's masked positions, then over sequences.
 
-    The paper so averages proteins (E.1). With the uniform schedule this is, per token, the 1/t-weighted bound on the
-    NLL of masked diffusion (a batch mean over all masked positions would weigh a sequence by its mask rate). The mask
-    token is one id past the vocabulary; the head does not predict it. With ``context=J`` a window has J + N tokens: the
-    first J are the context, never masked and not in the loss. BERT's objective (Devlin et al. 2019, section 3.1) is
-    ``mask_rate=fixed corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the mask, 10 % a random
-    token, 10 % their own.
+    The paper averages proteins in this way (E.1). With the uniform schedule this is, per token, the 1/t-weighted bound
+    on the NLL of masked diffusion (a batch mean over all masked positions would weigh a sequence by its mask rate). The
+    mask token is one id past the vocabulary; the head does not predict it. With ``context=J`` a window has J + N
+    tokens: the first J are the context, never masked and not in the loss. BERT's objective (Devlin et al. 2019, section
+    3.1) is ``mask_rate=fixed corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the mask, 10 % a
+    random token, 10 % their own.
     """
 
     class Config(VocabularySettings):

@@ -62,10 +62,10 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 def logged_until(directory: RunDirectory) -> tuple[int, str]:
-    """Return the last step with a complete log up to it, and any damage.
+    """Return (last step with a complete log up to it, later damage or "").
 
-    Damage after that step is "" if the log just ends. Only deterministic rows count. Rows reach the disk before their
-    checkpoint. A checkpoint beyond this step means lost rows; only an earlier checkpoint can reproduce them.
+    Only deterministic rows count. Rows reach the disk before their checkpoint. A checkpoint beyond this step means lost
+    rows; only an earlier checkpoint can reproduce them.
     """
     # metrics have one row per step, without gaps
     steps, damage = _whole_steps(directory.metrics_file, lambda last, step: step == last + 1)

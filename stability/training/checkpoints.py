@@ -101,7 +101,7 @@ class Checkpoints(ABC):
     def remove_unplanned(self, step: int) -> None:
         """Remove the checkpoints outside the plan at the end of training.
 
-        They are the rolling ones and those written at an interruption. A resumed run so leaves the same folder as an
+        They are the rolling ones and those written at an interruption. So a resumed run leaves the same folder as an
         undisturbed one.
         """
         self._remove_but(self.choose_kept(step))
