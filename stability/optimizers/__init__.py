@@ -1,4 +1,7 @@
-"""Optimizers, one file each. ``build("adamw", model, lr=1e-3)`` makes one over a model's parameters."""
+"""Optimizers, one file each.
+
+``build("adamw", model, lr=1e-3)`` builds one over a model's parameters.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +44,25 @@ __all__ = [
 
 
 def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: float, **settings: Any):
-    """Return one optimizer as a ``torch.optim.Optimizer``, its parameters grouped by weight decay as a run groups them.
+    """Return one optimizer, its parameters grouped by weight decay as in a run.
 
-    ``of``: a model, or its ``named_parameters()``. What a model's modules say of the decay of their own parameters is
-    heard of a model only; of a list each parameter is judged alone. ``settings``: the fields of the optimizer's Config.
+    A list's parameters are each judged alone; only a model's modules can set the decay of their own parameters. If a
+    model defines no roles, an optimizer of matrices steps all two-axis parameters except an ``nn.Embedding``'s.
 
-    Errors: ``ValueError`` of one line, also for the list of an optimizer that takes matrices: it has to see the modules
-    to know an embedding. Of a model that says no roles it takes all parameters of two axes but an ``nn.Embedding``'s.
+    Args:
+        name: the optimizer's name, e.g. ``adamw``.
+        of: a model, or its ``named_parameters()``.
+        lr: learning rate.
+        settings: fields of the optimizer's Config.
+
+    Raises:
+        ValueError: a setting is invalid, or an optimizer of matrices got a list; one line.
     """
     from stability.config.parts import settings_of
     from stability.registry import Registry
 
     config, part = settings_of("optimizers", name, settings), Registry("optimizers").load(name)
+    # embeddings are recognised by their modules
     if part.takes_matrices and not isinstance(of, nn.Module):
         raise ValueError(f"{name} takes matrices and leaves embeddings alone; give the model, not its parameters")
     model = of if isinstance(of, nn.Module) else _holding(parameter for _, parameter in of)
@@ -61,7 +71,7 @@ def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: 
 
 
 def _holding(parameters: Iterable[nn.Parameter]) -> nn.Module:
-    """Return a module that holds parameters in their order and says nothing of them."""
+    """Return a module with the given parameters in their order and without roles."""
     held = nn.Module()
     for number, parameter in enumerate(parameters):
         held.register_parameter(str(number), parameter)
@@ -69,16 +79,18 @@ def _holding(parameters: Iterable[nn.Parameter]) -> nn.Module:
 
 
 def state_bytes(optimizer: optim.Optimizer) -> float:
-    """Return the bytes of the tensors in an optimizer's state over the number of its parameters' entries, after as many
-    steps as it has taken: before the first most have none. Plain numbers count nothing, and a tensor that stands in two
-    places counts once."""
+    """Return the optimizer state's bytes per parameter entry.
+
+    Call this after a step: most states are empty before the first. Plain numbers count nothing; a tensor in two places
+    counts once.
+    """
     held = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(dict(optimizer.state))}
     entries = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     return sum(held.values()) / entries
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors that a state holds at any depth; keys do not count."""
+    """Yield a state's tensors at any depth; dict keys do not count."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -1,5 +1,7 @@
-"""Optimizers by hand: what each step begins with, and AdamW in two parts for those that change its gradient before or
-its direction after."""
+"""A base for hand-written optimizers, and an AdamW with two overridable parts.
+
+Subclasses change the gradient before AdamW's means or the direction after them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ Tensors = list[Tensor]
 
 
 class ByHand(torch.optim.Optimizer):
-    """An optimizer that steps one group after another. Its settings are entries of the groups, beside ``step``, the
-    number of steps taken, this one included. A subclass implements `advance`."""
+    """A hand-written optimizer; it steps one parameter group after another.
+
+    Its settings are entries of the groups, beside ``step``, the 1-based number of the current step. A subclass
+    implements `advance`.
+    """
 
     def __init__(self, parameters: Parameters, lr: float, config: Settings):
         settings = config.model_dump()
@@ -27,7 +32,13 @@ class ByHand(torch.optim.Optimizer):
 
     @abstractmethod
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
-        """Perform the step of a group's parameters in place; the gradients stay as they are."""
+        """Perform one group's step in place, without changing the gradients.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -39,7 +50,7 @@ class ByHand(torch.optim.Optimizer):
                 self.advance(group, params, [param.grad for param in params])
 
     def held(self, params: Tensors, key: str) -> Tensors:
-        """Return a tensor of the state of each parameter, zeros at first."""
+        """Return one state tensor for each parameter, initially zeros."""
         for param in params:
             if key not in self.state[param]:
                 self.state[param][key] = torch.zeros_like(param)
@@ -47,20 +58,41 @@ class ByHand(torch.optim.Optimizer):
 
 
 class BaseAdamW(ByHand):
-    """AdamW (Loshchilov & Hutter 2019, Algorithm 2, the decay times the learning rate), of which a subclass changes
-    `taken`, `move` or both. Its settings: ``beta1``, ``beta2``, ``epsilon``, ``weight_decay``."""
+    """AdamW (Loshchilov & Hutter 2019, Algorithm 2); the decay is scaled by the learning rate.
+
+    A subclass overrides `taken`, `move` or both. Settings: ``beta1``, ``beta2``, ``epsilon``, ``weight_decay``.
+    """
 
     def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
-        """Return what the two means are of, one tensor for each gradient."""
+        """Return the input of the two means, one tensor for each gradient.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
         return gradients
 
     def move(self, group: Group, params: Tensors, gradients: Tensors, directions: Tensors) -> None:
-        """Perform the step in place. ``directions``: m̂/(√v̂ + ε) of each parameter, which may be changed."""
+        """Perform the step in place.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+            directions: m̂/(√v̂ + ε) for each parameter; may be changed in place.
+        """
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, directions, alpha=-group["lr"])
 
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
-        """Take `taken` into the two means, and `move` along their ratio."""
+        """Add `taken` to the two means, then `move` along their ratio.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
         beta1, beta2, step = group["beta1"], group["beta2"], group["step"]
         taken = self.taken(group, params, gradients)
         means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")

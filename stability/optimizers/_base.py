@@ -1,4 +1,4 @@
-"""An optimizer part is settings, and how they become a ``torch.optim.Optimizer``."""
+"""The base of optimizer parts: settings, and a builder for ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from torch import nn
 from stability.config import Settings
 from stability.config.impl import KernelUser
 
-# as torch takes them: tensors, or groups with settings of their own
+# torch's two forms: tensors, or groups with their own settings
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class AbstractOptimizer(KernelUser):
-    """An optimizer's settings, and how they become a ``torch.optim.Optimizer``. ``build`` makes it; the learning rate
-    of each step is set from outside, through the parameter groups. Its state is tensors and plain numbers, so that a
-    checkpoint can hold it.
+    """Base of optimizer parts.
 
-    ``lr_reference``: the rate that ``lr=scaled`` takes multiples of, about where the optimizer is used.
-    ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
-    tensor takes the steps of the whole. ``takes_matrices``: it takes the matrices of the model and leaves the rest to
-    AdamW (`stability.optimizers._divided`). ``linear_in_lr``: u = (θ⁺ − θ)/lr does not depend on lr; where it does,
-    α_max is one at the run's own rate only, a multiplier of the step that was taken. ``first_step_zero``: the first
-    step moves nothing, or no matrix where those are taken, but for weight decay. ``is_multiplier``: its rate multiplies
-    one that it finds itself. ``frozen``: what of its state α_max holds where the checkpoint has it, in words; "" where
-    a step uses nothing that it does not renew. ``averages``: what is validated and kept are means of the weights that
-    it moves (`_hooks.Averaging`). ``takes_hessian``: some of its steps need an estimate of the Hessian's diagonal
-    (`_hooks.TakingHessian`). ``schedules``: names of the schedules that make sense for it; None: all.
+    ``build`` returns the ``torch.optim.Optimizer``. Its learning rate is set from outside at each step, through the
+    parameter groups. Its state consists of tensors and plain numbers, so a checkpoint can store it.
+
+    Attributes:
+        lr_reference: rate multiplied by ``lr=scaled``, roughly the usual rate.
+        elementwise: each entry's step depends only on the entry's own gradients and state, so a slice of a tensor makes
+            the same steps as the whole.
+        takes_matrices: steps the model's matrices; AdamW steps the rest (`stability.optimizers._divided`).
+        linear_in_lr: u = (θ⁺ − θ)/lr does not depend on lr. If False, α_max is a multiplier of the actual step, valid
+            only at the run's own rate.
+        first_step_zero: the first step moves nothing (no matrix, if ``takes_matrices``), apart from weight decay.
+        is_multiplier: the learning rate multiplies a rate found by the optimizer.
+        frozen: state that α_max leaves at the checkpoint's value, in words; "" if every step renews all state that it
+            uses.
+        averages: averaged weights are validated and saved (`_hooks.Averaging`).
+        takes_hessian: some steps need an estimate of the Hessian's diagonal (`_hooks.TakingHessian`).
+        schedules: names of suitable schedules; None: all.
     """
 
     family: ClassVar[str] = "optimizers"
@@ -47,17 +52,26 @@ class AbstractOptimizer(KernelUser):
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
+        """Return the optimizer over the given parameters.
+
+        Args:
+            config: the part's settings.
+            parameters: tensors, or groups with their own settings.
+            lr: learning rate.
+        """
         raise NotImplementedError
 
     @classmethod
     def decays(cls, config: Any, parameter: nn.Parameter) -> bool:
-        """Return whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
+        """Return whether weight decay applies to a parameter without its module's ``own_decay``."""
         return True
 
     @classmethod
     def by_group(cls, config: Any) -> str:
-        """Describe what becomes of a matrix and of a vector: equal texts for settings that no group of parameters can
-        have to itself."""
+        """Describe the settings' effect on a matrix and a vector.
+
+        Two settings give equal texts if they differ only in fields that cannot be set for one parameter group.
+        """
         found = []
         for toy in (nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))):
             groups = cls.build(config, [toy], 1.0).param_groups

@@ -1,4 +1,7 @@
-"""Two optimizers are one where one takes a model's matrices and AdamW takes the rest, at a rate of its own."""
+"""Combine an optimizer for a model's matrices with AdamW for the rest.
+
+AdamW has its own learning rate.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Make = Callable[[Groups], torch.optim.Optimizer]
 
 
 class MatrixSettings(Settings):
-    """The settings of AdamW for what is no matrix; an optimizer of matrices adds its own."""
+    """Settings of AdamW for all parameters except matrices; subclasses add the matrices' settings."""
 
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, times the learning rate")
     rest_lr_scale: float = Field(
@@ -34,13 +37,15 @@ class MatrixSettings(Settings):
 
 
 def own_settings(config: MatrixSettings) -> dict[str, Any]:
-    """Return the settings of the matrices' optimizer by name: all that `MatrixSettings` has not."""
+    """Return the settings of the matrices' optimizer by name: all fields beyond `MatrixSettings`."""
     return config.model_dump(exclude=set(MatrixSettings.model_fields))
 
 
 class AbstractMatrixOptimizer(AbstractOptimizer):
-    """An optimizer of matrices: those of mixers and feed-forward networks. Embeddings, head, norms, biases and whatever
-    else is no matrix of a block go to AdamW. A subclass implements `of_matrices`."""
+    """Base of optimizers for the matrices of mixers and feed-forward networks.
+
+    AdamW steps everything else: embeddings, head, norms, biases. A subclass implements `of_matrices`.
+    """
 
     takes_matrices = True
     Config: ClassVar[type[MatrixSettings]]
@@ -48,8 +53,11 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
     @classmethod
     @abstractmethod
     def of_matrices(cls, config: Any, groups: Groups) -> torch.optim.Optimizer:
-        """Return the optimizer of the matrices alone, which `Divided` gives each matrix by itself and which decays
-        none. All its settings are in its groups, and its state is what they and ``state`` hold."""
+        """Return the optimizer for the matrices alone, without weight decay.
+
+        `Divided` passes each matrix as a separate tensor. All settings must be in the optimizer's groups, and all state
+        in the groups and ``state``.
+        """
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
@@ -64,12 +72,12 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
 
 
 class Divided(torch.optim.Optimizer):
-    """One ``torch.optim.Optimizer`` over the groups of two: AdamW steps those of `REST`, another those of `MATRICES`.
+    """One ``torch.optim.Optimizer`` over two: AdamW steps the `REST` groups, another the `MATRICES` groups.
 
-    State and groups are this one's. The optimizer of matrices is given each matrix as a tensor of its own that shares
-    the parameter's memory, so that a parameter which holds several (`SPLITS`) is several to it, and their state is kept
-    by their numbers: ``state[parameter][number]``. It is given no weight decay either: matrices are decayed here,
-    θ ← (1 − lr·λ)θ before the step, as AdamW does it.
+    State and groups belong to this object. Each matrix is passed as a separate tensor sharing the parameter's memory. A
+    parameter with several matrices (`SPLITS`) therefore counts as several, and their state is stored by number:
+    ``state[parameter][number]``. Matrices are decayed here, θ ← (1 − lr·λ)θ before the step as in AdamW; the inner
+    optimizer has no decay.
     """
 
     def __init__(self, groups: Groups, makes: dict[str, Make], lr: float):
@@ -97,8 +105,10 @@ class Divided(torch.optim.Optimizer):
         return found
 
     def _over(self, kind: str, groups: Groups) -> torch.optim.Optimizer:
-        """Return the optimizer of one kind over these groups and their state as they are now; what it has of settings
-        is in the groups then."""
+        """Return one kind's optimizer over these groups and their current state.
+
+        The groups receive its settings.
+        """
         if kind == REST:
             return self._made[kind].over(groups, self.state)
         apart: Groups = []
@@ -118,8 +128,10 @@ class Divided(torch.optim.Optimizer):
 
 
 class _Made:
-    """An optimizer that is made when it is first needed, and taken over whatever groups and state there are then. A
-    copy makes its own."""
+    """An optimizer built at first use.
+
+    Later uses only replace its groups and state. A copy builds its own.
+    """
 
     def __init__(self, make: Make):
         self._make, self._optimizer = make, None
@@ -135,8 +147,10 @@ class _Made:
 
 
 def _matrices(group: dict[str, Any]) -> list[tuple[nn.Parameter, int, Tensor]]:
-    """Return each matrix of a group with its parameter and its number in it: rows of the parameter, in its memory, with
-    the same rows of its gradient."""
+    """Return (parameter, number, matrix) for each matrix in a group.
+
+    Each is a view: rows of the parameter, with the same rows of the gradient.
+    """
     held = []
     for parameter, rows in zip(group["params"], group[SPLITS], strict=True):
         gradients = [None] * len(rows) if parameter.grad is None else parameter.grad.split(rows)
@@ -147,7 +161,7 @@ def _matrices(group: dict[str, Any]) -> list[tuple[nn.Parameter, int, Tensor]]:
 
 
 def _keep_settings(groups: Groups, apart: Groups) -> None:
-    """Write into the groups what an optimizer has added to its own ones, or counted on in them."""
+    """Copy settings added or changed by an inner optimizer into these groups."""
     for group, own in zip(groups, apart, strict=True):
         group.update({key: value for key, value in own.items() if key not in ("params", "weight_decay")})
 
@@ -160,7 +174,7 @@ def _decay(groups: Groups) -> None:
 
 
 def _of_kinds(parameters: Parameters) -> Groups:
-    """Return parameters as groups with `KIND` and `SPLITS`; of a plain list those of two axes are matrices."""
+    """Return parameters as groups with `KIND` and `SPLITS`; in a plain list, two-axis parameters are matrices."""
     listed: list[Any] = list(parameters)
     if listed and isinstance(listed[0], dict):
         return listed

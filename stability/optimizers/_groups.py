@@ -1,5 +1,7 @@
-"""Divide the parameters into those that weight decay reaches and the others, by the roles that have settings of their
-own, and into matrices and the rest."""
+"""Divide a model's parameters into optimizer groups.
+
+They are divided by weight decay, by roles with their own settings, and into matrices and the rest.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,27 @@ from stability.registry import near_misses
 
 KIND, SPLITS = "kind", "splits"  # entries of a parameter group
 MATRICES, REST = "matrices", "rest"
-OF_REST = "rest_"  # with which the settings of AdamW begin in an optimizer of matrices
+OF_REST = "rest_"  # prefix of AdamW's settings in an optimizer of matrices
 
 
 def optimizer_of(
     part: type[AbstractOptimizer], config: Any, groups: Sequence[Group], model: nn.Module, lr: float
 ) -> torch.optim.Optimizer:
-    """Return a part's optimizer over the parameters of a model in its order.
+    """Return a part's optimizer over a model's parameters, in the model's order.
 
-    Without ``groups`` as `parameter_groups` has them. With groups, the parameters of roles without one come first, as
-    there, then those of each group, which are built by its own settings and bear its name; ``lr`` and every rate that
-    `set_lr` sets is scaled in them. Errors: as `check_roles`.
+    Without ``groups``, parameters are grouped as in `parameter_groups`. With groups, the parameters of other roles come
+    first. Each group's parameters follow, built with the group's settings and labelled with its role; `set_lr` scales
+    their learning rate.
+
+    Args:
+        part: class of the optimizer part.
+        config: its settings.
+        groups: roles with their own settings.
+        model: the model.
+        lr: learning rate.
+
+    Raises:
+        ValueError: as `check_roles` and `require_matrices`.
     """
     if part.takes_matrices:
         require_matrices(model, groups)
@@ -49,8 +61,11 @@ def optimizer_of(
 
 
 def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
-    """Return `roles` of a model. Errors: ``ValueError`` of one line where there are settings for a role that no
-    parameter plays."""
+    """Return `roles` of a model.
+
+    Raises:
+        ValueError: there are settings for a role without parameters; one line.
+    """
     played = roles(model)
     choices = tuple(role for role in ROLES if role in played.values())
     for group in groups:
@@ -69,25 +84,27 @@ def _built(
 
 
 def _joined(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the first optimizer with the groups of the second, whose settings are all in them."""
+    """Return the first optimizer with the second's groups added; all settings are in the groups."""
     for group in single.param_groups:
         whole.add_param_group(group)
-    whole.state.update(single.state)  # some make it before their first step
+    whole.state.update(single.state)  # some optimizers create state before their first step
     return whole
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, ``lr`` times the group's own scale where it has one."""
+    """Set the learning rate of every group: ``lr`` times the group's own scale, if any."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_SCALE, 1.0)
 
 
 def roles(model: nn.Module) -> dict[str, str]:
-    """Return the role of each parameter by its name, one of `stability.config.groups.ROLES`.
+    """Return the role of each parameter by name, one of `stability.config.groups.ROLES`.
 
-    A module says of its parts and parameters which roles they play (``own_roles``: name → role), as the backbone and
-    its blocks do; what says nothing plays the role of what it is built into. Errors: ``AssertionError`` that names a
-    parameter without a role.
+    A module defines its parts' and parameters' roles in ``own_roles`` (name → role); the backbone and its blocks do so.
+    A part without a definition inherits the role of its parent.
+
+    Raises:
+        AssertionError: a parameter has no role; the message names the parameter.
     """
     found = {name: _role(model, name) for name, _ in model.named_parameters()}
     for name, role in found.items():
@@ -104,8 +121,12 @@ def _role(model: nn.Module, name: str) -> str | None:
 
 
 def require_matrices(model: nn.Module, groups: Sequence[Group] = ()) -> None:
-    """Raise a ``ValueError`` of one line where a model has nothing that an optimizer of matrices takes, or a role that
-    has none, or nothing else, has a setting for them."""
+    """Check that an optimizer of matrices and its groups' settings apply to a model.
+
+    Raises:
+        ValueError: the model has no matrix, or a role's setting is for matrices and the role has none, or the setting
+            is for AdamW and the role has only matrices; one line.
+    """
     found = kinds(model)
     if MATRICES not in found.values():
         raise ValueError(
@@ -122,10 +143,10 @@ def require_matrices(model: nn.Module, groups: Sequence[Group] = ()) -> None:
 
 
 def kinds(model: nn.Module) -> dict[str, str]:
-    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`).
+    """Return the kind of each parameter by name: `MATRICES` or `REST`.
 
-    Where some parameters play a role, those that play none are rest, as a tokenizer's first and last maps are; of a
-    model that knows no roles at all every parameter is judged by its axes and its module (`kind_of`).
+    If any parameter has a role, those without one are rest, e.g. a tokenizer's first and last maps. In a model without
+    roles, `kind_of` judges each parameter by its axes and module.
     """
     played = {name: _role(model, name) for name, _ in model.named_parameters()}
     knows_roles = any(played.values())
@@ -138,19 +159,29 @@ def kinds(model: nn.Module) -> dict[str, str]:
 
 
 def kind_of(parameter: nn.Parameter, role: str | None, owner: nn.Module | None = None) -> str:
-    """Return `MATRICES` for a parameter of two axes whose role is among `MATRIX_ROLES`, or that has no role and is no
-    table; else `REST`. A table is that of an ``nn.Embedding``, or of a module that says so (``is_table``)."""
+    """Return `MATRICES` or `REST` for one parameter.
+
+    A matrix has two axes and a role in `MATRIX_ROLES`, or no role and is no table. Tables are the weights of
+    ``nn.Embedding`` and of modules with ``is_table``.
+
+    Args:
+        parameter: the parameter.
+        role: its role, or None.
+        owner: the module with this parameter, if any.
+    """
     is_one = parameter.ndim == 2 and (role is None or role in MATRIX_ROLES)
     is_table = isinstance(owner, nn.Embedding) or getattr(owner, "is_table", False)
     return MATRICES if is_one and not is_table else REST
 
 
 def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:
-    """Return the rows of each matrix in a parameter that holds several one above the other, by the parameter's id.
+    """Return the rows of each matrix in a fused parameter, by the parameter's id.
 
-    A module says so of its linear maps (``own_splits``: name of the map → rows of each matrix, in their order), as
-    attention does of its fused queries, keys and values. Errors: ``AssertionError`` where the rows are not those of the
-    weight.
+    A module lists its fused linear maps in ``own_splits`` (map name → rows of each matrix in order). Attention does so
+    for its fused queries, keys and values.
+
+    Raises:
+        AssertionError: the rows do not add up to the weight's rows.
     """
     found = {}
     for module in model.modules():
@@ -167,10 +198,16 @@ def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:
 def grouped(
     part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Iterable[str] | None = None
 ) -> Parameters:
-    """Return the parameters as a part's ``build`` takes them. ``names``: which of them; None: all.
+    """Return the parameters in the form of a part's ``build``.
 
-    As `parameter_groups` has them; for a part that ``takes_matrices`` those of the matrices, each with `SPLITS`, the
-    rows of the matrices in each parameter (`splits`), and those of the rest, all of them under their `KIND`.
+    If the part has ``takes_matrices``, matrices and rest form separate groups with their `KIND`. Matrix groups also
+    have `SPLITS`, the rows of each parameter's matrices (`splits`). Otherwise the result is `parameter_groups`.
+
+    Args:
+        part: class of the optimizer part.
+        config: its settings.
+        model: the model.
+        names: parameters to include; None: all.
     """
     decays = partial(part.decays, config)
     if not part.takes_matrices:
@@ -187,7 +224,7 @@ def grouped(
 
 
 def _named(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return parameters as groups; none where there are none."""
+    """Return parameters as groups; an empty list for no parameters."""
     listed: list[Any] = list(parameters)
     return listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]
 
@@ -195,11 +232,18 @@ def _named(parameters: Parameters) -> list[dict[str, Any]]:
 def parameter_groups(
     model: nn.Module, decays: Callable[[nn.Parameter], bool], names: Iterable[str] | None = None
 ) -> Parameters:
-    """Return the parameters as an optimizer takes them: in the model's order, or where some are not decayed as two
-    groups with ``name`` decayed and undecayed, each in that order. ``names``: which of them; None: all.
+    """Return a model's parameters, grouped by weight decay if some are not decayed.
 
-    A module may say of its own parameters whether they are (``own_decay``: name → bool, as residual schemes have it);
-    of the others ``decays`` does.
+    The two groups have the names decayed and undecayed. A module can set the decay of its own parameters in
+    ``own_decay`` (name → bool), as residual schemes do; ``decays`` decides for the others.
+
+    Args:
+        model: the model.
+        decays: whether weight decay applies to a parameter.
+        names: parameters to include; None: all.
+
+    Returns:
+        Parameters in the model's order, or groups with each in that order.
     """
     own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _told(module)}
     parameters = list(model.parameters()) if names is None else [model.get_parameter(name) for name in names]

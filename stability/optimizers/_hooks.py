@@ -1,4 +1,4 @@
-"""Optimizers may have more than torch's methods: means of their weights, needs of their own, a rate that they find."""
+"""Protocols for optimizers with more than torch's methods."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ from torch.optim import Optimizer
 
 @runtime_checkable
 class Averaging(Protocol):
-    """An optimizer that moves other weights than those that are validated, sampled from and kept."""
+    """An optimizer that trains other weights than those validated, sampled from and saved."""
 
     def averaged(self) -> dict[Tensor, Tensor]:
-        """Return for each parameter the weights that stand for it, a tensor of their own; nothing moves."""
+        """Return the averaged weights of each parameter as new tensors; nothing is changed."""
         ...
 
 
 @runtime_checkable
 class TakingHessian(Protocol):
-    """An optimizer that needs an estimate of the Hessian's diagonal from outside before some of its steps."""
+    """An optimizer with steps that need an external estimate of the Hessian's diagonal."""
 
     def hessian_is_due(self) -> bool:
-        """Return whether the step that comes next is one of those before which a new estimate is taken in."""
+        """Return whether the next step needs a new estimate first."""
         ...
 
     def take_hessian(self, diagonal: Mapping[Tensor, Tensor]) -> None:
-        """Take an estimate in: a tensor of its shape for each parameter."""
+        """Add an estimate, one tensor in each parameter's shape."""
         ...
 
 
 @runtime_checkable
 class FindingRate(Protocol):
-    """An optimizer that finds a rate by itself, which its learning rate multiplies."""
+    """An optimizer that finds its own rate; the learning rate multiplies that rate."""
 
     def rate_found(self) -> float:
-        """Return the rate of the step that comes next, the learning rate in it."""
+        """Return the rate of the next step, learning rate included."""
         ...
 
 
 @runtime_checkable
 class Probing(Protocol):
-    """An optimizer whose step adds up what it did on its way."""
+    """An optimizer that sums statistics of its step during the step."""
 
     def probed(self) -> Any:
-        """Return the sums of the last step (`kernels.adamw_probe.Probe`); None where no parameter was stepped."""
+        """Return the sums of the last step (`kernels.adamw_probe.Probe`); None if no parameter was stepped."""
         ...
 
 
 @contextmanager
 def evaluated(optimizer: Optimizer) -> Iterator[None]:
-    """Have the parameters hold the weights that stand for them while this is entered, where the optimizer averages;
-    then their own again, bit for bit."""
+    """Set the parameters to their averages within the block, if the optimizer averages.
+
+    Afterwards their own values are restored bit for bit.
+    """
     if not isinstance(optimizer, Averaging):
         yield
         return

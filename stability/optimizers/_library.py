@@ -1,4 +1,4 @@
-"""Import what comes from pytorch_optimizer, and only where an optimizer is built: that takes over a second."""
+"""Import pytorch_optimizer, only when an optimizer is built: the import takes over a second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Any
 
 
 def library_class(name: str) -> Any:
-    """Return a class of pytorch_optimizer by its name. Errors: ``ImportError`` of one line where that is missing."""
+    """Return a class of pytorch_optimizer by name.
+
+    Raises:
+        ImportError: the library is missing; one line.
+    """
     try:
         import pytorch_optimizer
     except ImportError:

@@ -1,4 +1,4 @@
-"""Steps of a fixed spectrum: a matrix moves along the nearest orthogonal one to its momentum, up to a scale."""
+"""Steps with a fixed spectrum, along the orthogonal matrix nearest to the momentum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Polar = Callable[[Tensor, dict[str, Any]], Tensor]
 
 
 class OrthogonalSettings(MatrixSettings):
-    """The settings of every optimizer that steps along an orthogonalised momentum."""
+    """Settings of every optimizer with an orthogonalised momentum."""
 
     momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of a matrix's mean gradient")
     nesterov: bool = Field(default=True, description="whether the gradient is mixed once more with its mean")
@@ -35,13 +35,12 @@ class OrthogonalSettings(MatrixSettings):
 
 
 class Orthogonalised(torch.optim.Optimizer):
-    """Move each matrix by θ ← θ − lr·s·polar(m′), m ← βm + (1 − β)g, and m′ the same mean once more of g and m where
-    ``nesterov``, else m (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    """Move each matrix by θ ← θ − lr·s·polar(m′).
 
-    ``polar``: makes of m′ and the group's settings a matrix of its shape that is nearly orthogonal. It works in the
-    parameters' own precision, float32 in a run, where the original has bfloat16: a step then follows the formula, is
-    the same on every machine up to rounding, and α_max measures it and not 8 bits of it. On a CPU float32 is the faster
-    of the two; on a GPU the products are a small part of a step at the sizes that are swept here.
+    m ← βm + (1 − β)g. With ``nesterov``, m′ is the same mean of g and m once more, else m (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon).
+
+    ``polar`` returns a nearly orthogonal matrix from m′ and the group's settings, in m′'s shape.
     """
 
     def __init__(self, groups: Groups, polar: Polar, settings: dict[str, Any]):
@@ -56,12 +55,18 @@ class Orthogonalised(torch.optim.Optimizer):
                 mean.lerp_(matrix.grad, 1 - group["momentum"])
                 ahead = matrix.grad.lerp(mean, group["momentum"]) if group["nesterov"] else mean
                 scale = _scale(group["scale"], *matrix.shape)
+                # In the parameters' precision, float32 in a run, while the original uses bfloat16. A step then follows
+                # the formula, is equal on every machine up to rounding, and α_max measures the step and not bfloat16's
+                # 8 bits. float32 is faster on a CPU; on a GPU the products are a small part of a step at our sizes.
                 matrix.add_(self._polar(ahead, group), alpha=-group["lr"] * scale)
 
 
 def quintic(wide: Tensor, coefficients: Iterable[tuple[float, float, float]]) -> Tensor:
-    """Return X after X ← aX + (bA + cA²)X, A = XXᵀ, for each (a, b, c): every singular value s becomes
-    as + bs³ + cs⁵, and the singular vectors stay. ``wide``: no more rows than columns, which is the cheaper side."""
+    """Return X after one quintic iteration for each (a, b, c).
+
+    X ← aX + (bA + cA²)X with A = XXᵀ. Every singular value s becomes as + bs³ + cs⁵; the singular vectors stay.
+    ``wide`` has at most as many rows as columns, since A is then smaller.
+    """
     for a, b, c in coefficients:
         gram = wide @ wide.mT
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)

@@ -8,14 +8,16 @@ from pydantic import Field
 from stability.config import Settings
 from stability.optimizers._base import AbstractOptimizer, Parameters
 
-FLOOR = 1e-15  # torch squares it where the paper has its ε₁, 1e-30
+FLOOR = 1e-15  # torch squares this; the square is the paper's ε₁, 1e-30
 
 
 class Adafactor(AbstractOptimizer):
-    """Steps by the root of a mean squared gradient of which a matrix keeps the row and column means alone, clipped by
-    the RMS of the tensor's step, relative to the RMS of its parameters (Shazeer & Stern 2018, Algorithms 4 to 6),
-    ``torch.optim.Adafactor``. The rate of step t is min(lr, 1/√t): not linear in lr above 1/√t, where a larger one
-    changes weight decay alone."""
+    """Steps scaled by a factored mean squared gradient: only row and column means are stored for a matrix.
+
+    The RMS of a tensor's step is clipped. Steps are relative to the RMS of the tensor's parameters (Shazeer & Stern
+    2018, Algorithms 4 to 6; ``torch.optim.Adafactor``). The rate at step t is min(lr, 1/√t), so not linear in lr: above
+    1/√t a larger lr changes weight decay alone.
+    """
 
     lr_reference = 1e-2
     linear_in_lr = False

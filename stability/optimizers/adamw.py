@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2017), from torch or by a kernel."""
+"""AdamW (Loshchilov & Hutter 2017), from torch or with a kernel."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class ProbingAdamW(torch.optim.AdamW):
-    """An AdamW that steps the parameters of a group by one launch of a kernel, and adds up the step on the way; the
-    entries of its groups and of its state are those of ``torch.optim.AdamW``, so that either loads the other's. It
-    implements `Probing`."""
+    """AdamW with one kernel launch for a group's parameters and the step's sums.
+
+    Group and state entries are those of ``torch.optim.AdamW``, so each loads the other's checkpoints. Implements
+    `Probing`.
+    """
 
     def __init__(self, parameters: Any, **settings: Any):
         super().__init__(parameters, **settings)
-        self._step_supports_amp_scaling = False  # a gradient scaler has to unscale the gradients itself
+        self._step_supports_amp_scaling = False  # so a gradient scaler unscales the gradients itself
         self._probe: Probe | None = None
         for param in (param for group in self.param_groups for param in group["params"]):
             if hasattr(param, "to_local"):
@@ -39,7 +41,10 @@ class ProbingAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Perform the step of every parameter that has a gradient, and keep the sums of it for `probed`."""
+        """Perform the step of every parameter with a gradient.
+
+        Its sums are stored for `probed`.
+        """
         assert closure is None, "gradients are in the parameters"
         from kernels.adamw_probe import adamw_probe
 
@@ -67,7 +72,7 @@ class ProbingAdamW(torch.optim.AdamW):
 
     @staticmethod
     def _of_a_kind(group: dict[str, Any]) -> list[list[Tensor]]:
-        """Return the parameters of a group that have entries and gradients, those of one device and dtype together."""
+        """Return a group's nonempty parameters with gradients, grouped by device and dtype."""
         kinds: dict[Any, list[Tensor]] = {}
         for param in group["params"]:
             if param.grad is not None and param.numel():
@@ -75,7 +80,7 @@ class ProbingAdamW(torch.optim.AdamW):
         return list(kinds.values())
 
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter, at first as torch's fused AdamW makes it."""
+        """Return a parameter's state, initialised as in torch's fused AdamW."""
         state = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -85,9 +90,12 @@ class ProbingAdamW(torch.optim.AdamW):
 
 
 class AdamW(AbstractOptimizer):
-    """Adam with decoupled weight decay, ``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as
-    the consensus paper's "default weight decay" reads, or as nanoGPT decays. With ``impl=triton`` a kernel takes the
-    same step and adds up its norm and slope on the way; a checkpoint of either goes on with the other."""
+    """Adam with decoupled weight decay, ``torch.optim.AdamW`` in its fused form.
+
+    Every parameter is decayed, our reading of the consensus paper's "default weight decay", or only matrices as in
+    nanoGPT. With ``impl=triton`` a kernel computes the same step, its norm and its slope. Either implementation resumes
+    from the other's checkpoints.
+    """
 
     elementwise = True
 

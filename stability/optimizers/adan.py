@@ -11,10 +11,19 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class NesterovMoments(ByHand):
-    """Steps along means of gradients and of their differences, over the root of the mean square of both together."""
+    """Steps along means of gradients and gradient differences.
+
+    They are divided by the root of their joint mean square.
+    """
 
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
-        """Perform Algorithm 1 of the paper, with bias-corrected means."""
+        """Perform Algorithm 1 of the paper, with bias-corrected means.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
         beta1, beta2, beta3, step = group["beta1"], group["beta2"], group["beta3"], group["step"]
         keys = ("exp_avg", "exp_avg_diff", "exp_avg_sq", "last_gradient")
         means, differences, squares, before = (self.held(params, key) for key in keys)
@@ -33,13 +42,15 @@ class NesterovMoments(ByHand):
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, directions, alpha=-group["lr"])
         for last, gradient in zip(before, gradients, strict=True):
-            last.copy_(gradient)  # not by `_foreach_copy_`, which does not know tensors that are split among devices
+            last.copy_(gradient)  # `_foreach_copy_` does not support tensors sharded over devices
 
 
 class Adan(AbstractOptimizer):
-    """Adam with Nesterov's momentum by differences of gradients (Xie et al. 2022, Algorithm 1), with the bias
-    corrections of its authors' code. Each β is the decay of a mean, the paper's 1 − β. Weight decay is decoupled as
-    AdamW's, and not the paper's division by 1 + λα."""
+    """Adam with Nesterov momentum from gradient differences (Xie et al. 2022, Algorithm 1).
+
+    The bias corrections are from the authors' code. Each β is the decay of a mean, the paper's 1 − β. Weight decay is
+    decoupled as in AdamW, unlike the paper's division by 1 + λα.
+    """
 
     elementwise = True
 

@@ -11,8 +11,11 @@ from stability.optimizers._library import library_class
 
 
 class AdEMAMix(AbstractOptimizer):
-    """Adam with a second, slow mean of the gradients, which has no bias correction (Pagliardini et al. 2024,
-    Algorithm 1); with ``warmup_steps`` its weight and its decay grow from α = 0 and β₁ by the paper's schedules."""
+    """Adam with a second, slow mean of the gradients (Pagliardini et al. 2024, Algorithm 1).
+
+    The slow mean has no bias correction. With ``warmup_steps`` its weight grows from 0 and its decay from β₁, by the
+    paper's schedules.
+    """
 
     elementwise = True
 

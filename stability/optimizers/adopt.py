@@ -11,10 +11,21 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class NormalisedFirst(ByHand):
-    """Steps along the mean of gradients, each over the root of the mean square of those before it."""
+    """Steps along the mean of normalised gradients.
+
+    Each gradient is divided by the root of the mean square before it.
+    """
 
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
-        """Perform a step of Algorithm 2, whose t begins at 0: there the mean square is set and nothing else."""
+        """Perform one step of Algorithm 2.
+
+        Step t = 0 only sets the mean square, apart from weight decay.
+
+        Args:
+            group: the parameter group with its settings.
+            params: parameters with gradients.
+            gradients: one tensor for each parameter.
+        """
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")
         num_before = group["step"] - 1
@@ -33,9 +44,11 @@ class NormalisedFirst(ByHand):
 
 
 class Adopt(AbstractOptimizer):
-    """Adam that divides each gradient by the root of the mean square of those before it, clips the ratio, and only then
-    takes its mean (Taniguchi et al. 2024, Algorithm 2): by t^¼ in step t, after a step 0 whose gradient sets the mean
-    square and moves nothing."""
+    """Adam with gradients normalised and clipped before their mean (Taniguchi et al. 2024, Algorithm 2).
+
+    Each gradient is divided by the root of the mean square of earlier gradients. Step t clips the ratio to t^¼. The
+    gradient of step 0 sets the mean square and moves nothing.
+    """
 
     elementwise = True
     first_step_zero = True

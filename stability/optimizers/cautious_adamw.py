@@ -9,11 +9,11 @@ from stability.config import Settings
 from stability.optimizers._adam import BaseAdamW, Group, Tensors
 from stability.optimizers._base import AbstractOptimizer, Parameters
 
-SMALLEST_SHARE = 1e-3  # of the entries that move, by which their steps are divided
+SMALLEST_SHARE = 1e-3  # lower bound of the divisor, the share of moving entries
 
 
 class Cautious(BaseAdamW):
-    """AdamW without the entries whose step goes against their gradient."""
+    """AdamW without the entries that would step against their gradient."""
 
     def move(self, group: Group, params: Tensors, gradients: Tensors, directions: Tensors) -> None:
         for direction, gradient in zip(directions, gradients, strict=True):
@@ -23,9 +23,11 @@ class Cautious(BaseAdamW):
 
 
 class CautiousAdamW(AbstractOptimizer):
-    """AdamW that leaves an entry where it is when its step and its gradient have different signs, and divides the steps
-    of the others by the share of entries that are left in their tensor (Liang et al. 2024, Algorithm 1 around AdamW);
-    that share counts as 1e-3 at least, as in the authors' code."""
+    """AdamW that skips entries with different signs in step and gradient.
+
+    The other entries' steps are divided by their share of the tensor's entries (Liang et al. 2024, Algorithm 1 around
+    AdamW). The share is at least 1e-3, as in the authors' code.
+    """
 
     class Config(Settings):
         weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")

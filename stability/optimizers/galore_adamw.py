@@ -1,4 +1,4 @@
-"""GaLore (Zhao et al. 2024): matrices step by Adam in a few directions of their gradient, all else by AdamW."""
+"""GaLore (Zhao et al. 2024): Adam in a low-rank projection for matrices, AdamW for all else."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, Matri
 
 
 class LowRankAdam(torch.optim.Optimizer):
-    """Move each matrix (m, n), m ≤ n, by θ ← θ − lr·s·PN: N is Adam's step, of its two bias-corrected means, for PᵀG
-    of rank r, and P holds the gradient's first r left singular vectors, found anew every ``every`` steps; a tall matrix
-    is projected from the right (Zhao et al. 2024, arXiv:2403.03507, Algorithm 2). The means go on across a new P, as
-    the paper's do.
+    """Move each matrix (m, n), m ≤ n, by θ ← θ − lr·s·PN.
+
+    N is Adam's step for PᵀG with rank r and two bias-corrected means. P consists of the gradient's first r left
+    singular vectors, recomputed every ``every`` steps. A tall matrix is projected from the right (Zhao et al. 2024,
+    arXiv:2403.03507, Algorithm 2). The means are kept when P changes, as in the paper.
     """
 
     @torch.no_grad()
@@ -28,7 +29,7 @@ class LowRankAdam(torch.optim.Optimizer):
                 matrix.sub_(direction.mT if is_tall else direction, alpha=group["lr"] * group["scale"])
 
     def _direction(self, state: dict[str, Any], wide: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return PN of a gradient of no more rows than columns, and renew its state."""
+        """Return PN for a wide or square gradient, and update the state."""
         step = state["step"] = state.get("step", 0) + 1
         if (step - 1) % group["every"] == 0:
             state["projection"] = first_directions(wide, math.ceil(group["rank_share"] * len(wide)))
@@ -42,9 +43,11 @@ class LowRankAdam(torch.optim.Optimizer):
 
 
 class GaLoreAdamW(AbstractMatrixOptimizer):
-    """AdamW whose means are kept of a projection of the gradient to low rank (Zhao et al. 2024, arXiv:2403.03507,
-    Algorithm 2). The rank is a share of the shorter side, as the paper's are (1/4 to 1/2, Table 2), and not one number
-    for all widths."""
+    """AdamW with its means in a low-rank projection of the gradient.
+
+    Zhao et al. 2024, arXiv:2403.03507, Algorithm 2. The rank is a share of the shorter side, as in the paper (1/4 to
+    1/2, Table 2), not one number for all widths.
+    """
 
     lr_reference = 1e-2
     frozen = "the projection P, but in a step that renews it"
@@ -63,8 +66,18 @@ class GaLoreAdamW(AbstractMatrixOptimizer):
 
 
 def first_directions(wide: Tensor, rank: int) -> Tensor:
-    """Return the first ``rank`` left singular vectors of a matrix (m, n) as columns (m, rank), each with the sign that
-    makes its largest entry positive: the means that go on in a new basis do not hang on a library's choice."""
+    """Return a matrix's first left singular vectors.
+
+    Each vector's sign makes its largest entry positive. The means carried into a new basis then do not depend on the
+    library's choice of signs.
+
+    Args:
+        wide: (m, n).
+        rank: number of vectors.
+
+    Returns:
+        Vectors as columns, (m, rank).
+    """
     vectors = torch.linalg.svd(wide, full_matrices=False).U[:, :rank]
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     return torch.where(largest < 0, -vectors, vectors)

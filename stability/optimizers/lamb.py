@@ -11,7 +11,7 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class TrustRatio(BaseAdamW):
-    """Adam whose step of a tensor is as long as the tensor, times the learning rate."""
+    """Adam with each tensor's step scaled to the tensor's norm, times the learning rate."""
 
     def move(self, group: Group, params: Tensors, gradients: Tensors, directions: Tensors) -> None:
         torch._foreach_add_(directions, params, alpha=group["weight_decay"])
@@ -22,9 +22,11 @@ class TrustRatio(BaseAdamW):
 
 
 class Lamb(AbstractOptimizer):
-    """AdamW whose direction r, weight decay included, is scaled to the norm of its tensor (You et al. 2020,
-    Algorithm 2 with φ(z) = z): θ ← θ − α ‖θ‖/‖r‖ r. Its rate is the relative step of each tensor; a tensor of zeros
-    takes the step unscaled, as in the authors' code."""
+    """AdamW with its direction r, weight decay included, scaled to the tensor's norm.
+
+    θ ← θ − α ‖θ‖/‖r‖ r (You et al. 2020, Algorithm 2 with φ(z) = z). The learning rate is the relative step of each
+    tensor. A zero tensor moves by the unscaled step, as in the authors' code.
+    """
 
     lr_reference = 1e-2
 

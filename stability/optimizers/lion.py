@@ -11,8 +11,11 @@ from stability.optimizers._library import library_class
 
 
 class Lion(AbstractOptimizer):
-    """Steps of one size along the sign of an interpolated momentum (Chen et al. 2023, Algorithm 2): ‖u‖∞ = 1, so that
-    its rates are 3 to 10 times smaller than AdamW's, and a weight decay of the same strength that much larger."""
+    """Steps along the sign of an interpolated momentum (Chen et al. 2023, Algorithm 2).
+
+    All steps have ‖u‖∞ = 1. Learning rates are therefore 3 to 10 times smaller than AdamW's, and an equally strong
+    weight decay as much larger.
+    """
 
     lr_reference = 1e-4
     elementwise = True

@@ -11,7 +11,10 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class VarianceReduced(BaseAdamW):
-    """AdamW on c = g + γ β₁/(1 − β₁) (g − g₋₁), over its norm where that is above 1."""
+    """AdamW on the corrected gradient c = g + γ β₁/(1 − β₁) (g − g₋₁).
+
+    c is divided by its norm if above 1.
+    """
 
     def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
         before = self.held(params, "last_gradient")
@@ -24,9 +27,12 @@ class VarianceReduced(BaseAdamW):
 
 
 class MarsAdamW(AbstractOptimizer):
-    """AdamW on gradients of reduced variance (Yuan et al. 2024, Algorithm 2, with the gradient of the batch before in
-    the place of a second one on the same batch; before the first it is 0, as in the authors' code). They are scaled to
-    a norm of 1 at most, each tensor by itself. Vectors take the same steps as matrices, at the run's rate."""
+    """AdamW on variance-reduced gradients (Yuan et al. 2024, Algorithm 2).
+
+    The previous batch's gradient replaces the paper's second gradient on the same batch. At the first step it is 0, as
+    in the authors' code. Each tensor's corrected gradient is scaled to a norm of at most 1. Vectors use the same steps
+    as matrices, at the run's rate.
+    """
 
     lr_reference = 3e-3
 

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): matrices step along their orthogonalised momentum, all else by AdamW."""
+"""Muon (Jordan et al. 2024): orthogonalised momentum for matrices, AdamW for all else."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from torch import Tensor
 from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
 from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
 
-# of the quintic of https://kellerjordan.github.io/posts/muon: steep at 0, so that five iterations bring every singular
-# value into [0.7, 1.2] or so, where it does not converge
+# Coefficients from https://kellerjordan.github.io/posts/muon. The quintic is steep at 0, so five iterations move every
+# singular value into about [0.7, 1.2]; inside this interval it does not converge.
 QUINTIC = (3.4445, -4.7750, 2.0315)
-SMALLEST = 1e-7  # norm that a matrix is divided by at least
+SMALLEST = 1e-7  # lower bound of the norm in the division
 
 
 class Muon(AbstractMatrixOptimizer):
-    """Momentum whose singular values are made 1 by a Newton–Schulz iteration (Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` but for its bfloat16). Fused queries, keys and
-    values are a matrix each."""
+    """Momentum with all singular values set to 1 by a Newton–Schulz iteration.
+
+    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; as ``torch.optim.Muon`` without bfloat16. Fused
+    queries, keys and values are one matrix each.
+    """
 
     lr_reference = 0.02
 
@@ -33,8 +35,10 @@ class Muon(AbstractMatrixOptimizer):
 
 
 def newton_schulz(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """Return about UVᵀ of a matrix USVᵀ, (m, n): the quintic's iterations, begun with the matrix over its Frobenius
-    norm."""
+    """Return approximately UVᵀ for a matrix USVᵀ, (m, n).
+
+    The quintic iteration starts from the matrix over its Frobenius norm.
+    """
     is_tall = matrix.shape[0] > matrix.shape[1]
     wide = matrix.mT if is_tall else matrix
     near = quintic(wide / wide.norm().clamp(min=SMALLEST), [QUINTIC] * iterations)

@@ -15,13 +15,17 @@ from stability.optimizers._library import library_class
 
 
 class Prodigy(AbstractOptimizer):
-    """Adam at a rate that it finds by itself (Mishchenko & Defazio 2023, arXiv:2306.06101, Algorithm 4).
+    """Adam with a rate found by itself (Mishchenko & Defazio 2023, arXiv:2306.06101, Algorithm 4).
 
-    With α the learning rate and d the estimate of the distance to the solution: r ← √β₂·r + (1 − √β₂)·αd²⟨g, θ₀ − θ⟩
-    and s ← √β₂·s + (1 − √β₂)·αd²g (the code leaves out the factor that both have), d ← max(d, r/‖s‖₁),
-    m ← β₁m + (1 − β₁)dg, v ← β₂v + (1 − β₂)d²g², θ ← θ − αd(m/(√v + dε) + λθ), where ε is times the new d (as the
-    authors' code has it) and all else times the one before. α multiplies what d makes of the step, and is 1 where
-    nothing speaks against it. d is one number for all parameters, and depends on every rate so far.
+    α is the learning rate and d estimates the distance to the solution, one number for all parameters:
+
+    - r ← √β₂·r + (1 − √β₂)·αd²⟨g, θ₀ − θ⟩ and s ← √β₂·s + (1 − √β₂)·αd²g; the code omits the common factor.
+    - d ← max(d, r/‖s‖₁).
+    - m ← β₁m + (1 − β₁)dg and v ← β₂v + (1 − β₂)d²g².
+    - θ ← θ − αd(m/(√v + dε) + λθ).
+
+    ε is multiplied by the new d, as in the authors' code, and everything else by the previous one. α multiplies d's
+    step; 1 is the usual choice. d depends on all rates so far.
     """
 
     lr_reference = 1.0
@@ -48,7 +52,6 @@ class Prodigy(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        """Build the library's optimizer with its decoupled decay."""
         made: torch.optim.Optimizer = _telling()(
             parameters,
             lr=lr,
@@ -67,20 +70,23 @@ class Prodigy(AbstractOptimizer):
 
     @classmethod
     def by_group(cls, config: Config) -> str:
-        """Describe what the library reads of each group; the rest it takes from the first or the last one."""
+        """Describe the settings that the library reads for each group.
+
+        The library reads the others from the first or last group only.
+        """
         return repr((config.weight_decay, config.epsilon))
 
 
 @cache
 def _telling() -> Any:
-    """Return pytorch_optimizer's class, which says at what rate it steps."""
+    """Return pytorch_optimizer's class with its rate exposed."""
     library: Any = library_class("Prodigy")
 
     class Telling(library):
-        """Prodigy that says at what rate it steps."""
+        """Prodigy with its rate exposed."""
 
         def rate_found(self) -> float:
-            """Return α·d of the step that comes next."""
+            """Return α·d of the next step."""
             first = self.param_groups[0]
             return float(first["d"] * first["lr"])
 

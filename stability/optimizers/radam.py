@@ -10,8 +10,11 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class RAdam(AbstractOptimizer):
-    """Adam whose step is rectified while the mean squared gradient is of few steps (Liu et al. 2020, Algorithm 2),
-    ``torch.optim.RAdam``: the first steps, five at β₂ = 0.999, go along the mean gradient itself."""
+    """Adam with steps rectified while the mean squared gradient covers few steps.
+
+    Liu et al. 2020, Algorithm 2; ``torch.optim.RAdam``. The first steps, five at β₂ = 0.999, follow the mean gradient
+    itself.
+    """
 
     elementwise = True
 

@@ -1,5 +1,4 @@
-"""Schedule-free AdamW (Defazio et al. 2024), from pytorch_optimizer, in training mode from its first step to its
-last."""
+"""Schedule-free AdamW (Defazio et al. 2024), from pytorch_optimizer, always in training mode."""
 
 from __future__ import annotations
 
@@ -16,13 +15,12 @@ from stability.optimizers._library import library_class
 
 
 class ScheduleFreeAdamW(AbstractOptimizer):
-    """Schedule-free AdamW, "The Road Less Scheduled" (Defazio et al. 2024, arXiv:2405.15682), Algorithm 1, with weight
-    decay at y.
+    """Schedule-free AdamW, "The Road Less Scheduled", Algorithm 1, with weight decay at y.
 
-    The gradient is taken at y = (1 − β₁)z + β₁x, which is what the model's parameters hold while they train;
-    z ← z − α(g/(√v̂ + ε) + λy), and x is the mean of all z so far, step t of weight t^r · (largest α so far)^p. x is
-    what is validated, sampled from and kept in a checkpoint. u is that of y: it depends on the rate through x and z,
-    which keep what earlier rates made of them.
+    Defazio et al. 2024, arXiv:2405.15682. Gradients are evaluated at y = (1 − β₁)z + β₁x, the model's parameters during
+    training. z ← z − α(g/(√v̂ + ε) + λy). x is the mean of all z so far; step t has weight t^r · (largest α so far)^p.
+    x is validated, sampled from and saved in checkpoints. u is the step of y and not linear in the rate: x and z
+    contain the effects of earlier rates.
     """
 
     lr_reference = 2.5e-3
@@ -57,20 +55,21 @@ class ScheduleFreeAdamW(AbstractOptimizer):
 
 @cache
 def _averaging() -> Any:
-    """Return pytorch_optimizer's class, which says what its means are; its ``eval()`` and ``train()`` change the
-    parameters in place, and come back to others by rounding."""
+    """Return pytorch_optimizer's class with its means exposed."""
     library: Any = library_class("ScheduleFreeAdamW")
 
+    # `averaged` replaces the library's eval() and train(): these change the parameters in place, and rounding prevents
+    # restoring them exactly
     class Averaging(library):
-        """Schedule-free AdamW that keeps to training mode."""
+        """Schedule-free AdamW that stays in training mode."""
 
-        # the library adds 1e-15 to v̂ within the root, which at an ε of 1e-8 counts for more than ε
+        # the library adds 1e-15 to v̂ inside the root; its root, 3e-8, would exceed ε = 1e-8
         apply_ams_bound = staticmethod(partial(library.apply_ams_bound, exp_avg_sq_eps=0.0))
         apply_ams_bound_foreach = staticmethod(partial(library.apply_ams_bound_foreach, exp_avg_sq_eps=0.0))
 
         @torch.no_grad()
         def averaged(self) -> dict[Tensor, Tensor]:
-            """Return x of each parameter: (y − (1 − β₁)z)/β₁; before its first step it is y."""
+            """Return each parameter's x, (y − (1 − β₁)z)/β₁; before the first step, y."""
             found: dict[Tensor, Tensor] = {}
             for group in self.param_groups:
                 weight = 1.0 - 1.0 / group["betas"][0]

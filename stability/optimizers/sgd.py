@@ -13,7 +13,10 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class SGD(AbstractOptimizer):
-    """Stochastic gradient descent, ``torch.optim.SGD``; the case in which α_max reduces to the paper's Eq. 19."""
+    """Stochastic gradient descent, ``torch.optim.SGD``.
+
+    For SGD, α_max reduces to the paper's Eq. 19.
+    """
 
     lr_reference = 0.1
     elementwise = True
@@ -35,7 +38,7 @@ class SGD(AbstractOptimizer):
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
         for group in optimizer.param_groups:
-            # not by torch's argument, which it refuses where the momentum of other groups is 0
+            # torch's own argument is refused if the default momentum is 0, even if other groups have one
             group["nesterov"] = config.nesterov
         return optimizer
 

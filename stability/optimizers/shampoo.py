@@ -12,12 +12,12 @@ from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, Matri
 
 
 class Preconditioned(torch.optim.Optimizer):
-    """Move each matrix by θ ← θ − lr·L^(−¼) G R^(−¼), L ← L + GGᵀ and R ← R + GᵀG, which begin with εI (Gupta et al.
-    2018, arXiv:1802.09568, Algorithm 1).
+    """Move each matrix by θ ← θ − lr·L^(−¼) G R^(−¼) (Gupta et al. 2018, arXiv:1802.09568, Algorithm 1).
 
-    A side of more than ``max_dimension`` has no factor; that of the other side is then raised to −½, so that the step
-    keeps its unit (Anil et al. 2020, arXiv:2002.09018), and with neither the step is the gradient's. Powers are
-    computed in every ``every``-th step, the first among them, and are part of the state only where they wait.
+    L ← L + GGᵀ and R ← R + GᵀG, both starting from εI. A side longer than ``max_dimension`` has no factor. The other
+    side's power is then −½, so the step keeps its unit (Anil et al. 2020, arXiv:2002.09018); without both factors the
+    step is the gradient. Powers are computed at the first and then every ``every``-th step, and stored in the state
+    only if ``every`` > 1.
     """
 
     @torch.no_grad()
@@ -27,7 +27,7 @@ class Preconditioned(torch.optim.Optimizer):
                 matrix.sub_(self._direction(matrix, group), alpha=group["lr"])
 
     def _direction(self, matrix: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return the preconditioned gradient, and renew the state."""
+        """Return the preconditioned gradient, and update the state."""
         gradient, state = matrix.grad, self.state[matrix]
         assert gradient is not None, "the caller has seen to that"
         step = state["step"] = state.get("step", -1) + 1
@@ -49,10 +49,12 @@ class Preconditioned(torch.optim.Optimizer):
 
 
 class Shampoo(AbstractMatrixOptimizer):
-    """Gradients preconditioned from both sides by the inverse fourth roots of their summed outer products (Gupta et al.
-    2018, arXiv:1802.09568). As in Adagrad the sums only grow, so that steps shrink as 1/√t; there is neither momentum
-    nor grafting. By hand: pytorch_optimizer's, to which a test compares it, caps no dimension and has one interval for
-    all groups."""
+    """Gradients preconditioned on both sides by inverse fourth roots of summed outer products.
+
+    Gupta et al. 2018, arXiv:1802.09568. As in Adagrad the sums only grow, so steps shrink as 1/√t; there is neither
+    momentum nor grafting. Hand-written: pytorch_optimizer's version, the reference in a test, caps no dimension and has
+    one interval for all groups.
+    """
 
     lr_reference = 0.1
 
@@ -70,8 +72,13 @@ class Shampoo(AbstractMatrixOptimizer):
 
 
 def inverse_root(symmetric: Tensor, root: int, smallest: float) -> Tensor:
-    """Return A^(−1/root) of a symmetric A (m, m) whose eigenvalues are ``smallest`` or more; those that rounding makes
-    smaller are taken for that."""
+    """Return A^(−1/root) for a symmetric A.
+
+    Args:
+        symmetric: A, (m, m).
+        root: the root.
+        smallest: lower bound of A's eigenvalues; smaller ones, due to rounding, are raised to this.
+    """
     values, vectors = torch.linalg.eigh(symmetric)
     return (vectors * values.clamp(min=smallest).pow(-1 / root)) @ vectors.mT
 

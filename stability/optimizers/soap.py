@@ -10,9 +10,11 @@ from stability.optimizers._library import library_class
 
 
 class Soap(AbstractMatrixOptimizer):
-    """Adam in the eigenbasis of Shampoo's preconditioner, which follows by one power iteration and QR every few steps
-    (Vyas et al. 2024, arXiv:2409.11321, Algorithm 3), from pytorch_optimizer. The first step finds the basis and moves
-    no matrix, but for weight decay."""
+    """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321, Algorithm 3).
+
+    From pytorch_optimizer. The basis is updated every few steps by one power iteration and QR. The first step computes
+    the basis and moves no matrix, apart from weight decay.
+    """
 
     lr_reference = 3e-3
     first_step_zero = True

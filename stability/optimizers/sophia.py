@@ -1,4 +1,4 @@
-"""Sophia-H (Liu et al. 2023), by hand, with estimates of the Hessian's diagonal from outside."""
+"""Sophia-H (Liu et al. 2023), hand-written, with external estimates of the Hessian's diagonal."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class Sophia(AbstractOptimizer):
-    """Sophia with Hutchinson's estimate (Liu et al. 2023, arXiv:2305.14342, Algorithm 3), in the paper's own unit.
+    """Sophia with Hutchinson's estimate (Liu et al. 2023, arXiv:2305.14342, Algorithm 3), in the paper's unit.
 
     m ← β₁m + (1 − β₁)g; before steps 1, k + 1, 2k + 1, … h ← β₂h + (1 − β₂)ĥ; θ ← θ − α(clip(m/max(γh, ε), 1) + λθ),
-    the decay first. ĥ = z ⊙ Hz with z ~ N(0, 1) is that of the whole batch of the step (the paper's: of a part); a
-    run computes it by Hessian-vector products of the loss that the step's gradient is of. A rate of pytorch_optimizer's
-    SophiaH, which clips m/max(h, ε) to ρ, is this one over ρ = γ.
+    the decay first. ĥ = z ⊙ Hz with z ~ N(0, 1), for the step's whole batch (the paper: part of a batch). A run
+    computes ĥ by Hessian-vector products of the step's loss. pytorch_optimizer's SophiaH clips m/max(h, ε) to ρ; its
+    rate is this rate over ρ = γ.
     """
 
     lr_reference = 4e-4
     takes_hessian = True
     frozen = "its average h of the Hessian's diagonal"
-    # not `elementwise`, although its own formula is: Hessian-vector products go through the whole model
+    # not `elementwise`, although the formula is: Hessian-vector products need the whole model
 
     class Config(Settings):
         weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, times the learning rate")
@@ -41,25 +41,31 @@ class Sophia(AbstractOptimizer):
 
     @classmethod
     def by_group(cls, config: Config) -> str:
-        """Describe what a group can have to itself: all but how often the diagonal is estimated."""
+        """Describe the settings that a group can have: all except ``hessian_every``."""
         return super().by_group(config.model_copy(update={"hessian_every": 1}))
 
 
 class SophiaH(torch.optim.Optimizer):
-    """Sophia as a torch optimizer, whose step uses the average h as it is: whoever trains asks whether an estimate is
-    due before it. ``settings``: the fields of `Sophia.Config`, and ``lr``."""
+    """Sophia as a torch optimizer; a step uses the current average h.
+
+    The caller checks before each step whether an estimate is due. ``settings`` are the fields of `Sophia.Config`, and
+    ``lr``.
+    """
 
     def __init__(self, parameters: Parameters, settings: dict[str, Any]):
         super().__init__(parameters, {**settings, "step": 0})
 
     def hessian_is_due(self) -> bool:
-        """Return whether the step that comes next is number 1, k + 1, 2k + 1, …, counted over the steps taken."""
+        """Return whether the next step is number 1, k + 1, 2k + 1, …."""
         first = self.param_groups[0]
         return first["step"] % first["hessian_every"] == 0
 
     @torch.no_grad()
     def take_hessian(self, diagonal: Mapping[Tensor, Tensor]) -> None:
-        """Take an estimate of the Hessian's diagonal into the average h: a tensor of its shape for each parameter."""
+        """Add an estimate of the Hessian's diagonal to the average h.
+
+        ``diagonal`` has one tensor in each parameter's shape.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -69,7 +75,11 @@ class SophiaH(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Take a step. Errors: ``RuntimeError`` where no estimate of the diagonal was ever taken in."""
+        """Perform one step.
+
+        Raises:
+            RuntimeError: no estimate of the diagonal was added before.
+        """
         assert closure is None, "gradients are in the parameters"
         for group in self.param_groups:
             group["step"] += 1

@@ -1,5 +1,4 @@
-"""Turbo-Muon (Boissin et al. 2025): Muon with a preconditioned iteration, which is nearer to orthogonal a step
-earlier."""
+"""Turbo-Muon (Boissin et al. 2025): Muon with a preconditioned iteration, one step shorter."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, own_settings
 from stability.optimizers._orthogonal import Orthogonalised, OrthogonalSettings, quintic
 
-# of each iteration, as tuned for what the rescaling leaves
+# coefficients of each iteration, tuned for the singular values after the rescaling
 TUNED = (
     (4.6051, -9.6552, 5.6769),
     (4.7505, -6.0861, 2.1790),
@@ -19,8 +18,10 @@ TUNED = (
 
 
 class TurboMuon(AbstractMatrixOptimizer):
-    """Muon whose Newton–Schulz iteration begins with an almost orthogonal rescaling and takes four tuned steps for five
-    (Boissin et al. 2025, https://hal.science/hal-05390446)."""
+    """Muon with an almost orthogonal rescaling before the Newton–Schulz iteration.
+
+    Four tuned iterations then replace five (Boissin et al. 2025, https://hal.science/hal-05390446).
+    """
 
     lr_reference = 0.02
 
@@ -33,8 +34,11 @@ class TurboMuon(AbstractMatrixOptimizer):
 
 
 def rescaled_newton_schulz(matrix: Tensor) -> Tensor:
-    """Return about UVᵀ of a matrix USVᵀ, (m, n): the tuned quintics, begun with each row of the wide orientation over
-    (Σ_j |XXᵀ|_ij)^½, which bounds the spectral norm by 1 (AOL, Prach & Lampert 2022, arXiv:2208.03160, Theorem 1)."""
+    """Return approximately UVᵀ for a matrix USVᵀ, (m, n).
+
+    Before the tuned quintics, row i of the wide orientation is divided by (Σ_j |XXᵀ|_ij)^½, so the spectral norm is at
+    most 1 (AOL, Prach & Lampert 2022, arXiv:2208.03160, Theorem 1).
+    """
     is_tall = matrix.shape[0] > matrix.shape[1]
     wide = matrix.mT if is_tall else matrix
     sums = (wide @ wide.mT).abs().sum(-1, keepdim=True)
