@@ -1,4 +1,4 @@
-"""Prepared data of every kind share this base: what a run asks of them, and how they are kept in a folder."""
+"""Base classes of prepared data: their interface for runs, and their storage in a folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from stability.corpora.io import disk
 
 
 class AbstractCorpus:
-    """Base of prepared data. A subclass has a ``kind`` and implements the methods below but for `save`.
+    """Base of prepared data.
 
-    ``kind``: what an objective asks for (`AbstractObjective.corpus_kind`); it stands in the folder's description, but
-      for tokens, which had none at first.
-    ``version``: raised when the same data would be split or laid out otherwise: it is in the key of every prepared one.
-    ``fingerprint``: sha256 over the contents; ``description``: one line on what was read. ``format``: what an objective
-      and a model are built for, as plain JSON; it is written beside checkpoints. For tokens the vocabulary's size.
+    A subclass has a ``kind`` and implements all methods below except `save`.
+
+    Attributes:
+        kind: matches an objective's `AbstractObjective.corpus_kind`. Written in the folder's description, except for
+            tokens: older token corpora have none.
+        version: increased if equal data would be split or laid out differently; part of each prepared corpus's cache
+            key.
+        fingerprint: sha256 over the contents.
+        description: one line on the source.
+        format: input format of objectives and models, as plain JSON, written beside checkpoints; for tokens, the
+            vocabulary size.
     """
 
     kind: ClassVar[str]
@@ -34,39 +40,76 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def described(self, positions: int) -> str:
-        """Return the description, with what becomes of the data where ``positions`` of them are drawn at a time (an
-        objective's `tokens_needed`)."""
+        """Return the description, with the effect of drawing ``positions`` at a time.
+
+        ``positions`` is an objective's `tokens_needed`.
+        """
         return self.description
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Raise a ``ValueError`` where a model of ``positions`` cannot be trained on the data, or there is too little
-        of them."""
+        """Check that a model can be trained on the data.
+
+        Args:
+            positions: the model's positions.
+            more: further positions drawn by the objective.
+            remedy: additional advice for the message.
+
+        Raises:
+            ValueError: the model does not fit the data, or there are too few.
+        """
         raise NotImplementedError
 
     def batch(self, split: str, num: int, positions: int, generator: Generator) -> Any:
-        """Return ``num`` random training (or held-out) items, which only ``generator`` decides: what the objective's
-        `examples` reads, with a ``split(rows)``."""
+        """Return random items, determined by ``generator`` alone.
+
+        Args:
+            split: "train" or "val".
+            num: number of items.
+            positions: the model's positions.
+            generator: source of all randomness.
+
+        Returns:
+            The input of an objective's `examples`, with a method ``split(rows)``.
+        """
         raise NotImplementedError
 
     def longest_batch(self, num: int, positions: int, generator: Generator) -> Any:
-        """Return a training batch each item of which is as long as ``positions`` let it be: what a step takes at most
-        is measured on it."""
+        """Return a training batch with all items as long as ``positions`` allows.
+
+        A step's peak memory is measured on this batch.
+
+        Args:
+            num: number of items.
+            positions: the model's positions.
+            generator: source of all randomness.
+        """
         return self.batch("train", num, positions, generator)
 
     def windows(self, split: str, num: int, positions: int) -> Any:
-        """Return at most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call;
-        otherwise as `batch`."""
+        """Return evenly spaced items from first to last, equal at every call.
+
+        Args:
+            split: "train" or "val".
+            num: largest number of items.
+            positions: the model's positions.
+
+        Returns:
+            As `batch`.
+        """
         raise NotImplementedError
 
     def log_frequencies(self) -> Float64[Tensor, " outcomes"]:
-        """Return the log of the training side's frequencies of what is predicted, each count raised by one."""
+        """Return the training targets' log frequencies, each count raised by one."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Write to a temporary neighbour, fsync, rename to ``folder``. Where another process was first, its equal copy
-        stays.
+        """Write to a temporary neighbour, fsync, and rename to ``folder``.
 
-        Errors: ``ValueError`` where ``folder`` exists and holds something else; ``OSError`` from the disk.
+        If another process was faster, its equal copy stays.
+
+        Raises:
+            ValueError: ``folder`` exists with other content.
+            OSError: from the disk.
         """
         with disk.partial_folder(folder) as partial:
             self._write(partial)
@@ -79,21 +122,28 @@ class AbstractCorpus:
                     raise ValueError(f"{folder} holds another corpus; choose another folder") from None
 
     def _write(self, folder: Path) -> None:
-        """Write every file of the corpus into an empty folder, `disk.write_meta` the last."""
+        """Write all files of the corpus into an empty folder, `disk.write_meta` last."""
         raise NotImplementedError
 
     @classmethod
     def load(cls, folder: Path) -> AbstractCorpus:
-        """Load what `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is
-        missing, cut short or altered."""
+        """Load a saved corpus, memory-mapped read-only and verified.
+
+        Raises:
+            ValueError: a file is missing, cut short or altered; the message names the file.
+        """
         raise NotImplementedError
 
 
 class AbstractRowCorpus(AbstractCorpus):
-    """Prepared data of two sides, each two arrays whose rows belong together. A subclass implements `_gathered`.
+    """Base of corpora with two sides, each a pair of arrays with matching rows.
 
-    ``files``: of each array by its name, the sides of the first before those of the second; ``plain``: the attributes
-    that stand in the folder's description; ``sums``: sha256 of each array by name.
+    A subclass implements `_gathered`.
+
+    Attributes:
+        files: file of each array by name, the sides' first arrays before their second ones.
+        plain: attributes written in the folder's description.
+        sums: sha256 of each array by name.
     """
 
     files: ClassVar[Mapping[str, str]]
@@ -104,18 +154,31 @@ class AbstractRowCorpus(AbstractCorpus):
 
     @classmethod
     def arrays(cls, train: Any, val: Any) -> dict[str, np.ndarray]:
-        """Return every array, one-dimensional, by the name that it is kept under."""
+        """Return every array, flattened, by its name in ``files``."""
         flat = (array.reshape(-1) for sides in zip(train, val, strict=True) for array in sides)
         return dict(zip(cls.files, flat, strict=True))
 
     def batch(self, split: str, num: int, positions: int, generator: Generator) -> Any:
-        """Draw ``num`` random rows of ``split`` ("train" or "val"), each equally likely, with replacement."""
+        """Draw random rows, equally likely and with replacement.
+
+        Args:
+            split: "train" or "val".
+            num: number of rows.
+            positions: unused.
+            generator: source of all randomness.
+        """
         side = self._side(split)
         rows = torch.randint(len(side[0]), (num,), generator=generator, device=generator.device)
         return self._gathered(side, rows.cpu().numpy())
 
     def windows(self, split: str, num: int, positions: int) -> Any:
-        """Return at most ``num`` rows, evenly spaced from first to last."""
+        """Return evenly spaced rows from first to last.
+
+        Args:
+            split: "train" or "val".
+            num: largest number of rows.
+            positions: unused.
+        """
         side = self._side(split)
         count = min(num, len(side[0]))
         return self._gathered(side, np.arange(count) * (len(side[0]) - 1) // max(count - 1, 1))

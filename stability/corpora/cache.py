@@ -1,6 +1,6 @@
-"""Prepared corpora on disk, by fingerprint, and an index from what was read to the corpus it gave.
+"""Cache of prepared corpora on disk, with an index by source.
 
-``cache_dir/<fingerprint>/`` holds a corpus; ``cache_dir/index/<key>`` names the fingerprint that a source's key led to.
+``cache_dir/<fingerprint>/`` contains a corpus. ``cache_dir/index/<key>`` contains the fingerprint for a source's key.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from stability.runs.leftovers import remove_abandoned
 
 
 def prepare(part: Part, cache_dir: Path) -> Any:
-    """Return the corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from
-    there.
+    """Return a data source's corpus, memory-mapped from the cache.
 
-    Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written
-    then) and for a cache that was damaged; ``RuntimeError`` where the cache cannot be written.
+    The data are prepared first if ``cache_dir`` lacks them. Several processes may call this at once.
+
+    Raises:
+        ValueError: the data cannot be read (nothing is written then), or the cache is damaged.
+        RuntimeError: the cache cannot be written.
     """
     source = Registry("data").load(part.name)
     key = source.cache_key(part.settings)
@@ -32,10 +34,10 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
         return load(cache_dir, fingerprint)
     try:
-        # unnamed files lie on the cache's disk, and no folder is made for data that may be bad
+        # unnamed files must be on the cache's disk, but invalid data should not create the cache's folder
         scratch = next(folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.is_dir())
         corpus = source.prepare(part.settings, scratch=scratch)
-    except OSError as error:  # what the user gave is refused with a ValueError; this is our own disk
+    except OSError as error:  # errors in the user's files are ValueErrors; this one is from our own disk
         raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error.strerror or error}") from error
     if source.cache_key(part.settings) != key:
         raise ValueError(
@@ -52,9 +54,14 @@ def prepare(part: Part, cache_dir: Path) -> Any:
 
 
 def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
-    """Return what a dry run works on: (corpus, whether it is the data itself). Data that would have to be downloaded
-    stays where it is; random tokens of the same vocabulary stand for it unless ``cache_dir`` has it. Errors: as
-    `prepare`."""
+    """Return (corpus, whether it is the real data) for a dry run.
+
+    Data are not downloaded. Unless ``cache_dir`` has them, random tokens with the same vocabulary replace them.
+
+    Raises:
+        ValueError: as `prepare`.
+        RuntimeError: as `prepare`.
+    """
     source = Registry("data").load(part.name)
     stand_in = source.stand_in(part.settings)
     if stand_in is None:
@@ -65,10 +72,10 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
 
 
 def load(cache_dir: Path, fingerprint: str) -> Any:
-    """Return a corpus that `prepare` left under ``cache_dir``, of the kind (`AbstractCorpus.kind`) that its folder
-    says.
+    """Return a prepared corpus from ``cache_dir``; its folder defines its kind.
 
-    Errors: ``ValueError`` where there is none, or not an intact one.
+    Raises:
+        ValueError: there is no such corpus, or it is damaged.
     """
     folder = cache_dir / fingerprint
     if not folder.is_dir():
@@ -84,8 +91,11 @@ def load(cache_dir: Path, fingerprint: str) -> Any:
 
 
 def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
-    """Return the class of a kind of corpus: the one that a data source prepares. Errors: ``ValueError`` where none
-    does."""
+    """Return the class for a kind of corpus, from the data sources.
+
+    Raises:
+        ValueError: no data source prepares this kind.
+    """
     if kind == Corpus.kind:
         return Corpus
     sources = (Registry("data").load(name) for name in Registry("data").names())
@@ -103,7 +113,7 @@ def _entry_name(name: str, version: int, key: str) -> str:
 
 
 def _indexed(entry: Path, cache_dir: Path) -> str | None:
-    """Return the fingerprint behind an index entry; None where the corpus has to be prepared (again)."""
+    """Return an index entry's fingerprint, or None if its corpus is missing."""
     try:
         fingerprint = entry.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,5 +1,7 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: batches pickled by Python 2, unpickled here without running
-anything that is in them."""
+"""CIFAR-10 and CIFAR-100 in their authors' format, batches pickled by Python 2.
+
+Unpickling runs no code from the files.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SIDE, CHANNELS = 32, 3
-GZIP = b"\x1f\x8b"  # its first bytes, whatever the file is called
+GZIP = b"\x1f\x8b"  # first bytes of a gzip file; its name may differ
 MOST_UNPACKED = 1 << 30  # bytes of all batches in an archive; the authors' are 186 MB
 
 
 class Layout(NamedTuple):
-    """Names of the files of a data set, and of the keys in them."""
+    """Names of a data set's files, and of their keys."""
 
     train: tuple[str, ...]
     test: str
@@ -38,15 +40,18 @@ LAYOUTS = {
 
 
 def layout_of(names: set[str]) -> str | None:
-    """Return the data set of which at least two files are among ``names``; None where there is none."""
+    """Return the data set with at least two files among ``names``, or None."""
     return next(
         (name for name, layout in LAYOUTS.items() if len(names & {*layout.train, layout.test, layout.meta}) > 1), None
     )
 
 
 def archive_files(path: Path) -> dict[str, bytes]:
-    """Return the contents of a tar archive by their names without folders; only files that a `Layout` names. Errors:
-    ``ValueError`` where it is damaged."""
+    """Return a tar archive's contents by file name without folders, for files in a `Layout`.
+
+    Raises:
+        ValueError: the archive is damaged or unpacks to too much.
+    """
     wanted = {name for layout in LAYOUTS.values() for name in (*layout.train, layout.test, layout.meta)}
     try:
         with path.open("rb") as stream:
@@ -72,10 +77,14 @@ def archive_files(path: Path) -> dict[str, bytes]:
 def read_batches(
     files: Mapping[str, Callable[[], bytes]], root: str
 ) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
-    """Return (data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by
-    its name; ``root``: what to call them.
+    """Return (data set, images, class names); an image is ("train" or "val", pixels, class).
 
-    Errors: ``ValueError`` of one line for a batch that is missing, cut short, of another form, or that holds code.
+    Args:
+        files: reader of each file by name.
+        root: the user's path, for messages.
+
+    Raises:
+        ValueError: a batch is missing, cut short, has another form, or contains code; one line.
     """
     name = layout_of(set(files))
     assert name is not None, "the caller looks first"
@@ -96,8 +105,18 @@ def _images(
 
 
 def batch_of(content: bytes, place: str, label_key: bytes) -> tuple[np.ndarray, list[int]]:
-    """Return the pixels (M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors:
-    ``ValueError`` at ``place``."""
+    """Return the pixels (M, 32, 32, 3) and labels of one pickled batch.
+
+    The batch's rows have one plane per channel.
+
+    Args:
+        content: the pickle.
+        place: name of the batch, for messages.
+        label_key: key of the labels.
+
+    Raises:
+        ValueError: the content is no batch; the message begins with ``place``.
+    """
     found = unpickled(content, place)
     data, labels = (found.get(b"data"), found.get(label_key)) if isinstance(found, dict) else (None, None)
     if (
@@ -133,8 +152,11 @@ def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root:
 
 
 def unpickled(content: bytes, place: str) -> Any:
-    """Return the plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short,
-    or names anything else to be called."""
+    """Return the plain values and numpy arrays of a pickle.
+
+    Raises:
+        ValueError: the pickle is cut short, or would call anything else; the message begins with ``place``.
+    """
     try:
         return _Harmless(io.BytesIO(content), encoding="bytes").load()
     except _Code as error:
@@ -160,19 +182,21 @@ def unpickled(content: bytes, place: str) -> Any:
 
 
 class _Code(Exception):
-    """A pickle names something to be called."""
+    """A pickle names a function to call."""
 
 
 def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
-    """Return what numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class,
-    shape or type."""
+    """Return numpy's empty array of its own `_reconstruct`; only this class is admitted.
+
+    The state follows in the pickle.
+    """
     if kind is not np.ndarray:
         raise _Code(kind)
     return np.ndarray((0,), np.uint8)
 
 
 def _latin_1(text: Any, encoding: Any = "latin1") -> bytes:
-    """Return bytes that Python 3 pickled for Python 2, which reach here as text and the name of this one codec."""
+    """Return bytes pickled by Python 3 for Python 2, which arrive as latin-1 text."""
     if encoding not in ("latin1", b"latin1"):
         raise _Code(f"the codec {encoding!r}")
     return text if isinstance(text, bytes) else text.encode("latin1")
@@ -188,8 +212,10 @@ ADMITTED: dict[tuple[str, str], Any] = {
 
 
 class _Harmless(pickle._Unpickler):
-    """Python's own, not the one in C: that one's memo is an array as long as the largest number in the file says,
-    gigabytes of it for 12 bytes."""
+    """Python's unpickler instead of C's, with admitted names only.
+
+    The C unpickler's memo is an array as long as the file's largest index: gigabytes for 12 bytes.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:

@@ -1,5 +1,4 @@
-"""Prepared images: uint8 pixels and labels of a training and a held-out side, memory-mapped, and how batches are drawn
-from them."""
+"""Prepared images: uint8 pixels and labels of two memory-mapped sides, with random batches."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from stability.models.images import ImageFormat
 VERSION = 1  # raised when the same images would be laid out differently; part of every fingerprint
 KIND = "images"
 IMAGES_PER_CHUNK = 1 << 10
-FEWEST_HELD_OUT = 100  # below, accuracy moves by more than 1 % at a time, and the description says so
+FEWEST_HELD_OUT = 100  # below, accuracy has steps above 1 %, and the description mentions them
 FILES = {
     "train_images": "train.npy",
     "val_images": "val.npy",
@@ -33,7 +32,7 @@ PLAIN = ("fingerprint", "description", "format", "class_names")
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """A batch of images, ``images_BHWC`` (uint8), with the numbers of their classes, ``labels_B`` (int64)."""
+    """A batch of ``images_BHWC`` (uint8) and class numbers ``labels_B`` (int64)."""
 
     images_BHWC: Tensor
     labels_B: Tensor
@@ -47,8 +46,7 @@ class ImageBatch:
 
 
 class Side(NamedTuple):
-    """One side of prepared images, ``images_MHWC`` (uint8), with the numbers of their classes, ``labels_M``
-    (uint16)."""
+    """One side's ``images_MHWC`` (uint8) and class numbers ``labels_M`` (uint16)."""
 
     images_MHWC: np.ndarray
     labels_M: np.ndarray
@@ -56,11 +54,12 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ImageCorpus(AbstractRowCorpus):
-    """Images of one size with their classes. Build it with `ImageCorpus.of`, which computes what follows from the
-    images.
+    """Images with one size, and their classes; built with `ImageCorpus.of`.
 
-    ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``:
-    sha256 of each array by name.
+    Attributes:
+        class_names: name of each class.
+        image: size, number of classes, and the training side's mean and deviation of each channel.
+        sums: sha256 of each array by name.
     """
 
     kind: ClassVar[str] = KIND
@@ -77,8 +76,17 @@ class ImageCorpus(AbstractRowCorpus):
 
     @classmethod
     def of(cls, train: Side, val: Side, class_names: tuple[str, ...], origin: str) -> ImageCorpus:
-        """Return a corpus of two sides, with the moments and digests that it is kept with. ``origin``: what was read,
-        for the description. Errors: ``ValueError`` for an empty side, fewer than two classes, sizes that differ."""
+        """Return a corpus from two sides, with moments and digests computed from them.
+
+        Args:
+            train: the training side.
+            val: the held-out side.
+            class_names: name of each class.
+            origin: the source, for the description.
+
+        Raises:
+            ValueError: a side is empty, there are fewer than two classes, a label exceeds the classes, or sizes differ.
+        """
         for side, which in ((train, "training"), (val, "held-out")):
             if not len(side.labels_M):
                 raise ValueError(f"data: {origin}: the {which} side holds no image")
@@ -117,11 +125,20 @@ class ImageCorpus(AbstractRowCorpus):
         return f"{self.description}, a patch of {side}×{side} a position{coarse}"
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Raise a ``ValueError`` where the images cannot be cut into ``positions`` square patches."""
+        """Check that images can be cut into square patches.
+
+        Args:
+            positions: the model's positions, one a patch.
+            more: unused.
+            remedy: unused.
+
+        Raises:
+            ValueError: ``positions`` square patches do not fit.
+        """
         self.image.patch_side(positions)
 
     def log_frequencies(self) -> Float64[Tensor, " classes"]:
-        """Return the log of the training images' class frequencies, each count raised by one."""
+        """Return log frequencies of the training images' classes, each count raised by one."""
         counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
@@ -132,8 +149,11 @@ class ImageCorpus(AbstractRowCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ImageCorpus:
-        """Load the corpus in a folder, memory-mapped and checked against its sums; ``ValueError`` where a file is
-        damaged."""
+        """Load a folder's corpus, memory-mapped and verified by its sums.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
         meta = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
         image, class_names, sums = (
             ImageFormat.of(meta["format"]),
@@ -149,8 +169,11 @@ class ImageCorpus(AbstractRowCorpus):
 
 
 def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation of each channel, from 0 to 255, from sums in float64, which hold
-    integers exactly; 1 for the deviation of a channel that is constant."""
+    """Return each channel's mean and standard deviation, from 0 to 255.
+
+    A constant channel's deviation is 1.
+    """
+    # sums in float64, which represents these integers exactly
     total, squares, num_pixels = np.zeros(images_MHWC.shape[-1]), np.zeros(images_MHWC.shape[-1]), 0
     for start in range(0, len(images_MHWC), IMAGES_PER_CHUNK):
         pixels = images_MHWC[start : start + IMAGES_PER_CHUNK].reshape(-1, images_MHWC.shape[-1]).astype(np.float64)

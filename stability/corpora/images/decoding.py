@@ -1,4 +1,4 @@
-"""Encoded pictures → pixels, by Pillow, which is imported where there is one to decode."""
+"""Decode image files to pixels by Pillow, imported at the first image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
 ORIENTATION, BITS_PER_SAMPLE = 0x0112, 258  # tags of EXIF and of TIFF
-ALWAYS_16_BITS = ("PNG", "PPM")  # formats whose grey pictures of more than 8 bits fill 16
+ALWAYS_16_BITS = ("PNG", "PPM")  # formats that scale grey images above 8 bits to 16
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -19,14 +19,18 @@ UPRIGHT = {
     6: "ROTATE_270",
     7: "TRANSVERSE",
     8: "ROTATE_90",
-}  # the EXIF orientation and the turn that undoes it
+}  # EXIF orientation: the transposition that undoes it
 
 
 def decoded(source: bytes | Path, place: str) -> np.ndarray:
-    """Decode a picture to RGB pixels (H, W, 3), uint8, upright as its EXIF says; grey ones three times, transparency
-    left out, the upper 8 of more bits. ``place``: what to call the picture.
+    """Decode an image to RGB pixels (H, W, 3), uint8, upright by its EXIF.
 
-    Errors: ``ValueError`` if it cannot be decoded, or its pixels' range is unknown; ``RuntimeError`` without Pillow.
+    Grey is repeated three times, transparency is dropped, and only the upper 8 bits are used. ``place`` names the image
+    in messages.
+
+    Raises:
+        ValueError: the image cannot be decoded, or its pixels' range is unknown.
+        RuntimeError: Pillow is missing.
     """
     image = _pillow()
     try:
@@ -51,8 +55,11 @@ def decoded(source: bytes | Path, place: str) -> np.ndarray:
 
 
 def _bits_of_integers(pixels_HW: np.ndarray, place: str) -> int:
-    """Return 16 for 32-bit integers that are 16-bit ones by their range. Errors: ``ValueError`` for any other range,
-    8-bit ones among them: the pictures beside them may have 16."""
+    """Return 16 if 32-bit integers have the range of 16-bit ones.
+
+    Raises:
+        ValueError: the range is another one, including 8 bits: neighbouring images may have 16.
+    """
     least, most = int(pixels_HW.min()), int(pixels_HW.max())
     if least < 0 or not 1 << 8 <= most < 1 << 16:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A user's images: which of the layouts a path holds, and the images in it, one after the other."""
+"""A user's images: detect a path's layout, and yield its images one by one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ from stability.corpora.io.files import cut_short, left_out, refuse_larger_than_m
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
-MOST_CLASSES = 1 << 16  # labels are kept in two bytes
-MOST_CHANNELS = 4  # of an image whose second axis may be its channels
+MOST_CLASSES = 1 << 16  # labels are stored in two bytes
+MOST_CHANNELS = 4  # a larger last axis suggests channels first
 NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and classes under 'y' or 'labels'")
 
 
 class Found(NamedTuple):
-    """The images that were found in a file or a folder. ``items``: ("train" or "val", pixels (H, W, C) uint8, class,
-    what to call the image) one after the other;
-    ``files``: what is read, each under a name that doesn't depend on where it lies."""
+    """The images at a path.
+
+    Attributes:
+        what: the source, for the description.
+        files: files to read, by location-independent names.
+        class_names: name of each class.
+        items: ("train" or "val", pixels (H, W, C) uint8, class, name for messages) of each image.
+    """
 
     what: str
     files: dict[str, Path]
@@ -35,8 +40,11 @@ class Found(NamedTuple):
 
 
 def find(path: str) -> Found:
-    """Return the images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line
-    for a path that holds none."""
+    """Return the images at ``path``; nothing is decoded before ``items`` is iterated.
+
+    Raises:
+        ValueError: there are no images; one line.
+    """
     root = Path(path).expanduser()
     if not root.exists():
         raise ValueError(f"data.path={path}: no such file or folder; give {LAYOUTS}")
@@ -64,8 +72,10 @@ def find(path: str) -> Found:
 
 
 def _npz(file: Path) -> Found:
-    """Return the images of one file, or of a pair: ``…train….npz`` brings the ``…test….npz`` beside it as the held-out
-    side."""
+    """Return the images of one ``.npz`` file or a pair.
+
+    ``…train….npz`` is paired with a neighbouring ``…test….npz``, the held-out side.
+    """
     files = {"train": file}
     partner = file.with_name(file.name.replace("train", "test"))
     if partner != file and partner.is_file():
@@ -81,7 +91,11 @@ def _npz(file: Path) -> Found:
 
 
 def _opened(file: Path) -> Any:
-    """Open an ``.npz`` file; ``ValueError`` where it is cut short, none, or a single array without labels."""
+    """Open an ``.npz`` file.
+
+    Raises:
+        ValueError: the file is cut short, no ``.npz``, or a single array without labels.
+    """
     refuse_larger_than_memory(file)
     try:
         found = np.load(file, allow_pickle=False)
@@ -96,7 +110,7 @@ def _opened(file: Path) -> Any:
 
 
 def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
-    """Return the first of the arrays that the file has."""
+    """Return the first existing array among ``names``, or None."""
     name = next((name for name in names if name in archive.files), None)
     try:
         return None if name is None else archive[name]
@@ -107,7 +121,7 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
 
 
 def _class_names(file: Path) -> tuple[str, ...]:
-    """Return the classes as the file names them, else as many as its labels say: "0", "1", …"""
+    """Return the file's class names, or "0", "1", … up to its largest label."""
     archive = _opened(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
     if names is not None and names.ndim != 1:
@@ -120,7 +134,11 @@ def _class_names(file: Path) -> tuple[str, ...]:
 
 
 def _labels(archive: Any, file: Path) -> np.ndarray:
-    """Return the labels of an archive, one a row; ``ValueError`` if they are missing or do not number classes."""
+    """Return an archive's labels, one a row.
+
+    Raises:
+        ValueError: the labels are missing or no class numbers.
+    """
     labels = _array(archive, file, "y", "labels")
     if labels is None:
         raise ValueError(
@@ -144,7 +162,7 @@ def _labels(archive: Any, file: Path) -> np.ndarray:
 
 
 def _remedy(labels: np.ndarray) -> str:
-    """Return the code that turns such an array into labels; empty if there is none."""
+    """Return code that turns such an array into labels; empty if there is none."""
     if labels.ndim == 2:
         return ": y.argmax(axis=1), if each row marks its class"
     return ": y.astype(int), if they are whole" if labels.ndim == 1 and labels.dtype.kind in "fb" else ""
@@ -155,7 +173,7 @@ def _shape(array: np.ndarray) -> str:
 
 
 def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
-    """Raise a ``ValueError`` for N×C×H×W, easily mistaken for images of 1, 3 or 4 rows and many channels."""
+    """Raise a ``ValueError`` for N×C×H×W, easily mistaken for images with 1, 3 or 4 rows."""
     _, second, third, last = images.shape
     if last > MOST_CHANNELS and (second in (3, 4) or (second == 1 and third == last)):
         raise ValueError(
@@ -165,8 +183,10 @@ def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
 
 
 def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
-    """Yield (side, image, label, place) of an archive, whose images lie as one array or as JPEG bytes cut by
-    offsets."""
+    """Yield (side, image, label, place) from an archive.
+
+    Its images are one array, or JPEG bytes with offsets.
+    """
     archive = _opened(file)
     labels, images = _labels(archive, file).tolist(), _array(archive, file, "x", "images")
     jpeg, offsets = _array(archive, file, "jpeg"), _array(archive, file, "offsets")
@@ -241,5 +261,5 @@ def _folders(root: Path, path: str) -> Found:
 
 
 def key_of(found: Found) -> list[tuple[str, str]]:
-    """Return the name and sha256 of each file, which say what will be read; not where they lie."""
+    """Return the name and sha256 of each file, independent of their location."""
     return [(name, sha256_of_file(file)) for name, file in sorted(found.files.items())]

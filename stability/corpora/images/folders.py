@@ -1,5 +1,7 @@
-"""Folders of pictures as torchvision's ImageFolder reads them: ``train/<class>/…`` with ``val/`` or ``test/`` beside
-it, or ``<class>/…`` alone."""
+"""Image folders as read by torchvision's ImageFolder.
+
+``train/<class>/…`` with ``val/`` or ``test/`` beside ``train/``, or ``<class>/…`` alone.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,18 @@ from typing import NamedTuple
 
 from stability.corpora.images.decoding import SUFFIXES
 
-HELD_OUT = ("val", "test")  # the first of them that there is
+HELD_OUT = ("val", "test")  # the first existing one is used
 
 
 class Picture(NamedTuple):
-    """A picture's file in a folder of images. ``side``: "train" or "val"; ``name``: the file's, with folders below that
-    of its class."""
+    """An image file in a class's folder.
+
+    Attributes:
+        side: "train" or "val".
+        label: number of the class.
+        name: path below the class's folder.
+        file: the file.
+    """
 
     side: str
     label: int
@@ -24,12 +32,19 @@ class Picture(NamedTuple):
 
 
 def find(root: Path, path: str, layouts: str) -> tuple[tuple[str, ...], list[Picture]]:
-    """Return (class names, pictures): classes sorted, of a class all pictures below its folder however deep, folder by
-    folder in the order of their paths.
+    """Return (class names, pictures).
 
-    Hidden files and folders are passed over. ``path``: what to call ``root``; ``layouts``: what else might be given,
-    for errors, which are ``ValueError`` of one line: no pictures, a class of the held-out side that the other one
-    lacks, folders that can be read in two ways.
+    Classes are sorted. A class has all images below its folder at any depth, in the order of their paths. Hidden files
+    and folders are skipped.
+
+    Args:
+        root: the folder.
+        path: the user's name for ``root``, for messages.
+        layouts: other accepted layouts, for messages.
+
+    Raises:
+        ValueError: there are no images, the held-out side has a class missing in training, or folders are ambiguous;
+            one line.
     """
     has_sides = (root / "train").is_dir()
     train = root / "train" if has_sides else root
@@ -54,8 +69,10 @@ def find(root: Path, path: str, layouts: str) -> tuple[tuple[str, ...], list[Pic
 
 
 def _refuse_sides_by_other_names(root: Path, names: tuple[str, ...], path: str) -> None:
-    """Refuse ``training/<class>`` and ``testing/<class>``, which would be read as two classes: folders with no picture
-    of their own that hold folders of the same name."""
+    """Refuse ``training/<class>`` and ``testing/<class>``, otherwise read as two classes.
+
+    They are recognised as folders without own images but with subfolders of the same name.
+    """
     if len(names) < 2 or any(_is_picture(file) for name in names for file in (root / name).iterdir()):
         return
     shared = sorted(set.intersection(*(set(_classes(root / name)) for name in names)))
@@ -67,7 +84,7 @@ def _refuse_sides_by_other_names(root: Path, names: tuple[str, ...], path: str) 
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    """Return the names of the subfolders that hold pictures, sorted."""
+    """Return the sorted names of the subfolders with images."""
     return tuple(
         sorted(
             each.name

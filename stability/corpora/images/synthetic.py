@@ -1,11 +1,9 @@
-"""Images that nobody took: what `data=images` reads where no file is given. Integer arithmetic only, so that every
-machine makes the same ones.
+"""Synthetic images, the default of `data=images`, equal on every machine by integer arithmetic.
 
-4,000 training and 500 held-out images of 32×32 pixels in three channels, drawn from a counter (SplitMix64), in turn of
-each of ten classes. An image is a triangle-wave grating: its class is one of five directions and one of two periods (6
-and 12 pixels); its phase, its strength and its colour are drawn, and so is a noise of up to 64 of 256 levels at every
-pixel, which is stronger than the grating. What the lab measures on them says how a model tells textures apart, and
-nothing about photographs.
+4,000 training and 500 held-out images of 32×32 pixels in three channels, drawn from a counter (SplitMix64), cycling
+through ten classes. An image is a triangle-wave grating. Its class is one of five directions and one of two periods (6
+and 12 pixels). Phase, strength and colour are random, as is noise of up to 64 of 256 levels at every pixel, stronger
+than the grating. Results show how a model separates textures, and nothing about photographs.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def images(num: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
         label = index % len(CLASS_NAMES)
         (x, y), period = DIRECTIONS[label // len(PERIODS)], PERIODS[label % len(PERIODS)]
         strength, phase = 3 + draws.one_below(STRONGEST - 2), draws.one_below(period)
-        # of either sign: what is light in one image is dark in the next
+        # either sign, so brightness does not reveal the class
         color_C = draws.below(9, 3).astype(np.int64) - 4
         place = (x * columns + y * rows + phase) % period
         wave = np.abs(12 * place - 6 * period) // period - 3  # from 3 down to −3 and back

@@ -1,4 +1,4 @@
-"""Token arrays larger than memory: written to unnamed files, read through a map in pieces that are let go at once."""
+"""Token arrays larger than memory: unnamed files, read through a memory map in chunks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ BYTES_PER_WRITE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """Return uint16 where every token of the vocabulary fits, else uint32."""
+    """Return uint16 if every token of the vocabulary fits, else uint32."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class TokenFile:
-    """Tokens on disk in a file without a name: it is gone with this object, or with the process that is killed.
+    """Tokens on disk in an unnamed file, removed with this object or its process.
 
-    ``folder``: where; None: the system's temporary folder. Errors: ``OSError`` from the disk.
+    ``folder`` is the file's folder; None: the system's temporary folder.
+
+    Raises:
+        OSError: from the disk.
     """
 
     def __init__(self, dtype: type[np.generic], folder: Path | None):
         self.dtype = np.dtype(dtype)
-        # lives as long as this object
+        # no `with`: open as long as this object lives
         self._stream = tempfile.TemporaryFile(dir=folder, buffering=BYTES_PER_WRITE)  # noqa: SIM115
         self._num_tokens = 0
 
@@ -40,7 +43,7 @@ class TokenFile:
         self._num_tokens += len(tokens)
 
     def array(self) -> np.ndarray:
-        """Return all tokens so far, mapped read-only; the map keeps the file."""
+        """Return all tokens so far, mapped read-only; the map keeps the file open."""
         self._stream.flush()
         if not self._num_tokens:
             return np.empty(0, dtype=self.dtype)
@@ -48,15 +51,15 @@ class TokenFile:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the array in pieces of 4 M tokens; of a mapped one, never more than a piece stands in memory."""
+    """Yield the array in chunks of 4 M tokens; a mapped array occupies one chunk of memory."""
     for start in range(0, len(tokens), TOKENS_PER_CHUNK):
         yield np.asarray(tokens[start : start + TOKENS_PER_CHUNK])
         forget(tokens)
 
 
 def forget(tokens: np.ndarray) -> None:
-    """Let go of the pages that reading a mapped array brought in: they count as this process's memory until then. They
-    are read again when needed."""
+    """Free the memory pages of a mapped array; later reads load them again."""
+    # read pages count as this process's memory until then
     if isinstance(tokens.base, mmap.mmap) and hasattr(tokens.base, "madvise"):
         tokens.base.madvise(mmap.MADV_DONTNEED)
 
@@ -70,8 +73,10 @@ def sha256(array: np.ndarray) -> str:
 
 
 def sha256_and_counts(tokens: np.ndarray, vocab_size: int) -> tuple[str, np.ndarray]:
-    """Return in one pass the sha256 of tokens and how often each occurs (int64, longer than ``vocab_size`` where a
-    token reaches it)."""
+    """Return the sha256 and the count of each token, in one pass.
+
+    The counts are int64, and longer than ``vocab_size`` if a token exceeds the vocabulary.
+    """
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks(tokens):
         digest.update(_little_endian(chunk))

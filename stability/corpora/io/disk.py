@@ -1,5 +1,7 @@
-"""A corpus's folder: arrays, vocabulary and a description, each vouched for by sha256; written aside and renamed as a
-whole."""
+"""Read and write a corpus's folder: arrays, vocabulary and description, with sha256 sums.
+
+A folder is written under a temporary name and renamed as a whole.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ META = "corpus.json"
 
 @contextmanager
 def partial_folder(folder: Path) -> Iterator[Path]:
-    """Yield a neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed
-    processes left of theirs."""
+    """Yield a temporary neighbour of ``folder`` to write into.
+
+    The neighbour is removed afterwards, as are those of killed processes.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)
     partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
@@ -38,7 +42,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_array(file: Path, array: np.ndarray) -> None:
-    """Write ``array`` (1-D) as numpy's ``.npy``, piece by piece."""
+    """Write a 1-D array as ``.npy`` in chunks."""
     with _synced(file) as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
         for chunk in chunks(array):
@@ -46,7 +50,11 @@ def write_array(file: Path, array: np.ndarray) -> None:
 
 
 def read_array(file: Path, expected_sha256: str) -> np.ndarray:
-    """Return a 1-D array, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file."""
+    """Return a 1-D array, memory-mapped read-only and verified.
+
+    Raises:
+        ValueError: the file is damaged; the message names the file.
+    """
     try:
         array = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -66,7 +74,11 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_text(file: Path, expected_sha256: str) -> str:
-    """Read a file of text and check its sha256. Errors: ``ValueError`` naming the file."""
+    """Read a text file and verify its sha256.
+
+    Raises:
+        ValueError: the file is damaged; the message names the file.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -81,8 +93,11 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def verified_meta(folder: Path) -> dict[str, Any]:
-    """Return what `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is
-    missing or altered."""
+    """Return the content of `write_meta`, for any kind of corpus.
+
+    Raises:
+        ValueError: the file is missing or altered; the message names the file.
+    """
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -93,7 +108,16 @@ def verified_meta(folder: Path) -> dict[str, Any]:
 
 
 def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
-    """Return `verified_meta` of a folder whose keys are these. Errors: ``ValueError`` also where it has other keys."""
+    """Return `verified_meta`, checked for required and optional keys.
+
+    Args:
+        folder: the corpus's folder.
+        required: keys that must exist.
+        optional: keys that may exist.
+
+    Raises:
+        ValueError: as `verified_meta`, or the keys differ.
+    """
     meta = verified_meta(folder)
     if not required <= set(meta) <= required | optional:
         raise damaged(folder / META, "another version of this program wrote it")

@@ -1,4 +1,4 @@
-"""A user's files: which ones a path names, and their bytes, unpacked."""
+"""Find a user's files by path, and read their unpacked bytes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ from pathlib import Path
 from stability.corpora.io.progress import step
 
 PACKED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz"}
-LONGEST_LINE = 64 << 20  # bytes, unpacked: a line is held in memory whole
-MOST_NAMED = 3  # of the files that a folder holds beside those that are read
+LONGEST_LINE = 64 << 20  # bytes, unpacked: a whole line is in memory
+MOST_NAMED = 3  # unread files of a folder named in the description
 
 
 def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str, tuple[str, ...]]) -> list[Path]:
-    """Return the file, or a folder's files with one of ``suffixes``, sorted; hidden ones are left out, links are
-    followed.
+    """Return a file, or a folder's files with one of the suffixes, sorted.
 
-    Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a
-    folder without any ``noun``.
-    ``other``: the choice that reads other suffixes, and these: whoever gives such a file is told of it.
+    Hidden files are omitted; links are followed.
+
+    Args:
+        path: a file or folder.
+        suffixes: accepted ends of names.
+        noun: the kind of file, for messages.
+        other: the setting for files with other suffixes, and these suffixes; the message recommends the setting if the
+            path has such a file.
+
+    Raises:
+        ValueError: the path is missing (the message may suggest a similar one), unreadable, no file or folder, has
+            another suffix, or is a folder without accepted files.
     """
     root = Path(path).expanduser()
     if root.is_file():
@@ -64,22 +72,24 @@ def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str
 
 
 def _advice(files: Iterable[Path], other: tuple[str, tuple[str, ...]], before: str = "") -> str:
-    """Say which choice reads one of the files; empty where none does."""
+    """Describe the setting that reads one of the files; empty if none does."""
     choice, suffixes = other
     found = next((file for file in files if suffix_of(file, suffixes)), None)
     return "" if found is None else f"{before}{choice} reads {found.name}"
 
 
 def _walk(root: Path, *, is_strict: bool = True) -> Iterator[Path]:
-    """Yield every file below a folder that is not hidden, links followed once. A folder that cannot be read is refused
-    by a ``ValueError``, or passed over."""
+    """Yield every file below a folder except hidden ones; links are followed once.
+
+    An unreadable folder raises a ``ValueError`` if ``is_strict``, else it is skipped.
+    """
 
     def refuse(error: OSError) -> None:
         raise ValueError(f"data.path: cannot read the folder {error.filename}: {error.strerror}")
 
     seen: set[str] = set()
     for folder, subfolders, names in os.walk(root, onerror=refuse if is_strict else None, followlinks=True):
-        if os.path.realpath(folder) in seen:  # a link back up would be followed for ever
+        if os.path.realpath(folder) in seen:  # a link to a parent folder would never end
             subfolders.clear()
             continue
         seen.add(os.path.realpath(folder))
@@ -88,13 +98,20 @@ def _walk(root: Path, *, is_strict: bool = True) -> Iterator[Path]:
 
 
 def suffix_of(file: Path, suffixes: tuple[str, ...]) -> str:
-    """Return which of ``suffixes`` the name ends in, in either case; empty where in none."""
+    """Return the matching suffix of a file's name in either case, or ""."""
     return next((suffix for suffix in suffixes if file.name.lower().endswith(suffix)), "")
 
 
 def origin_of(path: str, files: list[Path], what: str) -> str:
-    """Return ``text of books.jsonl``, ``text of my_folder (3 files; left out: README.md)``: names only, never where
-    they lie."""
+    """Return ``text of books.jsonl`` or ``text of my_folder (3 files; left out: README.md)``.
+
+    The text contains names only, no locations.
+
+    Args:
+        path: a file or folder.
+        files: the files read.
+        what: the kind of content, e.g. ``text``.
+    """
     root = Path(path).expanduser()
     noun = "file" if len(files) == 1 else "files"
     counted = f" ({len(files):,} {noun}{left_out(root, files)})" if root.is_dir() else ""
@@ -102,8 +119,10 @@ def origin_of(path: str, files: list[Path], what: str) -> str:
 
 
 def left_out(root: Path, files: Iterable[Path]) -> str:
-    """Return ``; left out: README.md, notes.doc``, a folder's files that are not among ``files``: the first three, and
-    how many more; empty where there are none. Hidden ones are not counted."""
+    """Return ``; left out: README.md, notes.doc``: a folder's files not among ``files``.
+
+    The text has the first three and the number of others; it is empty if there are none. Hidden files do not count.
+    """
     read = set(files)
     others = sorted(file.relative_to(root).as_posix() for file in _walk(root, is_strict=False) if file not in read)
     more = f" and {len(others) - MOST_NAMED:,} more" if len(others) > MOST_NAMED else ""
@@ -111,12 +130,12 @@ def left_out(root: Path, files: Iterable[Path]) -> str:
 
 
 def total_bytes(files: list[Path]) -> int:
-    """Return the size of the files on disk in bytes, packed as they are."""
+    """Return the files' total size on disk in bytes, packed."""
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 class _Counted(io.FileIO):
-    """A file that tells the progress bar what is read of it."""
+    """A file that reports its read bytes to the progress bar."""
 
     def readinto(self, buffer, /) -> int | None:
         num_bytes = super().readinto(buffer)
@@ -124,14 +143,16 @@ class _Counted(io.FileIO):
         return num_bytes
 
 
-# what a file raises that is cut short, damaged or not of its kind; gzip's own is an OSError
+# errors of files that are cut short, damaged or of another kind; gzip's own is an OSError
 UNREADABLE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 @contextmanager
 def located(reached: Callable[[], str]) -> Iterator[None]:
-    """Tell within the block, which reads an `opened` file, what was ``reached`` when an error says that bytes end
-    unexpectedly."""
+    """Add ``reached()`` as a note to read errors in the block.
+
+    The block reads an `opened` file.
+    """
     try:
         yield
     except UNREADABLE as error:
@@ -141,10 +162,16 @@ def located(reached: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
-    """Yield the file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of
-    its kind while it is read; ``key`` is the setting that named it.
+    """Yield a file's unpacked bytes.
 
-    Who reads says how far he came by a note on the error (`located`).
+    A reader adds its position to errors through `located`.
+
+    Args:
+        file: the file.
+        key: the setting with its path, for messages.
+
+    Raises:
+        ValueError: the file cannot be opened, or is found cut short or of another kind while being read.
     """
     kind = packing(file)
     try:
@@ -159,15 +186,15 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
 
 
 def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iterator[bytes]:
-    """Yield the lines of a file with their ends.
+    """Yield a file's lines with their line ends.
 
     Args:
         stream: the bytes of an `opened` file.
-        file: its path, for errors.
-        key: the setting that named it, for errors.
+        file: its path, for messages.
+        key: the setting with its path, for messages.
 
     Raises:
-        ValueError: a line is longer than 64 MB; no more of it is held in memory.
+        ValueError: a line is longer than 64 MB; at most so much is read into memory.
     """
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
@@ -181,7 +208,7 @@ def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iter
 
 
 def cut_short(file: Path, error: Exception) -> ValueError:
-    """Return the error of an ``.npz`` file that cannot be read. ``error``: what reading it raised."""
+    """Return the error for an unreadable ``.npz`` file; ``error`` is the original one."""
     missing = error.strerror if isinstance(error, OSError) else "no file"
     size = f"{file.stat().st_size:,} bytes" if file.is_file() else missing
     return ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again")
@@ -192,7 +219,7 @@ def refuse_larger_than_memory(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             num_bytes = sum(member.file_size for member in archive.infolist())
-    except (OSError, ValueError, zipfile.BadZipFile):  # no archive: whoever reads it says so
+    except (OSError, ValueError, zipfile.BadZipFile):  # no archive: the reader raises a better error
         return
     if num_bytes > machine_memory():
         raise ValueError(
@@ -202,12 +229,12 @@ def refuse_larger_than_memory(file: Path) -> None:
 
 
 def machine_memory() -> int:
-    """Return the machine's memory in bytes; no bound if the system does not say."""
+    """Return the machine's memory in bytes; unbounded if the system does not report a size."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 
 def packing(file: Path) -> str:
-    """Return how a file is packed, "gzip", "zstd", "xz" or "" for not at all, by its name."""
+    """Return a file's compression by its name: "gzip", "zstd", "xz", or "" for none."""
     return next((kind for suffix, kind in PACKED.items() if file.name.lower().endswith(suffix)), "")
 
 

@@ -1,4 +1,4 @@
-"""A progress bar over what a data source reads; on a terminal only."""
+"""A progress bar for reading data, shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# what to call with bytes and items that were read; nothing where no bar is shown
+# callback (items, bytes) of the current bar; None without a bar
 _advance: ContextVar[Callable[[int, int], None] | None] = ContextVar("advance", default=None)
 
 
 @contextmanager
 def bar(title: str, num_bytes: int | None = None, num_items: int | None = None) -> Iterator[None]:
-    """Show how far `step` has come, of a number of bytes or of items (neither: only how many items), while the block
-    runs."""
+    """Show the progress of `step` while the block runs.
+
+    Args:
+        title: text before the bar.
+        num_bytes: total bytes, if known.
+        num_items: total items, if known and ``num_bytes`` is not; without both, only a count is shown.
+    """
     if not sys.stderr.isatty():
         yield
         return
@@ -43,6 +48,6 @@ def bar(title: str, num_bytes: int | None = None, num_items: int | None = None) 
 
 
 def step(items: int = 1, num_bytes: int = 0) -> None:
-    """Tell that another document was read, or other bytes of a file."""
+    """Report another document, or further bytes of a file, as read."""
     if (advance := _advance.get()) is not None:
         advance(items, num_bytes)

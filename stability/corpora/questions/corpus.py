@@ -1,5 +1,4 @@
-"""Prepared questions: sequences of tokens of one length with the answers that are asked for in them, memory-mapped, and
-how batches are drawn from them."""
+"""Prepared questions: token sequences of one length with answers, memory-mapped, and random batches."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 
 VERSION = 1  # raised when the same sequences would be laid out differently; part of every fingerprint
-UNASKED = -1  # among the answers of a batch: nothing is asked there
+UNASKED = -1  # answer at a position without a question
 FILES = {
     "train_tokens": "train.npy",
     "val_tokens": "val.npy",
@@ -30,8 +29,10 @@ PLAIN = ("fingerprint", "description", "vocab_size", "length")
 
 @dataclass(frozen=True, eq=False)
 class QuestionBatch:
-    """A batch of sequences, ``tokens_BN`` (int64), with the token that is right after each position, ``answers_BN``
-    (int64), `UNASKED` where nothing is asked."""
+    """A batch of ``tokens_BN`` (int64) and ``answers_BN`` (int64).
+
+    An answer is the correct token after its position, or `UNASKED`.
+    """
 
     tokens_BN: Tensor
     answers_BN: Tensor
@@ -46,8 +47,10 @@ class QuestionBatch:
 
 
 class Side(NamedTuple):
-    """One side of prepared questions, both uint16: ``tokens_MN``, and ``answers_MN``, which hold the vocabulary's size
-    where nothing is asked."""
+    """One side's ``tokens_MN`` and ``answers_MN``, both uint16.
+
+    An answer equals the vocabulary's size at positions without a question.
+    """
 
     tokens_MN: np.ndarray
     answers_MN: np.ndarray
@@ -55,8 +58,13 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class QuestionCorpus(AbstractRowCorpus):
-    """Sequences of one length with their answers. Build it with `QuestionCorpus.of`, which computes what follows from
-    them. ``sums``: sha256 of each array by name."""
+    """Sequences of one length with their answers; built with `QuestionCorpus.of`.
+
+    Attributes:
+        vocab_size: number of tokens in the vocabulary.
+        length: tokens of a sequence.
+        sums: sha256 of each array by name.
+    """
 
     kind: ClassVar[str] = "questions"
     files = FILES
@@ -72,7 +80,14 @@ class QuestionCorpus(AbstractRowCorpus):
 
     @classmethod
     def of(cls, train: Side, val: Side, vocab_size: int, origin: str) -> QuestionCorpus:
-        """Return a corpus of two sides. ``origin``: what was drawn, for the description."""
+        """Return a corpus from two sides.
+
+        Args:
+            train: the training side.
+            val: the held-out side.
+            vocab_size: number of tokens in the vocabulary.
+            origin: the source, for the description.
+        """
         for tokens_MN, answers_MN in (train, val):
             assert tokens_MN.dtype == answers_MN.dtype == np.uint16 and tokens_MN.shape == answers_MN.shape
             assert tokens_MN.max() < vocab_size and (answers_MN < vocab_size).any(1).all(), "nothing is asked in a row"
@@ -86,7 +101,16 @@ class QuestionCorpus(AbstractRowCorpus):
         return self.vocab_size
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Raise a ``ValueError`` where a sequence is not as long as the model's positions are many."""
+        """Check that a sequence is as long as the model needs.
+
+        Args:
+            positions: the model's positions.
+            more: further positions drawn by the objective.
+            remedy: unused.
+
+        Raises:
+            ValueError: the lengths differ.
+        """
         if positions + more != self.length:
             raise ValueError(
                 f"model.positions={positions}: every sequence has {self.length} tokens; give "
@@ -94,7 +118,7 @@ class QuestionCorpus(AbstractRowCorpus):
             )
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """Return the log of the frequencies of the training side's answers, each count raised by one."""
+        """Return log frequencies of the training answers, each count raised by one."""
         asked = self.train.answers_MN[self.train.answers_MN < self.vocab_size]
         counts = np.bincount(asked, minlength=self.vocab_size) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
@@ -105,8 +129,11 @@ class QuestionCorpus(AbstractRowCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> QuestionCorpus:
-        """Load the corpus in a folder, memory-mapped and checked against its sums; ``ValueError`` where a file is
-        damaged."""
+        """Load a folder's corpus, memory-mapped and verified by its sums.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
         meta: dict[str, Any] = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
         sums = {name: meta[name] for name in FILES}
         if meta["fingerprint"] != _fingerprint(meta["vocab_size"], meta["length"], sums):

@@ -1,5 +1,4 @@
-"""Draw sequences with questions from a seed, and hold some of them out: what the data sources that are made of random
-numbers share."""
+"""Draw question sequences from a seed and hold some out, for random data sources."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from stability.config import Settings
 from stability.corpora.questions.corpus import QuestionCorpus, Side
 from stability.corpora.tokens.synthetic_genome import Draws
 
-ROUNDS = 8  # draws of a whole training side before a source is found too poor in sequences
+ROUNDS = 8  # draws of a whole training side before a source is rejected as too small
 LARGEST_VOCABULARY = 2**15
 
 
 class AbstractDrawn(Settings):
-    """The settings of every source whose sequences are drawn: how many, of which length, from which seed."""
+    """Settings of every source with random sequences: number, length and seed."""
 
     vocab_size: int = Field(default=64, ge=4, le=LARGEST_VOCABULARY, description="tokens of the vocabulary")
     length: int = Field(default=64, ge=2, le=2**20, description="tokens of a sequence; model.positions must be as many")
@@ -27,11 +26,17 @@ class AbstractDrawn(Settings):
 
 
 def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], origin: str) -> QuestionCorpus:
-    """Return the corpus of a source. Held-out sequences are drawn first, and each is there once; training sequences are
-    those of further draws that are not among them.
+    """Return a source's corpus with disjoint sides.
 
-    ``draw``: returns as many sequences with their answers as it is told, and is told whether they are to train on.
-    Errors: ``ValueError`` where the settings allow too few sequences for both sides.
+    Held-out sequences are drawn first, without repetitions. Training sequences are further draws not among them.
+
+    Args:
+        config: the settings.
+        draw: returns sequences with answers from (random stream, their number, whether they are for training).
+        origin: the source, for the description.
+
+    Raises:
+        ValueError: the settings allow too few sequences for both sides.
     """
     draws = Draws(config.seed)
     val, held = _without(draw(draws, config.held_out, False), set())
@@ -51,7 +56,7 @@ def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], o
 
 
 def _without(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
-    """Return a side without the sequences that are known, or there before, and the known ones with its own."""
+    """Return a side without known and repeated sequences, and the known ones including its own."""
     kept = []
     for row, tokens_N in enumerate(side.tokens_MN):
         if (content := tokens_N.tobytes()) not in known:
@@ -61,16 +66,34 @@ def _without(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
 
 
 def some_of(draws: Draws, num: int, choices: int, chosen: int) -> np.ndarray:
-    """Return ``chosen`` different numbers below ``choices`` in random order, (num, chosen) int64, every choice equally
-    likely."""
+    """Return different random numbers below ``choices``, every choice equally likely.
+
+    Args:
+        draws: the random stream.
+        num: number of rows.
+        choices: upper bound, exclusive.
+        chosen: numbers in a row.
+
+    Returns:
+        (num, chosen) int64, in random order.
+    """
     return np.argsort(draws.below(2**53, num * choices).reshape(num, choices), axis=1, kind="stable")[:, :chosen]
 
 
 def weighted_some_of(draws: Draws, num: int, weights: np.ndarray, chosen: int) -> np.ndarray:
-    """Return ``chosen`` different indices of ``weights`` in the order in which they are drawn one after the other,
-    each with a probability proportional to its weight among those that are left: (num, chosen) int64.
+    """Return different random indices, drawn without replacement by weight.
 
-    By the ranks of exponential variables, each divided by its weight (Efraimidis and Spirakis 2006).
+    Each is drawn with a probability proportional to its weight among the remaining ones. The method ranks exponential
+    variables divided by the weights (Efraimidis and Spirakis 2006).
+
+    Args:
+        draws: the random stream.
+        num: number of rows.
+        weights: positive weight of each index, 1-D.
+        chosen: indices in a row.
+
+    Returns:
+        (num, chosen) int64, in drawing order.
     """
     uniform = (draws.below(2**53, num * len(weights)).reshape(num, -1) + 0.5) / 2**53
     return np.argsort(-np.log(uniform) / weights, axis=1, kind="stable")[:, :chosen]
