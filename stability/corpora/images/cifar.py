@@ -47,7 +47,9 @@ def layout_of(names: set[str]) -> str | None:
 
 
 def archive_files(path: Path) -> dict[str, bytes]:
-    """Return a tar archive's contents by file name without folders, for files in a `Layout`.
+    """Return a tar archive's contents by file name, for files in a `Layout`.
+
+    Names have no folders.
 
     Raises:
         ValueError: the archive is damaged or unpacks to too much.

@@ -10,7 +10,7 @@ import numpy as np
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
 ORIENTATION, BITS_PER_SAMPLE = 0x0112, 258  # tags of EXIF and of TIFF
-ALWAYS_16_BITS = ("PNG", "PPM")  # formats that scale grey images above 8 bits to 16
+ALWAYS_16_BITS = ("PNG", "PPM")  # grey images above 8 bits fill the range of 16 in these formats
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",

@@ -32,7 +32,7 @@ def images(num: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
         label = index % len(CLASS_NAMES)
         (x, y), period = DIRECTIONS[label // len(PERIODS)], PERIODS[label % len(PERIODS)]
         strength, phase = 3 + draws.one_below(STRONGEST - 2), draws.one_below(period)
-        # either sign, so brightness does not reveal the class
+        # either sign, so light and dark are exchanged in some images
         color_C = draws.below(9, 3).astype(np.int64) - 4
         place = (x * columns + y * rows + phase) % period
         wave = np.abs(12 * place - 6 * period) // period - 3  # from 3 down to −3 and back

@@ -56,7 +56,7 @@ def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], o
 
 
 def _without(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
-    """Return a side without known and repeated sequences, and the known ones including its own."""
+    """Return a side without known sequences, and the known ones plus its own."""
     kept = []
     for row, tokens_N in enumerate(side.tokens_MN):
         if (content := tokens_N.tobytes()) not in known:

@@ -1,5 +1,7 @@
-"""Change training windows of tokens by chance, and say what of it a corpus keeps on disk. Held-out windows stay as they
-are."""
+"""Random changes of training windows, and their storage in a corpus.
+
+Held-out windows are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,37 +18,48 @@ from stability.corpora.tokens.vocabulary import Vocabulary
 
 
 class AbstractAugmentation:
-    """Base of what a data source gives to a corpus of tokens. A subclass implements `augmented`.
+    """Base of a token corpus's augmentation. A subclass implements `augmented`.
 
-    ``name``: the key that marks it in a corpus's folder; ``array_names``: of the arrays that it may keep there, each
-      1-D and an attribute of it, None where it keeps none.
+    Attributes:
+        name: key of the augmentation in a corpus's folder.
+        array_names: names of arrays possibly stored there, each a 1-D attribute or None.
     """
 
     name: ClassVar[str]
     array_names: ClassVar[tuple[str, ...]] = ()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return what it keeps beside the tokens, by name."""
+        """Return the arrays stored beside the tokens, by name."""
         found = {name: getattr(self, name) for name in self.array_names}
         return {name: array for name, array in found.items() if array is not None}
 
     def require(self, vocabulary: Vocabulary | None, num_stretches: int) -> None:
-        """Raise ``AssertionError`` where it does not fit a corpus; ``num_stretches``: between its training
-        borders."""
+        """Check the fit to a corpus with ``num_stretches`` training stretches.
+
+        Raises:
+            AssertionError: the augmentation does not fit.
+        """
 
     def augmented(
         self, tokens_BN: Tensor, vocabulary: Vocabulary | None, stretch_B: np.ndarray, generator: Generator
     ) -> Tensor:
-        """Return training windows as they are trained on; ``stretch_B``: the number of the stretch that each lies
-        in."""
+        """Return the changed training windows.
+
+        Args:
+            tokens_BN: windows of tokens.
+            vocabulary: the corpus's vocabulary, if known.
+            stretch_B: index of each window's stretch.
+            generator: source of all randomness.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class ReverseComplement(AbstractAugmentation):
-    """A window becomes, with probability one half, that of the other strand, read in its own direction.
+    """Replaces a window by its reverse complement with probability one half.
 
-    ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
+    Attributes:
+        train_are_rna: uint16, 1 for training stretches with A paired to U, else 0; None: there are none.
     """
 
     train_are_rna: np.ndarray | None = None
@@ -72,13 +85,17 @@ class ReverseComplement(AbstractAugmentation):
         return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
 
-# Those that a corpus's folder can hold.
+# all that a corpus's folder may contain
 AUGMENTATIONS: tuple[type[AbstractAugmentation], ...] = (ReverseComplement,)
 NAMES = tuple(each.name for each in AUGMENTATIONS)
 ARRAY_NAMES = tuple(name for each in AUGMENTATIONS for name in each.array_names)
 
 
 def kept_in(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AbstractAugmentation | None:
-    """Return the augmentation that a corpus's folder holds, from its description and those of `ARRAY_NAMES` that lie
-    there."""
+    """Return the augmentation stored in a corpus's folder, if any.
+
+    Args:
+        meta: the folder's description.
+        arrays: stored arrays among `ARRAY_NAMES`.
+    """
     return next((each(**arrays) for each in AUGMENTATIONS if meta.get(each.name)), None)

@@ -1,5 +1,7 @@
-"""Every data source of tokens makes a `Corpus`: training and held-out tokens with a fingerprint, and how windows are
-drawn from it."""
+"""`Corpus`: training and held-out tokens with a fingerprint, and random windows.
+
+All data sources of tokens produce a `Corpus`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAu
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.runs.directory import fsync
 
-# Raised when the same documents would be split or laid out differently; it is part of every fingerprint.
+# increased if equal documents would be split or laid out differently; part of every fingerprint
 SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
 SPLITS = ("train", "val")
-FEWEST_POSITIONS = 2  # of a model
+FEWEST_POSITIONS = 2  # smallest valid model.positions
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
 _OF_AUGMENTATION = {name: f"{name}.npy" for name in ARRAY_NAMES}
@@ -36,21 +38,22 @@ _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "nu
 
 @dataclass(frozen=True, eq=False)
 class Corpus(AbstractCorpus):
-    """The prepared tokens of a training and a held-out side. Build it with `Corpus.of` (from tokens), `split_documents`
-    or `split_records`, which compute what follows from the tokens.
+    """Prepared tokens of a training and a held-out side.
 
-    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
-      version; where the data lay is not in it.
-    ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised
-      by one: a figure of the data, by which a preparation is compared with another program's. No run is judged by it,
-      but by what the frequencies reach on the examples that it is validated on
-      (`stability.training.evaluate.Validation.unigram_nll`).
-    ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
-    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may
-      start anywhere.
-    ``augmentation``: what chance makes of the training windows of `batch`; None: they are taken as they stand.
-    ``sums``: sha256 of each array and of the vocabulary, by name.
+    Build one with `Corpus.of` (from tokens), `split_documents` or `split_records`.
+
+    Attributes:
+        fingerprint: sha256 over both arrays, vocabulary, borders, augmentation and `SPLIT_VERSION`; independent of the
+            data's location.
+        description: one line from the first preparation; equal content read from elsewhere keeps this line.
+        unigram_nats: nats per validation token under the training frequencies, each count raised by one. For comparing
+            preparations between programs; runs are judged by `stability.training.evaluate.Validation.unigram_nll` on
+            their own validation examples.
+        vocabulary: the tokens' bytes; None: UTF-8 bytes if there are 256 tokens, else unknown.
+        train_borders: int64, from 0 to the number of tokens; no window crosses one. None: a window may start anywhere.
+        val_borders: the same for held-out tokens.
+        augmentation: random change of training windows in `batch`; None: none.
+        sums: sha256 of each array and of the vocabulary, by name.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -88,10 +91,21 @@ class Corpus(AbstractCorpus):
         borders: tuple[np.ndarray, np.ndarray] | None = None,
         augmentation: AbstractAugmentation | None = None,
     ) -> Corpus:
-        """Return a corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens,
-        for both or none.
+        """Return a corpus from two 1-D arrays, both uint16 or both uint32.
 
-        Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
+        Args:
+            train: training tokens.
+            val: held-out tokens.
+            vocab_size: number of tokens in the vocabulary.
+            description: one line on the source.
+            num_train_documents: number of training documents or records.
+            num_val_documents: number of held-out documents or records.
+            vocabulary: the tokens' bytes, if known.
+            borders: borders of training and held-out tokens, or None.
+            augmentation: random change of training windows, or None.
+
+        Raises:
+            ValueError: a side is empty or a token reaches ``vocab_size``.
         """
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
             f"{vocab_size} tokens with a vocabulary of another size"
@@ -124,10 +138,15 @@ class Corpus(AbstractCorpus):
         )
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Raise a ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
+        """Check that both sides have at least two windows.
 
-        ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it);
-        ``remedy``: what else would help than longer documents or fewer positions.
+        Args:
+            positions: the model's positions.
+            more: further tokens in a window for the objective, e.g. a context or the next token.
+            remedy: advice in addition to longer documents and fewer positions.
+
+        Raises:
+            ValueError: a side has fewer than two windows of ``positions + more`` tokens.
         """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
@@ -144,7 +163,7 @@ class Corpus(AbstractCorpus):
                 )
 
     def _shorter(self, more: int) -> str:
-        """Return the most positions that `require` accepts, as advice; nothing where no model has so few."""
+        """Return advice with the most positions accepted by `require`; "" if below any model's."""
         most = (
             min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS))
             - more
@@ -152,7 +171,7 @@ class Corpus(AbstractCorpus):
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
-        """Return the description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
+        """Return the description with the share of stretches shorter than ``positions`` tokens."""
         if self.train_borders is None or self.val_borders is None:
             return self.description
         found = [starts_of_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
@@ -163,17 +182,29 @@ class Corpus(AbstractCorpus):
         )
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """Return the log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is
-        taken. Reads the training side once."""
+        """Return the training tokens' log frequencies, as used by `unigram_nats`.
+
+        Each count is raised by one. Reads the training side once.
+        """
         return frequencies.log_frequencies(self.train_tokens, self.vocab_size)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
-        """Draw ``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally
-        likely, none across a border.
+        """Draw random windows, every start equally likely, none across a border.
 
-        Only ``generator`` decides which (and what chance makes of them): with one seeded by (seed, purpose, index),
-        as training does, the order of the data is a function of the step, and a resumed run goes on with the windows
-        that it would have seen. On the CPU. Errors: ``ValueError`` for another split or a split without one window.
+        Windows and their augmentation depend on ``generator`` alone. Training seeds one by (seed, purpose, index), so
+        the data order is a function of the step and a resumed run continues with the same windows.
+
+        Args:
+            split: "train" or "val".
+            num: number of windows.
+            positions: tokens of a window.
+            generator: source of all randomness.
+
+        Returns:
+            Windows on the CPU.
+
+        Raises:
+            ValueError: the split is unknown or has no window.
         """
         tokens, borders = self._checked(split, positions)
         starts = starts_of_windows.drawn(len(tokens), borders, positions, num, generator)
@@ -185,17 +216,27 @@ class Corpus(AbstractCorpus):
         return self.augmentation.augmented(windows, self.vocabulary, stretch_B, generator)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
-        """Return at most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a
-        border: the same ones at every call.
+        """Return evenly spaced windows from first to last, equal at every call.
 
-        Errors: as `batch`.
+        They neither overlap nor cross a border.
+
+        Args:
+            split: "train" or "val".
+            num: largest number of windows.
+            positions: tokens of a window.
+
+        Raises:
+            ValueError: as `batch`.
         """
         tokens, borders = self._checked(split, positions)
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the
-        vocabulary, and where there is none."""
+        """Return the tokens' text or nucleotides.
+
+        Raises:
+            ValueError: a token is outside the vocabulary, or the vocabulary is unknown.
+        """
         vocabulary = self.vocabulary or (BYTES if self.vocab_size == len(BYTES.pieces) else None)
         if vocabulary is None:
             raise ValueError(
@@ -223,17 +264,17 @@ class Corpus(AbstractCorpus):
                 disk.write_array(folder / file, kept[name] if name in kept else getattr(self, name))
         if self.vocabulary is not None:
             disk.write_text(folder / _VOCABULARY, self.vocabulary.to_json())
-        # what has its default is left out, so that a corpus of bytes is written as it always was
+        # defaults are left out, so a corpus of bytes is written as in older versions
         plain = {key: getattr(self, key) for key in _PLAIN}
         disk.write_meta(folder, {**plain, **_mark(self.augmentation), **self.sums})
         fsync(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        """Load what `save` wrote, its tokens memory-mapped read-only, all of it checked against the sha256 sums beside
-        it.
+        """Load a saved corpus, its tokens memory-mapped read-only, everything verified by sha256.
 
-        Errors: ``ValueError`` naming the file that is missing, cut short or altered.
+        Raises:
+            ValueError: a file is missing, cut short or altered; the message names the file.
         """
         meta = disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_OF_AUGMENTATION, "vocabulary", *NAMES})
         sums = {name: meta[name] for name in _ARRAYS}
@@ -261,5 +302,5 @@ def _mark(augmentation: AbstractAugmentation | None) -> dict[str, bool]:
 
 def _fingerprint(vocab_size: int, sums: Mapping[str, str], further: Mapping[str, Any]) -> str:
     listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
-    # a corpus of bytes keeps the fingerprint that it always had
+    # without `further`, a corpus of bytes has the same fingerprint as in older versions
     return disk.sha256_of_json([*listed, further] if further else listed)

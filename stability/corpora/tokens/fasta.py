@@ -1,4 +1,4 @@
-"""FASTA, read a megabyte at a time: each record's nucleotides as tokens, one byte each."""
+"""Read FASTA a megabyte at a time, each record's nucleotides as one-byte tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".f
 BYTES_PER_READ = 1 << 20
 BLANK = b" \t\r\n"
 COMMENT = b";"
-END = b"*\x1a"  # ends of a record in some programs' files: a stop, and the end of file of DOS
-COPIES = 4  # of the longest record that stand in memory at a time, at most
+END = b"*\x1a"  # record ends in some programs' files: a stop, and DOS's end of file
+COPIES = 4  # largest number of copies of a record in memory
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, tokens) of each record; the name is the header's first word, and one without sequence has no tokens.
-    Lines that begin with a semicolon are comments. Errors: ``ValueError`` naming file, record, line and character."""
+    """Yield (name, tokens) of each record.
+
+    The name is the header's first word; a record without sequence has no tokens. Lines beginning with a semicolon are
+    comments.
+
+    Raises:
+        ValueError: the file is invalid; the message names file, record, line and character.
+    """
     with opened(file) as stream:
         yield from _Reader(file).records(stream)
 
@@ -33,7 +39,11 @@ class _Reader:
         self.is_ended = False  # by `END`
 
     def records(self, stream: BufferedIOBase) -> Iterator[tuple[str, bytes]]:
-        """Yield (name, tokens) of each record of a stream; ``ValueError`` where it holds none."""
+        """Yield (name, tokens) of each record in a stream.
+
+        Raises:
+            ValueError: there is no record.
+        """
         for lines in batches(lines_of(stream, self.file), self._reached):
             if not self.line:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
@@ -59,8 +69,11 @@ class _Reader:
         )
 
     def _start(self, header: bytes) -> None:
-        """Begin a record by its header line; ``ValueError`` where that is no UTF-8 or lines end in a carriage return
-        alone."""
+        """Begin a record by its header line.
+
+        Raises:
+            ValueError: the header is not UTF-8, or lines end in a carriage return alone.
+        """
         self.line += 1
         self.header_line = self.line
         try:
@@ -78,8 +91,11 @@ class _Reader:
         self.name, self.tokens, self.is_ended = (words or ["without a name"])[0], [], False
 
     def _add(self, lines: list[bytes]) -> None:
-        """Add sequence lines to the record; ``ValueError`` for a letter that is no nucleotide, or a record too long for
-        the memory."""
+        """Add sequence lines to the record.
+
+        Raises:
+            ValueError: a letter is no nucleotide, or the record is too long for memory.
+        """
         letters = b"".join([line.rstrip(BLANK) for line in lines])
         sequence = letters.rstrip(END)
         tokens = encode(sequence)
@@ -98,7 +114,7 @@ class _Reader:
         return self.name, b"".join(self.tokens)
 
     def _refuse(self, lines: list[bytes]) -> None:
-        """Raise for the first line that is at fault."""
+        """Raise for the first faulty line."""
         for number, line in enumerate(lines, start=self.line + 1):
             if not self.header_line and line.strip():
                 shown = line.strip()[:20].decode("utf-8", "replace")
@@ -120,8 +136,10 @@ class _Reader:
 
 
 def batches(lines: Iterator[bytes], reached: Callable[[], str]) -> Iterator[list[bytes]]:
-    """Yield lines about a megabyte at a time; those before an error are given first, so that ``reached`` knows of
-    them."""
+    """Yield lists of lines, about a megabyte each.
+
+    Lines before an error are yielded first, so ``reached()`` includes them.
+    """
     found: list[bytes] = []
     num_bytes = 0
     try:

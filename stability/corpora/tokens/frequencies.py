@@ -1,4 +1,4 @@
-"""Count how often each token occurs, and what the frequencies of the training side make of the held-out one."""
+"""Token counts, and the held-out tokens' cross-entropy under training frequencies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ _AT_ONCE = 1 << 24  # tokens counted at a time
 def counted(
     train: np.ndarray, val: np.ndarray, vocab_size: int
 ) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
-    """Return both sides' sha256 sums and how often each token occurs; ``ValueError`` where one is empty or has a token
-    beyond the vocabulary."""
+    """Return both sides' sha256 sums and token counts.
+
+    Args:
+        train: training tokens.
+        val: held-out tokens.
+        vocab_size: number of tokens in the vocabulary.
+
+    Raises:
+        ValueError: a side is empty or has a token beyond the vocabulary.
+    """
     sums, counts = {}, []
     for (name, side), tokens in zip(
         {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True
@@ -35,14 +43,16 @@ def counted(
 
 
 def cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:
-    """Return nats per token of the held-out tokens under the training tokens' frequencies, each count raised by
-    one."""
+    """Return nats per held-out token under training frequencies, each count raised by one."""
     log_probability = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
     return float(-(val_counts @ log_probability) / val_counts.sum())
 
 
 def log_frequencies(tokens: np.ndarray, vocab_size: int) -> Tensor:
-    """Return the log of the tokens' frequencies (V), float64, each count raised by one. Reads all of them once."""
+    """Return the tokens' log frequencies (V), float64, each count raised by one.
+
+    Reads all tokens once.
+    """
     counts = np.ones(vocab_size, dtype=np.int64)
     for start in range(0, len(tokens), _AT_ONCE):
         counts += np.bincount(tokens[start : start + _AT_ONCE], minlength=vocab_size)

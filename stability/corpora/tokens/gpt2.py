@@ -1,5 +1,7 @@
-"""GPT-2's byte-pair encoding (Radford et al. 2019) through tiktoken, from rank files on disk, in tiktoken's cache, or
-on the network."""
+"""GPT-2's byte-pair encoding (Radford et al. 2019) through tiktoken.
+
+Rank files are read from a folder, tiktoken's cache, or the network.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,18 @@ SUMS = (
 )
 HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 END_OF_TEXT = "<|endoftext|>"
-SEPARATORS = (END_OF_TEXT, "</s>")  # the first of them that there is stands between documents
-SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how special tokens are written
-# 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
+SEPARATORS = (END_OF_TEXT, "</s>")  # the first existing one separates documents
+SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # form of special tokens
+# 50,000 merges, 256 bytes; identifies GPT-2's own files
 GPT2_SIZE = 50_256
 
 
 class Gpt2Tokenizer(AbstractTokenizer):
-    """GPT-2's byte-pair encoding as a tokenizer. ``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the
-    token of that name stands between documents (``</s>`` where there is none). Special tokens may be numbered before
-    the bytes, as the library tokenizers does."""
+    """GPT-2's byte-pair encoding as a tokenizer.
+
+    ``<|endoftext|>`` within a text is encoded as text. The token with this name separates documents; ``</s>`` if there
+    is none. Special tokens may be numbered before the bytes, as in the library tokenizers.
+    """
 
     def __init__(self, ranks: str | None):
         tiktoken = _tiktoken()
@@ -61,11 +65,14 @@ class Gpt2Tokenizer(AbstractTokenizer):
 
 
 def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Return the number of each token by its bytes, in the order of merging, and of each special token by its name.
+    """Return the number of each token by its bytes, in merge order, and of each special token by name.
 
-    The order: the 256 bytes, then a merge a line of vocab.bpe; encoder.json must number them in it. Whatever else it
-    numbers, before or behind them, must be special tokens; without one that ends a document, there is one more.
-    Errors: ``ValueError`` naming the file and the place.
+    The order is the 256 bytes, then one merge per line of vocab.bpe; encoder.json must number tokens in this order. All
+    other tokens in encoder.json, before or after these, must be special tokens. If none of them ends a document, one is
+    added.
+
+    Raises:
+        ValueError: a file is invalid; the message names the file and the place.
     """
     merges_file, numbers_file = _rank_files(folder)
     byte_of = _byte_of_character()
@@ -92,7 +99,11 @@ def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the number of each token as encoder.json writes it; {} if it holds something else."""
+    """Return each token's number from encoder.json; {} for JSON with another form.
+
+    Raises:
+        ValueError: the file is no JSON.
+    """
     try:
         found = json.loads(_text(file))
     except ValueError as error:
@@ -102,8 +113,11 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def _specials(numbers: dict[str, int], known: set[str], file: Path) -> dict[str, int]:
-    """Return the tokens that vocab.bpe does not make. Errors: ``ValueError`` if one is not written as special ones
-    are: it is one of another vocab.bpe."""
+    """Return the tokens not produced by vocab.bpe.
+
+    Raises:
+        ValueError: one is not written as a special token, so the two files do not match.
+    """
     specials = {name: number for name, number in numbers.items() if name not in known}
     ordinary = next((name for name in specials if not SPECIAL.fullmatch(name)), None)
     if ordinary is not None:
@@ -115,8 +129,11 @@ def _specials(numbers: dict[str, int], known: set[str], file: Path) -> dict[str,
 
 
 def sha256_of_ranks(ranks: str | None) -> str | None:
-    """Return the sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError``
-    where one is missing."""
+    """Return the sha256 over both files; None for tiktoken's own files, verified by tiktoken.
+
+    Raises:
+        ValueError: a file is missing.
+    """
     if ranks is None:
         return None
     digest = hashlib.sha256()
@@ -126,8 +143,10 @@ def sha256_of_ranks(ranks: str | None) -> str | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return the characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves,
-    U+0100… for the rest."""
+    """Return the byte behind each character of these files, in rank order.
+
+    Printable Latin-1 characters represent themselves, U+0100… all other bytes.
+    """
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     others = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + index): byte for index, byte in enumerate(others)}}
@@ -154,8 +173,10 @@ def _text(file: Path) -> str:
 
 
 def _check_reach() -> None:
-    """Raise a ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches
-    again), and the network does not answer (tiktoken itself would wait for ever)."""
+    """Raise a ``RuntimeError`` if the rank files are neither cached nor reachable.
+
+    Files are also unavailable if the cache has a damaged one, since tiktoken downloads these again.
+    """
     cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
     if all(
         file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known
@@ -163,6 +184,7 @@ def _check_reach() -> None:
     ):
         return
     state = "damaged" if all(file.is_file() for file in cached) else "missing"
+    # tiktoken itself has no timeout
     try:
         urllib.request.urlopen(urllib.request.Request(HOME + FILES[1], method="HEAD"), timeout=5).close()
     except OSError as error:  # URLError, HTTPError and time-outs are OSErrors
@@ -174,7 +196,7 @@ def _check_reach() -> None:
 
 
 def _cache_folder() -> Path:
-    """Return the folder in which tiktoken keeps what it fetched."""
+    """Return tiktoken's cache folder."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     return Path(own) if own is not None else Path(tempfile.gettempdir(), "data-gym-cache")
 

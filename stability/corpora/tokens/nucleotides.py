@@ -1,5 +1,7 @@
-"""Nucleotides as tokens: every code of the IUPAC (Cornish-Bowden, Nucleic Acids Res. 13:3021, 1985) is one, and so is
-the gap."""
+"""Nucleotides as tokens: one for each IUPAC code, and one for the gap.
+
+Cornish-Bowden, Nucleic Acids Res. 13:3021, 1985.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from torch import Tensor
 from stability.corpora.tokens.vocabulary import Vocabulary
 
 CODES = "ACGTURYSWKMBDHVN-"
-# what pairs with each: R = A|G with Y = C|T, and so on; U pairs with A, A with T (with U in RNA: see `in_rna`)
+# the partner of each code: R = A|G with Y = C|T, and so on; U with A, A with T (in RNA with U: see `in_rna`)
 PAIRS = "TGCAAYRSWMKVHDBN-"
 T, U = CODES.index("T"), CODES.index("U")
 INVALID = 255
@@ -33,7 +35,10 @@ AS_DNA = bytes(T if token == U else token for token in range(256))
 
 
 def encode(letters: bytes) -> bytes:
-    """Return one byte a nucleotide, its token (0…16); `INVALID` for what is none. Upper and lower case are one."""
+    """Return one token (0…16) per byte; `INVALID` for other characters.
+
+    Case is ignored.
+    """
     return letters.translate(TABLE)
 
 
@@ -43,15 +48,24 @@ def reverse_complement(tokens: bytes) -> bytes:
 
 
 def either_strand(tokens: bytes) -> bytes:
-    """Return the same bytes for a sequence, its reverse complement and its transcript: of both strands, with T for U,
-    what comes first in the alphabet."""
+    """Return equal bytes for a sequence, its reverse complement and its transcript.
+
+    The result is the alphabetically first strand, with T for U.
+    """
     as_dna = tokens.translate(AS_DNA)
     return min(as_dna, reverse_complement(as_dna))
 
 
 def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Return whether each record ``tokens[start:stop]`` is RNA (bool), in which A pairs with U: it holds U and no T; or
-    it holds neither, while other records hold U and none holds T."""
+    """Return whether each record is RNA, with A paired to U (bool).
+
+    A record with U and no T is RNA. One with neither is RNA if other records have U and none has T.
+
+    Args:
+        tokens: all records' tokens.
+        starts: start of each record.
+        stops: end of each record.
+    """
     bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
     with_t, with_u = (
         np.array([bool((tokens[start:stop] == token).any()) for start, stop in bounds]) for token in (T, U)
@@ -60,12 +74,14 @@ def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.nda
 
 
 def in_rna(complement: Tensor) -> Tensor:
-    """Return the complement of tokens of RNA, from what `Vocabulary.complement` gives: U where it has T."""
+    """Return an RNA complement from `Vocabulary.complement`'s result, with U for T."""
     return complement.masked_fill(complement == T, U)
 
 
 def gc_share(counts: np.ndarray) -> float:
-    """Return the share of G, C and S (either) among the nucleotides that are certain as to that (A, C, G, T, U, S, W),
-    from counts by token; 0 where there is none."""
+    """Return the GC content from counts by token; 0 without nucleotides.
+
+    This is the share of G, C and S (either) among A, C, G, T, U, S, W, the codes with known membership.
+    """
     strong, weak = (sum(int(counts[CODES.index(code)]) for code in group) for group in ("GCS", "ATUW"))
     return strong / max(strong + weak, 1)

@@ -1,4 +1,7 @@
-"""Records of nucleotides → `Corpus`: what is held out, and the borders that no window crosses."""
+"""Nucleotide records to a `Corpus`: choose the held-out part, and set the borders between records.
+
+No window crosses a border.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, U, are_rna, 
 from stability.corpora.tokens.nucleotides import either_strand as either_strand_of
 from stability.corpora.tokens.split import CollectedDocuments, Sorted, pieces
 
-# Raised when the same records would give another corpus.
+# increased if equal records would give another corpus
 VERSION = 2
 HoldOut = Literal["auto", "records", "region"]
-# with fewer records than this, holding out whole ones would hold out much more than 1 %, or something unlike the rest
+# with fewer records, whole ones would exceed 1 % by far or differ from the rest
 FEWEST_RECORDS = 20
 # a record above this share of all nucleotides is not held out whole
 LARGEST_SHARE = 0.05
@@ -33,15 +36,28 @@ def split_records(
     either_strand: bool,
     scratch: Path | None = None,
 ) -> Corpus:
-    """Make a `Corpus` of nucleotides from (name, tokens) of each record; a record, its reverse complement and the
-    transcript of either (U for T) are one, which counts once. A record without tokens is counted and left out.
+    """Return a `Corpus` of nucleotides.
 
-    ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement,
-    whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those above
-    5 % never; "region": the middle 1 % of every record is held out, rounded up, and what stands before and after it are
-    two stretches of their own; "auto": records from 20 of them on, else region. ``either_strand``: training windows
-    become the other strand's with probability one half (`Corpus.batch`), in RNA with U for what pairs with A. Errors:
-    ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
+    A record, its reverse complement and the transcript of either (U for T) count once. Empty records are counted and
+    skipped. Memory: three times the longest record.
+
+    ``hold_out`` is one of:
+
+    - "records": whole records, in order of their contents' sha256, until they reach 1 % of the nucleotides. Records
+      above 5 % are never held out. The sha256 is over the smaller of both strands, with T for U.
+    - "region": the middle 1 % of every record, rounded up; the parts before and after become separate stretches.
+    - "auto": records if there are at least 20, else region.
+
+    Args:
+        records: (name, tokens) of each record.
+        origin: the source, for the description.
+        hold_out: rule for the held-out side.
+        either_strand: whether training windows become the other strand's with probability 0.5 (`Corpus.batch`); in RNA,
+            U pairs with A.
+        scratch: folder for temporary files; None: the system's.
+
+    Raises:
+        ValueError: nothing is left to train on, or nothing can be held out.
     """
     found = _pile_of(records, scratch).sorted()
     if not len(found.starts):
@@ -84,7 +100,7 @@ def _by_records(found: Sorted) -> tuple[Sorted, Sorted]:
     eligible = np.where(found.sizes <= max(LARGEST_SHARE * found.sizes.sum(), found.sizes.min()), found.sizes, 0)
     before = np.cumsum(eligible) - eligible
     held_out = (eligible > 0) & (before < wanted)
-    held_out &= np.cumsum(held_out) < len(held_out)  # something has to remain
+    held_out &= np.cumsum(held_out) < len(held_out)  # keep at least one for training
     return found.only(~held_out), found.only(held_out)
 
 
@@ -99,17 +115,17 @@ def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
 
 
 def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
-    """Return 1 for each training stretch whose record is RNA, else 0; None where none is."""
+    """Return 1 for each training stretch of an RNA record, else 0; None if there is no RNA."""
     if not any((chunk == U).any() for chunk in chunks(found.tokens)):
         return None
-    order = np.argsort(found.starts)  # as the records lie in the file
+    order = np.argsort(found.starts)  # the file's order
     records = order[np.searchsorted(found.starts[order], train.starts, side="right") - 1]
     rna = are_rna(found.tokens, found.starts, found.stops)[records]
     return rna.astype(np.uint16) if rna.any() else None
 
 
 def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens one stretch after the other, their borders)."""
+    """Return (concatenated tokens, borders of the stretches)."""
     joined = TokenFile(np.uint16, scratch)
     for chunk in pieces(items, None):
         joined.append(chunk)
@@ -117,7 +133,7 @@ def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndar
 
 
 def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records: bool, either_strand: bool) -> str:
-    """Describe the data in one line: records, nucleotides, GC content, and what is held out."""
+    """Describe the data in one line: records, nucleotides, GC content, held-out share."""
     counts = sum(
         (np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)),
         np.zeros(len(CODES), dtype=np.int64),

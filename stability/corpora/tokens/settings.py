@@ -1,4 +1,4 @@
-"""The settings of data that are read as text and cut into tokens."""
+"""Settings of text data cut into tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
 
 
 class AbstractTokenized(Settings):
-    """The settings of how text becomes tokens."""
+    """Settings of the tokenizer."""
 
     needs_gpt2: ClassVar[dict[str, Any]] = {
         "ranks": "the folder of its rank files",
@@ -48,8 +48,12 @@ class AbstractTokenized(Settings):
         return self
 
     def build_tokenizer(self) -> AbstractTokenizer:
-        """Return the tokenizer that the settings name. Errors: ``ValueError`` or ``RuntimeError`` in two lines where
-        the rank files cannot be had."""
+        """Return the tokenizer for the settings.
+
+        Raises:
+            ValueError: the rank files are missing or invalid.
+            RuntimeError: the rank files cannot be obtained, or tiktoken is not installed.
+        """
         if self.tokenizer == "bytes":
             return ByteTokenizer()
         from stability.corpora.tokens.gpt2 import Gpt2Tokenizer
@@ -58,12 +62,15 @@ class AbstractTokenized(Settings):
 
     @property
     def label(self) -> str:
-        """``"gpt2, 4,096 kept"``: the tokens as a caption names them."""
+        """The tokens' name in captions, e.g. ``"gpt2, 4,096 kept"``."""
         return f"{self.tokenizer}{f', {self.keep:,} kept' if self.keep else ''}"
 
     def tokenizer_key(self) -> str:
-        """Return what a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the
-        rank files are concerned."""
+        """Return the tokenizer's part of a cache key; empty for bytes.
+
+        Raises:
+            ValueError: a rank file is missing.
+        """
         if self.tokenizer == "bytes":
             return ""
         from stability.corpora.tokens.gpt2 import sha256_of_ranks

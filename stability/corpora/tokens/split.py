@@ -1,5 +1,7 @@
-"""Documents or records → `Corpus`: a function of the set of them alone, not of their order, their files or exact
-repetitions."""
+"""Documents to a `Corpus`, which depends only on their set.
+
+Order, files and exact repetitions do not matter.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,35 @@ from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
 from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
 from stability.corpora.tokens.vocabulary import REPLACEMENT, Vocabulary
 
-MOST_PIECES = 1 << 18  # of short documents: an array object each
+MOST_PIECES = 1 << 18  # bounds the memory of short documents' array objects
 
 
 class CollectedDocuments:
-    """Items as they come: their tokens on disk, a digest and a length each in memory (48 bytes), none of them as an
-    object of its own."""
+    """Items in order of arrival: tokens on disk, a digest and lengths in memory.
+
+    Memory is 48 bytes an item, without an object for each.
+    """
 
     def __init__(self, vocab_size: int, scratch: Path | None):
         self._tokens = TokenFile(token_dtype(vocab_size), scratch)
         self._digests, self._stops, self._sizes = bytearray(), array("Q", [0]), array("Q")
-        self.num_empty = 0  # items without content, which the caller counts
+        self.num_empty = 0  # items without content, counted by the caller
 
     def add(self, digest: bytes, tokens: np.ndarray, size: int) -> None:
-        """Add one item's tokens. ``digest``: sha256 of the item; ``size``: what a description counts (characters)."""
+        """Add one item's tokens.
+
+        Args:
+            digest: sha256 of the item.
+            tokens: 1-D.
+            size: length reported in the description, e.g. characters.
+        """
         self._tokens.append(tokens)
         self._digests += digest
         self._stops.append(len(self._tokens))
         self._sizes.append(size)
 
     def sorted(self) -> Sorted:
-        """Return the distinct items by digest; of equal ones the first that came."""
+        """Return the distinct items by digest; among equal ones, the first."""
         words = np.frombuffer(self._digests, dtype=">u8").reshape(len(self._sizes), 4)
         order = np.lexsort(words.T[::-1])
         distinct = np.ones(len(order), dtype=bool)
@@ -50,8 +60,13 @@ class CollectedDocuments:
 
 
 class Sorted(NamedTuple):
-    """Item i is ``tokens[starts[i]:stops[i]]``; ``num_repeated``: how many were left out as repetitions; ``num_empty``:
-    how many had no content."""
+    """Distinct items in order of their digests; item i is ``tokens[starts[i]:stops[i]]``.
+
+    Attributes:
+        sizes: length of each item for descriptions.
+        num_repeated: number of skipped repetitions.
+        num_empty: number of skipped items without content.
+    """
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -73,13 +88,22 @@ def split_documents(
     keep: int | None = None,
     scratch: Path | None = None,
 ) -> Corpus:
-    """Make a `Corpus` of documents, in bytes or another tokenizer's tokens. None is a document without text, counted
-    and left out.
+    """Return a `Corpus` of documents, as bytes or another tokenizer's tokens.
 
-    Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained
-    on; within each side they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``:
-    what was read, for the description. Errors: ``ValueError`` below two distinct documents, ending in ``hint``. Memory:
-    48 bytes a document and some tens of megabytes.
+    Distinct documents are sorted by the sha256 of their UTF-8. The first 1 % (rounded up) are held out, the rest
+    trained on. Each side has this order, with a separator between documents. Memory: 48 bytes a document and some tens
+    of megabytes.
+
+    Args:
+        documents: texts; None is a document without text, counted and skipped.
+        origin: the source, for the description.
+        hint: end of the error message.
+        tokenizer: None: bytes.
+        keep: as in `kept_tokens`; None: all tokens.
+        scratch: folder for temporary files; None: the system's.
+
+    Raises:
+        ValueError: there are fewer than two distinct documents.
     """
     tokenizer = tokenizer or ByteTokenizer()
     vocabulary = tokenizer.vocabulary
@@ -115,12 +139,21 @@ def split_documents(
 def kept_tokens(
     sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int
 ) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
-    """Return (smaller vocabulary, new number of each old token, shares of unknown tokens in training and held-out
-    documents).
+    """Return a smaller vocabulary with the commonest training tokens.
 
-    Kept are the separator and the ``keep − 1`` tokens that occur most often in the training documents, ties by number;
-    they keep their order, and one more token, the last, stands for all others: the size is ``keep + 1`` whatever the
-    text. Errors: ``ValueError`` where nothing would be left out.
+    Kept are the separator and the ``keep − 1`` tokens most frequent in training documents, ties by number, in the old
+    order. One more token, the last, replaces all others, so the size is ``keep + 1`` for any text.
+
+    Args:
+        sides: training and held-out documents.
+        vocabulary: the old vocabulary.
+        keep: number of kept tokens.
+
+    Returns:
+        (new vocabulary, new number of each old token, shares of unknown tokens in training and held-out documents).
+
+    Raises:
+        ValueError: nothing would be left out.
     """
     size, separator = len(vocabulary.pieces), vocabulary.separator
     assert separator is not None
@@ -168,8 +201,10 @@ def _joined(
 
 
 def pieces(items: Sorted, separator: int | None) -> Iterator[np.ndarray]:
-    """Yield the items' tokens one after the other, a separator (None: nothing) between two, in arrays of about 4 M
-    tokens."""
+    """Yield the items' concatenated tokens in arrays of about 4 M tokens.
+
+    ``separator`` is inserted between two items; None: nothing.
+    """
     tokens, between = (
         np.asarray(items.tokens),
         np.array([] if separator is None else [separator], dtype=items.tokens.dtype),

@@ -1,18 +1,17 @@
-"""A genome that nobody has: what `data=dna` reads where no file is given. Integer arithmetic only, so that every
-machine makes the same one.
+"""A synthetic genome, the default of `data=dna`, equal on every machine by integer arithmetic.
 
-Four chromosomes of 500,000 nucleotides, drawn from a counter (SplitMix64: Steele et al. 2014), each a row of genes and
-what lies between them:
+Four chromosomes of 500,000 nucleotides, drawn from a counter (SplitMix64: Steele et al. 2014). Each consists of genes
+and the stretches between them:
 
-- *codon structure*: a gene is ATG, 100 to 399 codons, a stop codon. A codon's weight is that of its amino acid (roughly
-  E. coli's, in per mille), shared by its synonyms in proportion to the local GC content at the third position. One gene
-  in two stands on the other strand.
-- *GC drift*: the local GC content goes from 35 to 65 % and back in a triangle of 200,000 nucleotides; between genes (50
-  to 249 nucleotides) letters are independent, with this content.
-- *repeats*: after one gene in sixteen stands one of six elements of 800 to 1,300 nucleotides, on either strand, each
-  copy with 2 % of its letters redrawn.
+- *codon structure*: a gene is ATG, 100 to 399 codons, a stop codon. A codon's weight is its amino acid's weight
+  (roughly E. coli's, in per mille), divided among synonyms in proportion to the local GC content at the third position.
+  One gene in two is on the other strand.
+- *GC drift*: the local GC content moves from 35 to 65 % and back in a triangle of 200,000 nucleotides. Between genes
+  (50 to 249 nucleotides) letters are independent with this content.
+- *repeats*: one gene in sixteen is followed by one of six elements, 800 to 1,300 nucleotides on either strand. Each
+  copy has 2 % of its letters redrawn.
 
-What the lab measures on it says how a model learns such structure, and nothing about any organism.
+Results show how a model learns such structure, and nothing about any organism.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ def chromosomes() -> Iterator[tuple[str, bytes]]:
 
 
 class Draws:
-    """A stream of random integers: SplitMix64 of a counter, the same on every machine and under every version of
-    numpy."""
+    """A stream of random integers: SplitMix64 of a counter.
+
+    It is equal on every machine and with every numpy version.
+    """
 
     def __init__(self, seed: int):
         self._counter = seed << 40
@@ -58,7 +59,10 @@ class Draws:
         return int(self.below(bound, 1)[0])
 
     def below(self, bound: int, num: int) -> np.ndarray:
-        """Draw ``num`` integers in [0, bound), int64. The bias of taking a remainder is below 2⁻³²."""
+        """Draw ``num`` integers in [0, bound), int64.
+
+        The bias of the remainder is below 2⁻³².
+        """
         z = np.arange(self._counter + 1, self._counter + 1 + num, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         self._counter += num
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -79,7 +83,7 @@ def _chromosome(draws: Draws, elements: list[bytes]) -> bytes:
 
 
 def local_gc(position: int) -> int:
-    """Return the share of G and C in per mille at a position of a chromosome."""
+    """Return the local GC content in per mille at a chromosome's position."""
     phase = position % PERIOD
     return LOWEST_GC + (HIGHEST_GC - LOWEST_GC) * min(phase, PERIOD - phase) // (PERIOD // 2)
 

@@ -1,4 +1,4 @@
-"""Documents of text files: plain, JSON lines or parquet, packed or not."""
+"""Documents in text files: plain, JSON lines or Parquet, optionally compressed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,27 @@ SUFFIXES = (*(kind + packed for kind in (".txt", *JSON_LINES) for packed in ("",
 BLOCK_CHARACTERS = 4096
 BYTES_PER_READ = 1 << 20
 ROWS_PER_READ = 256
-BYTE_ORDER_MARK = "\ufeff"  # Windows puts one at the start of a file; it is no text
+BYTE_ORDER_MARK = "\ufeff"  # written by Windows at the start of a file; not text
 NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def text_files(path: str) -> list[Path]:
-    """Return the file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return a file, or a folder's files of `SUFFIXES`, sorted.
+
+    Raises:
+        ValueError: as `find_files`.
+    """
     return find_files(path, SUFFIXES, "text file", other=("data=dna", FASTA_SUFFIXES))
 
 
 def documents(file: Path, field: str) -> Iterator[str | None]:
-    """Yield the documents of one file, never more of it in memory than one of them; None for one whose text is null. A
-    text that is empty is no document. Errors: ``ValueError`` naming file and place."""
+    """Yield one file's documents, at most one in memory; None for a null text.
+
+    Empty texts are skipped.
+
+    Raises:
+        ValueError: the file is invalid or has no document; the message names the place.
+    """
     num_documents = num_null = num_blank = 0
     with opened(file) as stream:
         kind = suffix_of(file, SUFFIXES)
@@ -54,7 +63,16 @@ def documents(file: Path, field: str) -> Iterator[str | None]:
 
 
 def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
-    """Yield the field's text of each line of JSON that is not blank, None for null."""
+    """Yield the field's text from each JSON line that is not blank; None for null.
+
+    Args:
+        stream: the bytes of an `opened` file.
+        file: its path, for messages.
+        field: key of the text.
+
+    Raises:
+        ValueError: a line is invalid; the message names the place.
+    """
     offset = 0
     for number, line in lines(stream, file):
         try:
@@ -69,7 +87,11 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | No
 
 
 def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) of an `opened` file. Errors: as `lines_of`."""
+    """Yield (number from 1, line) of an `opened` file.
+
+    Raises:
+        ValueError: as `lines_of`.
+    """
     number = 0
     with located(lambda: f"{number:,} whole lines were read"):
         for line in lines_of(stream, file):
@@ -78,7 +100,11 @@ def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _record(line: str, place: str, field: str) -> str | None:
-    """Return the text of one JSON line, None for null; ``ValueError`` if it is no object or lacks the field."""
+    """Return one JSON line's text, or None for null.
+
+    Raises:
+        ValueError: the line is no object or lacks the field.
+    """
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -86,7 +112,7 @@ def _record(line: str, place: str, field: str) -> str | None:
             f"{place} is no JSON ({error.msg}, column {error.colno}); each line must be one object with the key "
             f"'{field}'"
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets nested too deeply
+    except (ValueError, RecursionError) as error:  # e.g. numbers with thousands of digits, deeply nested brackets
         raise ValueError(f"{place} cannot be read as JSON: {error}") from None
     if not isinstance(record, dict):
         raise ValueError(
@@ -101,8 +127,16 @@ def _record(line: str, place: str, field: str) -> str | None:
 
 
 def checked_text(text: Any, place: str, field: str) -> str | None:
-    """Return ``text``, if it is one, or None, which tables hold where there is none. Errors: ``ValueError`` naming the
-    place and the key."""
+    """Return a table's value if it is text or None.
+
+    Args:
+        text: the value.
+        place: its location, for messages.
+        field: its key, for messages.
+
+    Raises:
+        ValueError: the value is no text.
+    """
     if text is None:
         return None
     if not isinstance(text, str):
@@ -117,7 +151,16 @@ def checked_text(text: Any, place: str, field: str) -> str | None:
 
 
 def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]:
-    """Yield the field's text of each row of a Parquet file, None for null."""
+    """Yield the field's text from each row of a Parquet file; None for null.
+
+    Args:
+        stream: the bytes of an `opened` file.
+        file: its path, for messages.
+        field: column of the text.
+
+    Raises:
+        ValueError: the file is invalid or lacks the column.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -143,18 +186,21 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]
 
 
 def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
-    """Yield the decoded file in pieces of at most about a million characters, without a byte order mark."""
+    """Yield the decoded file in pieces of at most about a million characters.
+
+    A byte order mark is removed.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, num_lines = 0, 0
     while True:
         with located(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
-            piece = stream.read1(BYTES_PER_READ)  # all that can be read before an error
+            piece = stream.read1(BYTES_PER_READ)  # returns the bytes before an error
         if b"\0" in piece:
             raise ValueError(
                 f"data.path: {file} holds a zero byte at byte {offset + piece.index(0):,}: binary, or UTF-16; save "
                 "it as UTF-8 text"
             )
-        held = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
+        held = len(decoder.getstate()[0])  # bytes of a character cut by the last piece
         try:
             text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
@@ -169,8 +215,10 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """Cut after the first line end at or past 4,096 characters, at the latest after 8,192; the pieces' own borders make
-    no difference."""
+    """Cut text after the first line end at or past 4,096 characters, at most after 8,192.
+
+    The result does not depend on the pieces' borders.
+    """
     text, start = "", 0
     for piece in pieces:
         text, start = text[start:] + piece, 0

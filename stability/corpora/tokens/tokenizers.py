@@ -1,4 +1,4 @@
-"""Text to token numbers and back, and the settings by which a data source of text lets the user choose how."""
+"""Tokenizers: text to token numbers and back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 
 
 class AbstractTokenizer:
-    """A rule by which text becomes tokens. ``vocabulary``: its tokens, with the separator; ``label``: how descriptions
-    name it, None: nothing to say (bytes)."""
+    """Base of tokenizers.
+
+    Attributes:
+        vocabulary: its tokens, including the separator.
+        label: its name in descriptions; None: not mentioned (bytes).
+    """
 
     vocabulary: Vocabulary
     label: str | None
@@ -23,8 +27,10 @@ class AbstractTokenizer:
 
 
 class ByteTokenizer(AbstractTokenizer):
-    """UTF-8 bytes as tokens: 256 of them, nothing to learn. Byte 0 stands between documents and therefore in none of
-    them."""
+    """UTF-8 bytes as 256 tokens.
+
+    Byte 0 separates documents, so no document may contain byte 0.
+    """
 
     vocabulary = BYTES
     label = None
@@ -32,11 +38,19 @@ class ByteTokenizer(AbstractTokenizer):
     separator = 0
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the UTF-8 bytes of ``text``, a 1-D uint16 array. Errors: ``UnicodeEncodeError`` for a lone surrogate,
-        which has no UTF-8 form."""
+        """Return the UTF-8 bytes of ``text``, a 1-D uint16 array.
+
+        Raises:
+            UnicodeEncodeError: the text has a lone surrogate, without UTF-8 form.
+        """
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text of tokens, the inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become
-        U+FFFD. Errors: ``ValueError`` for a token above 255."""
+        """Return the tokens' text, the inverse of `encode`.
+
+        Invalid UTF-8, possible in a model's output, becomes U+FFFD.
+
+        Raises:
+            ValueError: a token is above 255.
+        """
         return BYTES.decode(tokens)

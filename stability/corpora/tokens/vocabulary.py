@@ -1,5 +1,7 @@
-"""A vocabulary says what each token of a corpus stands for: kept beside the tokens, so that they can be read without
-the tokenizer that made them."""
+"""Vocabularies: the bytes of each token, stored beside a corpus.
+
+Tokens can thus be read without their tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,13 @@ REPLACEMENT = "\ufffd".encode()
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that a tokenizer has. ``name`` of the tokenizer; ``pieces``: the bytes that each token stands for;
-    ``separator``: the token between documents, None: there is none.
+    """The tokens of a tokenizer.
 
-    ``complement``: of each nucleotide the one that pairs with it (by token); empty where the tokens are no nucleotides.
+    Attributes:
+        name: the tokenizer's name.
+        pieces: bytes of each token.
+        separator: token between documents; None: there is none.
+        complement: pairing token of each nucleotide; empty for other tokens.
     """
 
     name: str
@@ -27,13 +32,15 @@ class Vocabulary:
 
     @property
     def unknown(self) -> int | None:
-        """The token that stands for all that the vocabulary leaves out (`data.keep`), the last one; None: nothing is
-        left out."""
+        """The last token if it replaces those left out by `data.keep`; None: nothing is left out."""
         return len(self.pieces) - 1 if self.pieces[-1] == REPLACEMENT else None
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Return the text of the tokens; bytes that are no UTF-8 become U+FFFD. Errors: ``ValueError`` for a token
-        outside of the vocabulary (a mask, say)."""
+        """Return the tokens' text; invalid UTF-8 becomes U+FFFD.
+
+        Raises:
+            ValueError: a token is outside the vocabulary, e.g. a mask.
+        """
         numbers = [int(token) for token in tokens]
         outside = next((number for number in numbers if not 0 <= number < len(self.pieces)), None)
         if outside is not None:
@@ -43,8 +50,8 @@ class Vocabulary:
         return b"".join(self.pieces[number] for number in numbers).decode("utf-8", errors="replace")
 
     def to_json(self) -> str:
-        """Return one line that `from_json` reads."""
-        pieces = [piece.decode("latin-1") for piece in self.pieces]  # any byte is one character there
+        """Return one line for `from_json`."""
+        pieces = [piece.decode("latin-1") for piece in self.pieces]  # latin-1 maps each byte to one character
         return json.dumps(
             {"name": self.name, "pieces": pieces, "separator": self.separator, "complement": self.complement}
         )

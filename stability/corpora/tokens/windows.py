@@ -1,21 +1,29 @@
-"""The starts of windows in a token array: any place, or any inside the stretches between ``borders``."""
+"""Start positions of windows in a token array: anywhere, or within stretches between ``borders``."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-# borders: int64, the first 0, the last the number of tokens; stretch i is borders[i]:borders[i + 1]
+# borders: int64, from 0 to the number of tokens; stretch i is borders[i]:borders[i + 1]
 
 
 def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int:
-    """Return how many windows fit side by side."""
+    """Return the number of windows that fit side by side.
+
+    Args:
+        num_tokens: length of the token array.
+        borders: see the top of this file; None: one stretch.
+        positions: tokens of a window.
+    """
     return int((_lengths(num_tokens, borders) // positions).sum())
 
 
 def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
-    """Return the most positions of which two windows fit: both in the longest stretch, or one in each of the two
-    longest."""
+    """Return the largest window length for which two windows fit.
+
+    Both may be in the longest stretch, or one in each of the two longest.
+    """
     longest = np.sort(_lengths(num_tokens, borders))[::-1]
     return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
 
@@ -23,8 +31,17 @@ def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
 def drawn(
     num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator
 ) -> np.ndarray:
-    """Draw ``num`` starts of windows, each one that leaves the window inside of its stretch equally likely. At least
-    one window must fit."""
+    """Draw random starts, equally likely among windows inside a stretch.
+
+    At least one window must fit.
+
+    Args:
+        num_tokens: length of the token array.
+        borders: see the top of this file; None: one stretch.
+        positions: tokens of a window.
+        num: number of starts.
+        generator: source of all randomness.
+    """
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
     ends = np.cumsum(starts_of_stretch)
     numbers = torch.randint(int(ends[-1]), (num,), generator=generator, device=generator.device).cpu().numpy()
@@ -35,12 +52,19 @@ def drawn(
 
 
 def stretches(borders: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the stretch that each start lies in."""
+    """Return the index of each start's stretch."""
     return np.searchsorted(borders, starts, side="right") - 1
 
 
 def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:
-    """Return up to ``at_most`` starts of windows that do not overlap, evenly spaced from the first to the last."""
+    """Return starts of non-overlapping windows, evenly spaced from first to last.
+
+    Args:
+        num_tokens: length of the token array.
+        borders: see the top of this file; None: one stretch.
+        positions: tokens of a window.
+        at_most: largest number of starts.
+    """
     count = min(at_most, capacity(num_tokens, borders, positions))
     steps, last = np.arange(count), max(count - 1, 1)
     if borders is None:
@@ -53,7 +77,7 @@ def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most:
 
 
 def too_short(borders: np.ndarray, positions: int) -> tuple[int, int]:
-    """Return (stretches that no window fits in, their tokens)."""
+    """Return (number of stretches shorter than a window, their tokens)."""
     lengths = np.diff(borders)
     short = lengths < positions
     return int(short.sum()), int(lengths[short].sum())
