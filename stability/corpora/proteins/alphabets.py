@@ -1,5 +1,4 @@
-"""The alphabets of proteins: residues, secondary structure, the order of a residue's heavy atoms, and the bins of SASA
-and pLDDT."""
+"""Protein alphabets: residues, secondary structure, heavy atoms, bins for SASA and pLDDT."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ VOCAB_SIZE = len(PIECES)
 
 # DSSP's: C coil, E strand in a ladder, B lone bridge, T turn, S bend, H α-, G 3₁₀-, I π-helix, P polyproline II
 SS_CLASSES = "CEBTSHGIP"
-NO_SS = 255  # a residue whose class is not known
+NO_SS = 255  # unknown class
 
 # upper edges in Å² of 16 quantile bins, the last one open
 SASA_EDGES = (0.14, 2.09, 6.49, 12.69, 20.23, 29.03, 38.17, 47.43, 56.62, 65.50, 76.08, 86.71, 99.48, 115.35, 137.27)
@@ -59,7 +58,10 @@ ONE_TO_THREE = {letter: name for name, letter in THREE_TO_ONE.items()}
 
 
 def encode(letters: str) -> np.ndarray:
-    """Return the token of each letter, uint8; `UNK` for whatever is no residue's letter. Either case."""
+    """Return each letter's token, uint8; `UNK` for letters without a residue.
+
+    Case is ignored.
+    """
     table = np.full(256, UNK, dtype=np.uint8)
     for number, letter in enumerate(LETTERS, start=len(SPECIALS)):
         table[ord(letter)] = table[ord(letter.lower())] = number
@@ -74,20 +76,27 @@ def decode(tokens: np.ndarray) -> str:
 
 
 def encode_ss(letters: str) -> np.ndarray:
-    """Return the number in `SS_CLASSES` of each of DSSP's letters, uint8; a blank is coil, - (and any other letter) is
-    `NO_SS`."""
+    """Return each DSSP letter's number in `SS_CLASSES`, uint8.
+
+    A blank is coil; - and any other letter is `NO_SS`.
+    """
     numbers = [0 if letter == " " else SS_CLASSES.find(letter) for letter in letters]
     return np.array([NO_SS if number < 0 else number for number in numbers], dtype=np.uint8)
 
 
 def sasa_bins(sasa_N: np.ndarray) -> np.ndarray:
-    """Return the bin, 0 … 15, of areas in Å², int64; −1 where the area is not known (NaN). An area on an edge belongs
-    to the lower bin."""
+    """Return the bin, 0 … 15, of areas in Å², int64; −1 for NaN.
+
+    An area on an edge belongs to the lower bin.
+    """
     return np.where(np.isnan(sasa_N), -1, np.searchsorted(np.array(SASA_EDGES), sasa_N, side="left"))
 
 
 def plddt_bins(plddt_N: np.ndarray) -> np.ndarray:
-    """Return the bin, 0 … 49, of pLDDT 0 … 100, each 2 wide, int64; −1 where there is none (NaN)."""
+    """Return the bin, 0 … 49, of pLDDT 0 … 100, int64; −1 for NaN.
+
+    A bin is 2 wide.
+    """
     known_N = np.nan_to_num(plddt_N, nan=0.0)
     bins_N = np.clip(np.floor(known_N * NUM_PLDDT_BINS / 100), 0, NUM_PLDDT_BINS - 1).astype(np.int64)
     return np.where(np.isnan(plddt_N), -1, bins_N)

@@ -1,9 +1,10 @@
-"""Read what is known of a protein beyond its structure: domains, descriptions (GO terms, keywords) and orthologous
-groups, by UniProt accession.
+"""Read protein annotations by UniProt accession: domains, descriptions, orthologous groups.
 
-Two formats. A UniProt flat file (its name ends in .txt or .dat), in either style of features. A table (.tsv) whose
-first line names its columns: ``accession`` and any of ``domains`` ("SH3:61-121; Protein kinase:242-493"),
-``descriptions`` and ``orthologs`` ("GO:0016021; Membrane"). Each may end in .gz.
+Descriptions are GO terms and keywords. Two formats, each also as .gz:
+
+- A UniProt flat file (.txt or .dat), in either style of features.
+- A table (.tsv) with column names in its first line: ``accession`` and any of ``domains`` ("SH3:61-121; Protein
+  kinase:242-493"), ``descriptions`` and ``orthologs`` ("GO:0016021; Membrane").
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ COLUMNS = ("accession", "domains", "descriptions", "orthologs")
 DOMAIN_FEATURES = frozenset(("DOMAIN", "REPEAT", "ZN_FING", "DNA_BIND", "COILED", "TRANSMEM"))
 ORTHOLOGS = frozenset(("eggNOG", "KO", "OMA", "OrthoDB", "TreeFam", "HOGENOM", "HOVERGEN", "GeneTree"))
 RANGE = re.compile(r"^<?(\d+)(?:\.\.|\s+)>?(\d+)\s*(.*)$")
-NUMBERED = re.compile(r"\s+\d+$")  # the third of several domains is of the kind of the first
+NUMBERED = re.compile(r"\s+\d+$")  # removed, so repeated domains have one name
 EVIDENCE = re.compile(r"\s*\{ECO:[^}]*\}")
 PLACED = re.compile(r"^(.+):(\d+)-(\d+)$")
 
 
 class Annotation(NamedTuple):
-    """The annotation of one protein by UniProt. ``domains``: (name, first, last residue), counted from 1 in UniProt's
-    sequence; the others are names, in the file's order."""
+    """One protein's annotation by UniProt.
+
+    Attributes:
+        domains: (name, first, last residue), counted from 1 in UniProt's sequence.
+        descriptions: names in the file's order.
+        orthologs: names in the file's order.
+    """
 
     domains: tuple[tuple[str, int, int], ...] = ()
     descriptions: tuple[str, ...] = ()
@@ -37,8 +43,13 @@ class Annotation(NamedTuple):
 
 
 def read_annotations(file: Path) -> dict[str, Annotation]:
-    """Return the annotations by accession, secondary ones included (of several entries that name one, the first).
-    Errors: ``ValueError`` naming file and line."""
+    """Return the annotations by accession, secondary ones included.
+
+    If several entries have an accession, the first is used.
+
+    Raises:
+        ValueError: the file is invalid; the message names file and line.
+    """
     check_annotations(file)
     with opened(file, KEY) as stream:
         lines = _text_lines(stream, file)
@@ -51,7 +62,7 @@ def read_annotations(file: Path) -> dict[str, Annotation]:
 
 
 def check_annotations(file: Path) -> None:
-    """Raise a ``ValueError`` where there is no such file, or its name does not say what it is."""
+    """Raise a ``ValueError`` if the file is missing or has an unknown suffix."""
     if not file.is_file():
         raise ValueError(f"{KEY}={file}: no such file")
     if not suffix_of(file, SUFFIXES):
@@ -67,7 +78,11 @@ def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 
 
 def _table(lines: Iterator[str], file: Path) -> Iterator[tuple[str, Annotation]]:
-    """Yield the annotations of a table by accession; ``ValueError`` names the line that is wrong."""
+    """Yield a table's annotations by accession.
+
+    Raises:
+        ValueError: a line is invalid; the message names the line.
+    """
     header = next(lines, "").removeprefix("\ufeff").split("\t")
     if "accession" not in header or set(header) - set(COLUMNS):
         raise ValueError(
@@ -120,7 +135,7 @@ def _flat(lines: Iterator[str], file: Path) -> dict[str, Annotation]:
 
 
 def _add(found: dict[str, Annotation], entry: list[str]) -> None:
-    """Add to ``found`` the annotation of one entry of UniProt's text format, under each of its accessions."""
+    """Add one UniProt text entry's annotation under each of its accessions."""
     accessions = [
         word.strip() for line in entry if line.startswith("AC   ") for word in line[5:].split(";") if word.strip()
     ]
@@ -137,8 +152,10 @@ def _add(found: dict[str, Annotation], entry: list[str]) -> None:
 
 
 def _domains(entry: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, start, end) of the features of `DOMAIN_FEATURES` with both ends known; the name is the note without
-    its number, or the kind of feature."""
+    """Yield (name, start, end) for features of `DOMAIN_FEATURES` with both ends known.
+
+    The name is the note without its number, or the feature's kind.
+    """
     features: list[list[str]] = []
     for line in entry:
         if line.startswith("FT   ") and line[5:13].strip():

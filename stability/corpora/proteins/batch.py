@@ -14,11 +14,10 @@ from stability.corpora.proteins.chain import ProteinChain
 
 
 class ProteinBatch(NamedTuple):
-    """B chains of at most N residues, on the CPU. What a mask leaves out holds zeros (the sequence: `PAD`), never NaN.
-    BOS and EOS are not in it.
+    """B chains padded to N residues, on the CPU, without BOS and EOS.
 
-    Masks say what is known, not only what is there: a residue without coordinates is part of ``residues_BN`` and not of
-    ``atoms_mask_BNA``.
+    Masked entries are zeros (sequence: `PAD`), never NaN. Masks mark known values: a residue without coordinates is in
+    ``residues_BN`` but not in ``atoms_mask_BNA``.
     """
 
     ids: tuple[str, ...]
@@ -38,7 +37,7 @@ class ProteinBatch(NamedTuple):
     descriptions_mask_BJ: Tensor
     orthologs_BJ: Tensor
     orthologs_mask_BJ: Tensor
-    structure_BN: Tensor  # int64 structure tokens; none where the corpus was not tokenised
+    structure_BN: Tensor  # int64 structure tokens; all masked if the corpus was not tokenised
     structure_mask_BN: Tensor
 
     def __len__(self) -> int:
@@ -53,8 +52,10 @@ class ProteinBatch(NamedTuple):
         ]
 
     def repeated_to(self, num: int) -> ProteinBatch:
-        """Return the batch with every chain ``num`` residues long, its own repeated from the first on: what is as long
-        as a model reads where no chain at hand is. Words, which belong to no residue, stay."""
+        """Return the batch with every chain ``num`` residues long, repeated from its start.
+
+        Such a batch has a model's full length even if no chain does. Words belong to no residue and stay.
+        """
         rows_B1 = torch.arange(len(self))[:, None]
         index_BN = torch.arange(num) % self.residues_BN.sum(1, keepdim=True)
         parts = {
@@ -67,8 +68,13 @@ class ProteinBatch(NamedTuple):
 
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:
-    """Return the chains as one batch, padded to N residues. ``length``: N; None: the longest chain's. Errors:
-    ``AssertionError`` for none, or a longer one."""
+    """Return the chains as one batch, padded to ``length`` residues.
+
+    None means the longest chain's length.
+
+    Raises:
+        AssertionError: there are no chains, or one is longer.
+    """
     num = length or max(map(len, chains))
     assert chains and num >= max(map(len, chains)), "chains are cropped before they are padded"
     residues_BN = np.arange(num) < np.array([len(chain) for chain in chains])[:, None]
@@ -95,8 +101,10 @@ def _words(chains: Sequence[ProteinChain], name: str) -> np.ndarray:
 
 
 def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: float | int) -> np.ndarray:
-    """Return one array of the rows, ``fill`` where a row is shorter than ``shape`` (in any of its axes); int64 stays
-    int64."""
+    """Return one array from the rows, filled up to ``shape`` in every axis.
+
+    An integer ``fill`` gives int64, else float32.
+    """
     padded = np.full((len(rows), *shape), fill, dtype=np.int64 if isinstance(fill, int) else np.float32)
     for target, row in zip(padded, rows, strict=True):
         if row.size:

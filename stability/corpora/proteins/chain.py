@@ -1,4 +1,4 @@
-"""One protein chain with its tracks: what a corpus of proteins is made of."""
+"""One protein chain with its tracks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ def _empty() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ProteinChain:
-    """A protein's chain of ``N`` residues, those without coordinates included. Axes: N residues, A atoms of a residue,
-    X the three coordinates.
+    """A protein chain with ``N`` residues, including those without coordinates.
 
-    - ``id``: entry and chain ("1ABC_A").
-    - ``group``: what chains of one protein share (a four-letter code, a UniProt accession, else the entry's name).
-    - ``sequence``: int64 (N), tokens of `alphabets.PIECES`.
-    - ``atoms14_NAX``: float32 (N, 14, 3) in Å, NaN where an atom is missing; order `ATOM14`.
-    - ``ss_N``: uint8, number in `SS_CLASSES`, `NO_SS` where not known.
-    - ``sasa_N``: float32 Å², ``plddt_N``: float32 0 … 100, NaN where not known.
-    - ``numbers_N``: int32, the residue's number in its database's sequence (where the file names one, else in the
-      file), by which domains are placed.
-    - ``domains_NK``: int64, the domains that a residue lies in, −1 where fewer than K.
-    - ``descriptions``, ``orthologs``: int64 tokens, their own lengths.
-    - ``structure_N``: int64 structure tokens of the whole chain, −1 where a residue has none; empty where the chain was
-      not tokenised.
+    Axes: N residues, A atoms of a residue, X the three coordinates.
+
+    Attributes:
+        id: entry and chain ("1ABC_A").
+        group: shared by one protein's chains: a four-letter code, a UniProt accession, else the entry's name.
+        sequence: int64 (N), tokens of `alphabets.PIECES`.
+        atoms14_NAX: float32 (N, 14, 3) in Å, NaN if an atom is missing; order `ATOM14`.
+        ss_N: uint8, number in `SS_CLASSES`, `NO_SS` if unknown.
+        sasa_N: float32 Å², NaN if unknown.
+        plddt_N: float32 0 … 100, NaN if unknown.
+        numbers_N: int32, the residue's number in its database's sequence (in the file, if no database is named);
+            domains refer to these numbers.
+        accession: UniProt accession; "" if unknown.
+        domains_NK: int64, each residue's domains, padded with −1.
+        descriptions: int64 tokens, any length.
+        orthologs: int64 tokens, any length.
+        structure_N: int64, structure tokens of the whole chain, −1 if a residue has none; empty if the chain was not
+            tokenised.
     """
 
     id: str
@@ -51,17 +56,17 @@ class ProteinChain:
 
     @property
     def coords_NAX(self) -> np.ndarray:
-        """N, CA, C of each residue, float32 (N, 3, 3) in Å, NaN where missing."""
+        """N, CA, C, float32 (N, 3, 3) in Å, NaN if missing."""
         return self.atoms14_NAX[:, :3]
 
     @property
     def mask_N(self) -> np.ndarray:
-        """The mask of residues, (N), True where N, CA and C are all there."""
+        """Mask (N), True if a residue has N, CA and C."""
         return np.asarray(self.atoms14_mask_NA[:, :3].all(axis=1))
 
     @property
     def atoms14_mask_NA(self) -> np.ndarray:
-        """The mask of the 14 heavy atoms, (N, 14), True where one is there."""
+        """Mask (N, 14), True for present heavy atoms."""
         return np.asarray(np.isfinite(self.atoms14_NAX).all(axis=2))
 
     @property
@@ -70,12 +75,12 @@ class ProteinChain:
 
     @property
     def sasa_bins_N(self) -> np.ndarray:
-        """Bin of `SASA_EDGES`, −1 where not known."""
+        """Bin of `SASA_EDGES`, −1 if unknown."""
         return sasa_bins(self.sasa_N)
 
     @property
     def plddt_bins_N(self) -> np.ndarray:
-        """One of 50 bins, −1 where not known."""
+        """One of 50 bins, −1 if unknown."""
         return plddt_bins(self.plddt_N)
 
     @property
@@ -83,8 +88,10 @@ class ProteinChain:
         return decode(self.sequence)
 
     def crop(self, start: int, length: int) -> ProteinChain:
-        """Return the residues ``start`` to ``start + length`` (or the end); descriptions and orthologous groups are the
-        whole chain's, and structure tokens remain what they are in the whole chain."""
+        """Return the residues ``start`` to ``start + length``, or to the end.
+
+        Descriptions and orthologous groups are the whole chain's. Structure tokens are unchanged.
+        """
         stop = slice(start, start + length)
         per_residue = ("sequence", "atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N", "structure_N")
         domains_NK = self.domains_NK[stop] if len(self.domains_NK) else self.domains_NK

@@ -1,10 +1,9 @@
-"""Find which chains are one protein for the split: they share a group (four-letter code, accession) or at least 90 % of
-their sequence.
+"""Cluster chains by protein for the split.
 
-Identity of two chains: the most residues that can be matched in order (their longest common subsequence), as a share of
-the shorter chain's known residues. Gaps are free, so that a chain with an unresolved loop, a fragment and a construct
-with a tag all count as their protein. Only pairs that share enough 5-mers are compared: two chains that differ by at
-most 10 % substitutions always do, unrelated ones never.
+Chains share a protein if they share a group (four-letter code, accession) or at least 90 % of their sequence. Identity
+is the longest common subsequence as a share of the shorter chain's known residues. Gaps are free, so chains with an
+unresolved loop, fragments and constructs with a tag count as their protein. Only pairs with enough shared 5-mers are
+compared: two chains with at most 10 % substitutions always have enough, unrelated ones never.
 """
 
 from __future__ import annotations
@@ -19,18 +18,21 @@ from stability.corpora.proteins.alphabets import UNK, VOCAB_SIZE
 
 IDENTITY = 0.9
 K = 5
-# of the shorter chain's 5-mers; errors of 10 % spread evenly leave one half, what is below leaves room for insertions
+# share of the shorter chain's 5-mers: 10 % evenly spread errors leave one half, the margin allows for insertions
 SHARED = 0.4
 ROWS_AT_ONCE = 512
-MARGIN = 1e-9  # 0.9 of a length may be a whole number that floating point misses
+MARGIN = 1e-9  # for lengths with an integer 0.9 · length, inexact in floating point
 
 
 def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
-    """Return the number of each chain's cluster, int64: 0, 1, … by first occurrence. Which chains share one depends on
-    the set of chains alone, not on their order.
+    """Return each chain's cluster number, int64: 0, 1, … by first occurrence.
 
-    ``sequences``: tokens of `alphabets.PIECES` (uint8 or wider), a chain each. Time: one sparse product, and an
-    alignment for each pair that it leaves and that no earlier pair has joined (about 0.1 ms for 300 residues).
+    The partition depends on the set of chains alone, not on their order. Time: one sparse product, and an alignment
+    (about 0.1 ms for 300 residues) for each remaining pair not yet joined.
+
+    Args:
+        sequences: tokens of `alphabets.PIECES` (uint8 or wider), one array a chain.
+        groups: each chain's group.
     """
     forest = DisjointSet(range(len(sequences)))
     for first, other in _equals(groups):
@@ -49,10 +51,10 @@ def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarr
 
 
 def identity(first: bytes, other: bytes) -> float:
-    """Return the longest common subsequence of two chains over the shorter one's known residues; unknown residues match
-    nothing. 0 where none is known.
+    """Return the longest common subsequence over the shorter chain's known residues.
 
-    Bit-parallel (Hyyrö 2004): the row of the dynamic programme is one integer.
+    Unknown residues match nothing. The result is 0 without known residues. Bit-parallel (Hyyrö 2004): one row of the
+    dynamic programme is one integer.
     """
     shorter, longer = sorted((tokens.replace(bytes([UNK]), b"") for tokens in (first, other)), key=len)
     if not shorter:
@@ -74,8 +76,10 @@ def _equals(keys: Sequence[str] | Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return the pairs (i < j) that share as many 5-mers as `SHARED` asks for, a k-mer that occurs n times in a chain
-    counting n times."""
+    """Return the pairs (i < j) with enough shared 5-mers by `SHARED`.
+
+    A k-mer occurring n times in a chain counts n times.
+    """
     features = [_kmers(np.frombuffer(sequence, dtype=np.uint8)) for sequence in sequences]
     if not sum(map(len, features)):
         return []
@@ -100,7 +104,7 @@ def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def _kmers(tokens_N: np.ndarray) -> np.ndarray:
-    """Return a number for each 5-mer of known residues: its residues, and which occurrence of it in the chain it is."""
+    """Return a number for each 5-mer of known residues, from residues and occurrence."""
     if len(tokens_N) < K:
         return np.empty(0, dtype=np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(tokens_N, K)

@@ -1,5 +1,4 @@
-"""Prepared protein chains: memory-mapped tracks of a training and a held-out side, and how batches are drawn from
-them."""
+"""Prepared protein chains: memory-mapped tracks of two sides, with random batches."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from stability.corpora.proteins.alphabets import (
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
 from stability.corpora.proteins.stored_chains import STRUCTURE, Chains, Tables
 
-VERSION = 1  # raised when the same chains, split alike, would be laid out differently; part of every fingerprint
+VERSION = 1  # increased if equal chains and splits would be laid out differently; part of every fingerprint
 KIND = "proteins"
 ARRAYS = ("offsets", "sequence", "atoms14", "ss", "sasa", "plddt", "numbers", "domain_offsets", "domains")
 WORDS = ("description_offsets", "descriptions", "ortholog_offsets", "orthologs")
@@ -37,8 +36,13 @@ TOKENISED = ("base", "tokenizer", "num_codes")
 
 @dataclass(frozen=True)
 class Tokenised:
-    """The origin of a corpus's structure tokens: the fingerprint of the chains, the tokenizer's id and the size of its
-    codebook."""
+    """The origin of a corpus's structure tokens.
+
+    Attributes:
+        base: fingerprint of the chains' corpus.
+        tokenizer: the tokenizer's id.
+        num_codes: size of its codebook.
+    """
 
     base: str
     tokenizer: str
@@ -47,9 +51,15 @@ class Tokenised:
 
 @dataclass(frozen=True, eq=False)
 class ProteinCorpus(AbstractCorpus):
-    """Chains of two sides, training first. Build it with `split.corpus_of`. ``arrays``: by the names in `ARRAYS` and
-    `WORDS`, and `STRUCTURE` where it is ``tokenised``: such a corpus has a fingerprint of its own, and its folder holds
-    its tokens beside that of its chains."""
+    """Chains of two sides, training first; built by `split.corpus_of`.
+
+    Attributes:
+        arrays: arrays named in `ARRAYS` and `WORDS`, and `STRUCTURE` if ``tokenised``.
+        tables: the chains' words.
+        sums: sha256 of each array by name.
+        tokenised: origin of structure tokens, or None. Such a corpus has its own fingerprint, and a folder with its
+            tokens beside the chains' folder.
+    """
 
     kind: ClassVar[str] = KIND
 
@@ -65,23 +75,38 @@ class ProteinCorpus(AbstractCorpus):
     def of(
         cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str
     ) -> ProteinCorpus:
-        """Return a corpus of ``arrays`` in their kept form. The fingerprint covers all of them, the names and the
-        split; not what was skipped, nor where the files lay."""
+        """Return a corpus from arrays in their stored form.
+
+        The fingerprint covers all arrays, names and the split, but neither skipped files nor locations.
+
+        Args:
+            arrays: arrays named in `ARRAYS` and `WORDS`.
+            tables: the chains' words.
+            num_train_chains: number of training chains, which are first.
+            description: one line on the source.
+        """
         sums = {name: sha256(arrays[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, num_train_chains, _fingerprint(sums, tables, num_train_chains), description, sums)
 
     @property
     def format(self) -> dict[str, Any]:
-        """Sizes of the tracks' vocabularies; those of sequence, words and structure tokens begin with the special
-        tokens."""
+        """Vocabulary sizes of the tracks.
+
+        Sequence, words and structure tokens begin with the special tokens.
+        """
         words = {name: len(getattr(self.tables, name)) for name in ("domains", "descriptions", "orthologs")}
         classes = {"ss": len(SS_CLASSES), "sasa": NUM_SASA_BINS, "plddt": NUM_PLDDT_BINS}
         structure = {} if self.tokenised is None else {STRUCTURE: len(SPECIALS) + self.tokenised.num_codes}
         return {"sequence": VOCAB_SIZE, **classes, **words, **structure}
 
     def with_structure(self, tokenizer: str, num_codes: int, tokens: np.ndarray) -> ProteinCorpus:
-        """Return the same chains with a structure token for each residue, those of the training side first, −1 where
-        there is none."""
+        """Return the same chains with structure tokens.
+
+        Args:
+            tokenizer: the tokenizer's id.
+            num_codes: size of its codebook.
+            tokens: one a residue, training side first, −1 for none.
+        """
         assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
         assert tokens.min() >= -1 and tokens.max() < num_codes
         return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
@@ -104,12 +129,20 @@ class ProteinCorpus(AbstractCorpus):
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(file, reason) of each file that could not be used, and of each chain left out of one that could."""
+        """(file or chain, reason) of unusable ones."""
         return self.tables.skipped
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Raise a ``ValueError`` below two training chains or one held-out one: any length of chain fits any model,
-        longer ones are cropped."""
+        """Check the number of chains; their lengths fit any model, longer ones are cropped.
+
+        Args:
+            positions: unused.
+            more: unused.
+            remedy: additional advice for the message.
+
+        Raises:
+            ValueError: there are fewer than two training chains or no held-out one.
+        """
         num = len(self.tables.ids)
         if self.num_train_chains < 2 or num - self.num_train_chains < 1:
             raise ValueError(
@@ -118,15 +151,16 @@ class ProteinCorpus(AbstractCorpus):
             )
 
     def described(self, positions: int) -> str:
-        """Return the description, with how many chains are longer than the ``positions`` residues that are drawn of
-        each."""
+        """Return the description with the number of chains longer than ``positions``."""
         lengths = np.diff(self.arrays["offsets"])
         longer = int((lengths > positions).sum())
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """Return the log of the training residues' frequencies, each token's count raised by one; then of the structure
-        tokens', where there are any."""
+        """Return the training residues' log frequencies, then those of the structure tokens, if any.
+
+        Each count is raised by one.
+        """
         stop = int(self.arrays["offsets"][self.num_train_chains])
         counts = [np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1]
         if self.tokenised is not None:
@@ -134,8 +168,11 @@ class ProteinCorpus(AbstractCorpus):
         return torch.from_numpy(np.concatenate([np.log(each / each.sum()) for each in counts]))
 
     def chains(self, split: str) -> Chains:
-        """Return all chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
-        split."""
+        """Return all chains of "train" or "val", whole, read on access.
+
+        Raises:
+            ValueError: the split is unknown.
+        """
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
         numbers = (
@@ -144,9 +181,17 @@ class ProteinCorpus(AbstractCorpus):
         return Chains(self.arrays, self.tables, numbers)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
-        """Draw ``num`` chains with replacement, each equally likely; of one longer than ``positions`` a random
-        contiguous crop, every start equally likely. Only ``generator`` decides, by two draws whatever the chains
-        are."""
+        """Draw random chains, equally likely and with replacement.
+
+        From a longer chain, a random crop is drawn, every start equally likely. ``generator`` is always used for two
+        draws, whatever the chains.
+
+        Args:
+            split: "train" or "val".
+            num: number of chains.
+            positions: largest number of residues.
+            generator: source of all randomness.
+        """
         chains = self.chains(split)
         chosen = torch.randint(len(chains), (num,), generator=generator, device=generator.device).tolist()
         shares = torch.rand(num, generator=generator, device=generator.device, dtype=torch.float64).tolist()
@@ -159,14 +204,19 @@ class ProteinCorpus(AbstractCorpus):
         return self.batch("train", num, positions, generator).repeated_to(positions)
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
-        """Return at most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``
-        residues."""
+        """Return evenly spaced chains from first to last, cropped to their first residues.
+
+        Args:
+            split: "train" or "val".
+            num: largest number of chains.
+            positions: largest number of residues.
+        """
         chains = self.chains(split)
         count = min(num, len(chains))
         return batch_of([chains.part(at * (len(chains) - 1) // max(count - 1, 1), 0, positions) for at in range(count)])
 
     def _write(self, folder: Path) -> None:
-        """Write the chains' arrays and tables, or of a tokenised corpus the structure tokens alone."""
+        """Write the chains' arrays and tables, or only the structure tokens of a tokenised corpus."""
         if self.tokenised is not None:
             disk.write_array(folder / f"{STRUCTURE}.npy", self.arrays[STRUCTURE])
             disk.write_meta(
@@ -195,8 +245,10 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ProteinCorpus:
-        """Return the corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the
-        folder of their fingerprint beside its own."""
+        """Return a folder's corpus, as `AbstractCorpus.load`.
+
+        A tokenised corpus reads its chains from their own folder beside its own.
+        """
         if "base" in disk.verified_meta(folder):
             return cls._load_tokenised(folder)
         meta = disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())

@@ -1,8 +1,8 @@
-"""Secondary structure of one chain in DSSP's nine classes, from N, CA, C and O alone.
+"""Assign secondary structure in DSSP's nine classes from N, CA, C and O.
 
-Kabsch and Sander (Biopolymers 22, 1983) as version 4 of DSSP applies them: π-helices before α-helices, bulges joined
-into ladders, and stretches of three polyproline-II residues (Mansiaux et al. 2011).
-`stability.corpora.proteins.ladders` holds the part on strands.
+Kabsch and Sander (Biopolymers 22, 1983) as in DSSP version 4: π-helices before α-helices, bulges joined into ladders,
+and stretches of three polyproline-II residues (Mansiaux et al. 2011). Strands are in
+`stability.corpora.proteins.ladders`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ COMPLETE = 4  # N, CA, C, O
 
 
 def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
-    """Return the number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
+    """Return each residue's number in `SS_CLASSES`, uint8.
 
-    ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen
-    to give.
+    A residue without N, CA, C or O (NaN) has `NO_SS`.
+
+    Args:
+        atoms_NAX: Å; a residue's first four atoms are N, CA, C, O.
+        is_proline_N: whether a residue is proline, without a hydrogen to donate.
     """
     classes_N = np.full(len(atoms_NAX), NO_SS, dtype=np.uint8)
     there_N = np.isfinite(atoms_NAX[:, :COMPLETE]).all(axis=(1, 2))
@@ -38,7 +41,7 @@ def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
 
 def _letters(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> list[str]:
     n_NX, ca_NX, c_NX = (atoms_NAX[:, atom] for atom in range(3))
-    # how many chain breaks lie before each residue: two residues are joined where these are equal
+    # number of chain breaks before each residue: two residues are connected if these are equal
     piece_N = np.concatenate([[0], np.cumsum(np.linalg.norm(n_NX[1:] - c_NX[:-1], axis=1) > LONGEST_PEPTIDE_BOND)])
     bonds = hydrogen_bonds(atoms_NAX, is_proline_N, piece_N)
     letters = strands(len(ca_NX), bonds, piece_N)
@@ -50,12 +53,20 @@ def _letters(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> list[str]:
 
 
 def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.ndarray) -> set[tuple[int, int]]:
-    """Return (donor of N–H, acceptor of C=O) of each bond below −0.5 kcal/mol; of a donor's only the two strongest."""
+    """Return (donor of N–H, acceptor of C=O) for each bond below −0.5 kcal/mol.
+
+    A donor has at most two bonds, the strongest.
+
+    Args:
+        atoms_NAX: N, CA, C, O in Å.
+        is_proline_N: whether a residue is proline.
+        piece_N: number of chain breaks before each residue.
+    """
     hydrogen_NX = _hydrogens(atoms_NAX, piece_N)
     gives_N = ~is_proline_N & np.isfinite(hydrogen_NX).all(axis=1)
     pairs = KDTree(atoms_NAX[:, 1]).query_pairs(CA_WITHIN, output_type="ndarray").astype(np.int64)
     donor, acceptor = np.concatenate([pairs, pairs[:, ::-1]]).T
-    kept = gives_N[donor] & (donor != acceptor + 1)  # the peptide bond's own neighbour gives none
+    kept = gives_N[donor] & (donor != acceptor + 1)  # neighbours in a peptide bond have no hydrogen bond
     donor, acceptor = donor[kept], acceptor[kept]
     energy = bond_energies(atoms_NAX[donor, 0], hydrogen_NX[donor], atoms_NAX[acceptor, 2], atoms_NAX[acceptor, 3])
     order = np.lexsort((acceptor, energy, donor))
@@ -66,7 +77,14 @@ def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.
 
 
 def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np.ndarray) -> np.ndarray:
-    """Return the electrostatic energy of each pair in kcal/mol, to three decimals as DSSP keeps it."""
+    """Return each pair's electrostatic energy in kcal/mol, to three decimals as in DSSP.
+
+    Args:
+        n_PX: donor's N, Å.
+        h_PX: donor's hydrogen, Å.
+        c_PX: acceptor's C, Å.
+        o_PX: acceptor's O, Å.
+    """
     ho, hc, nc, no = (
         np.linalg.norm(first - second, axis=1)
         for first, second in ((h_PX, o_PX), (h_PX, c_PX), (n_PX, c_PX), (n_PX, o_PX))
@@ -78,7 +96,10 @@ def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np
 
 
 def _hydrogens(atoms_NAX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
-    """Place each residue's hydrogen 1 Å from N, opposite to the C=O before it; NaN at the start of a piece."""
+    """Place each residue's hydrogen 1 Å from N, opposite to the previous C=O.
+
+    The first residue of a piece has NaN.
+    """
     hydrogen_NX = np.full((len(atoms_NAX), 3), np.nan)
     carbonyl_MX = atoms_NAX[:-1, 2] - atoms_NAX[:-1, 3]
     length_M = np.linalg.norm(carbonyl_MX, axis=1)
@@ -96,8 +117,10 @@ def _turn_starts(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray, str
 
 
 def _helices(letters: list[str], starts: dict[int, np.ndarray]) -> None:
-    """Mark helices, two turns of one kind in a row: α over what is there, 3₁₀ only on free residues, π on free and α
-    ones."""
+    """Mark helices, two consecutive turns of one kind.
+
+    α overwrites any class, 3₁₀ is set on free residues only, π on free and α ones.
+    """
     for stride, letter, admits in ((4, "H", "CEBH"), (3, "G", "CG"), (5, "I", "CIH")):
         begin = starts[stride]
         for first in np.flatnonzero(begin[1:] & begin[:-1]) + 1:
@@ -117,8 +140,10 @@ def _turns_and_bends(letters: list[str], starts: dict[int, np.ndarray], is_bend_
 
 
 def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
-    """Return whether the chain turns by more than 70° at a residue: the angle between CA(i) − CA(i−2) and CA(i+2) −
-    CA(i)."""
+    """Return whether the chain turns by more than 70° at a residue.
+
+    The angle is between CA(i) − CA(i−2) and CA(i+2) − CA(i).
+    """
     is_bend_N = np.zeros(len(ca_NX), dtype=bool)
     if len(ca_NX) < 5:
         return is_bend_N
@@ -132,7 +157,14 @@ def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
 def torsions(
     n_NX: np.ndarray, ca_NX: np.ndarray, c_NX: np.ndarray, piece_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (φ, ψ) in degrees, NaN where a chain begins, ends or breaks."""
+    """Return (φ, ψ) in degrees, NaN at a chain's ends and breaks.
+
+    Args:
+        n_NX: N, Å.
+        ca_NX: CA, Å.
+        c_NX: C, Å.
+        piece_N: number of chain breaks before each residue.
+    """
     phi_N, psi_N = np.full(len(ca_NX), np.nan), np.full(len(ca_NX), np.nan)
     joined = piece_N[1:] == piece_N[:-1]
     phi_N[1:] = np.where(joined, dihedrals(c_NX[:-1], n_NX[1:], ca_NX[1:], c_NX[1:]), np.nan)
@@ -141,7 +173,14 @@ def torsions(
 
 
 def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.ndarray) -> np.ndarray:
-    """Return the torsion in degrees about b–c, −180 … 180 (IUPAC: clockwise is positive)."""
+    """Return the torsion about b–c in degrees, −180 … 180 (IUPAC: clockwise is positive).
+
+    Args:
+        a_PX: first point.
+        b_PX: second point.
+        c_PX: third point.
+        d_PX: fourth point.
+    """
     axis = c_PX - b_PX
     first, second = np.cross(b_PX - a_PX, axis), np.cross(axis, d_PX - c_PX)
     sine = (np.cross(first, second) * axis).sum(axis=1) / np.maximum(np.linalg.norm(axis, axis=1), 1e-12)
@@ -149,7 +188,7 @@ def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.nda
 
 
 def _polyproline(letters: list[str], phi_N: np.ndarray, psi_N: np.ndarray) -> None:
-    """Mark polyproline II, three residues in a row near (−75°, 145°), where nothing else is."""
+    """Mark polyproline II on free residues: three in a row near (−75°, 145°)."""
     fits = (np.abs(phi_N - POLYPROLINE_PHI) <= POLYPROLINE_WITHIN) & (
         np.abs(psi_N - POLYPROLINE_PSI) <= POLYPROLINE_WITHIN
     )

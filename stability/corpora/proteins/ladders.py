@@ -1,4 +1,4 @@
-"""Strands of one chain: bridges between residues, joined into ladders across bulges (Kabsch and Sander 1983)."""
+"""Strands of one chain: bridges joined into ladders across bulges (Kabsch and Sander 1983)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST_BETWEEN = 3  # residues from one partner of a bridge to the other
+FEWEST_BETWEEN = 3  # smallest distance in residues between a bridge's partners
 
 
 @dataclass
@@ -17,7 +17,15 @@ class _Ladder:
 
 
 def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[str]:
-    """Return a letter a residue: E in a ladder of two bridges or more, B in a lone bridge, else C."""
+    """Return one letter a residue: E, B, or else C.
+
+    E marks ladders with two or more bridges, B lone bridges.
+
+    Args:
+        num: number of residues.
+        bonds: (donor, acceptor) of each hydrogen bond.
+        piece_N: number of chain breaks before each residue.
+    """
     letters = ["C"] * num
     for ladder in _joined_across_bulges(_ladders(_bridges(num, bonds, piece_N)), piece_N):
         letter = "E" if len(ladder.first) > 1 else "B"
@@ -29,7 +37,7 @@ def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[
 
 
 def _bridges(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[tuple[int, int, bool]]:
-    """Return (i, j, whether parallel), i < j, sorted; each is found from one of its hydrogen bonds."""
+    """Return sorted (i, j, whether parallel), i < j, each found from one hydrogen bond."""
     found: dict[tuple[int, int], bool] = {}
     for donor, acceptor in bonds:
         # (i, j, the other bond, kind): bond i+1 → j with j → i−1; i+1 → j−1 with j+1 → i−1; i → j with j → i
@@ -50,7 +58,7 @@ def _may_bridge(i: int, j: int, num: int, piece_N: np.ndarray) -> bool:
 
 
 def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
-    """Join bridges of one kind that follow each other on both sides to ladders."""
+    """Join consecutive bridges of one kind to ladders."""
     ladders: list[_Ladder] = []
     for i, j, parallel in bridges:
         for ladder in ladders:
@@ -68,7 +76,7 @@ def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
 
 
 def _joined_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_Ladder]:
-    """Join ladders that go on with one another across a bulge."""
+    """Join ladders that continue across a bulge."""
     ladders = sorted(ladders, key=lambda ladder: (ladder.first[0], ladder.second[0]))
     at = 0
     while at < len(ladders):
@@ -85,8 +93,10 @@ def _joined_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_
 
 
 def _is_bulge(ladder: _Ladder, other: _Ladder, piece_N: np.ndarray) -> bool:
-    """Return whether ``other`` goes on with ``ladder`` after at most one extra residue on one side and four on the
-    other."""
+    """Return whether ``other`` continues ``ladder`` across a bulge.
+
+    A bulge has at most one extra residue on one side and four on the other.
+    """
     if ladder.parallel != other.parallel or not 0 <= other.first[0] - ladder.first[-1] < 6:
         return False
     if other.first[0] == ladder.first[-1]:  # they overlap

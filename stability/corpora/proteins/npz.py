@@ -1,16 +1,16 @@
-"""Chains in ``.npz`` files, which numpy alone reads: prepared shards, and plain collections of backbones or CA traces.
+"""Chains in ``.npz`` files: prepared shards, and plain collections of backbones or CA traces.
 
-Every layout concatenates its chains: chain i of an array with one row a residue is ``array[offsets[i]:offsets[i +
-1]]``.
+numpy alone reads them. Every layout concatenates its chains: with one row a residue, chain i is
+``array[offsets[i]:offsets[i + 1]]``.
 
 - *A shard* (``format`` is `FORMAT`): ``ids``, ``groups``, ``accessions`` (text, one a chain), ``offsets`` (int64),
-  ``sequence`` (uint8 tokens of `alphabets.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN where missing),
-  ``ss`` (uint8, number in `SS_CLASSES`, 255 unknown), ``sasa`` (float32 Å²), ``plddt`` (float32), both NaN where
-  unknown, ``numbers`` (int32); ``skipped_names`` and ``skipped_reasons``: files left out of it, and why.
-- *Backbones*: ``ids``, ``offsets``, ``seq`` (uint8, ASCII), ``coords`` (float32, n × 5 × 3: N, CA, C, O, CB), and where
-  there are some ``sasa``, ``resnum``. Secondary structure is derived; ``ss3`` is not used.
-- *Traces*: the same with ``ca`` (n × 3) for ``coords``; ``ss8`` (uint8, ASCII, - unknown), where there is one, is the
-  secondary structure.
+  ``sequence`` (uint8 tokens of `alphabets.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN if missing), ``ss`` (uint8,
+  number in `SS_CLASSES`, 255 unknown), ``sasa`` (float32 Å²), ``plddt`` (float32), both NaN if unknown, ``numbers``
+  (int32). ``skipped_names`` and ``skipped_reasons`` list skipped files.
+- *Backbones*: ``ids``, ``offsets``, ``seq`` (uint8, ASCII), ``coords`` (float32, n × 5 × 3: N, CA, C, O, CB),
+  optionally ``sasa``, ``resnum``. Secondary structure is derived; ``ss3`` is not used.
+- *Traces*: the same with ``ca`` (n × 3) for ``coords``. An optional ``ss8`` (uint8, ASCII, - unknown) is the secondary
+  structure.
 """
 
 from __future__ import annotations
@@ -41,13 +41,22 @@ _PER_RESIDUE = {
     "numbers": "numbers_N",
 }
 _TEXTS = {"ids": "id", "groups": "group", "accessions": "accession"}
-# numpy's kinds of dtype that each array may have: i, u whole numbers, f floating point
+# accepted dtype kinds of each array: i, u integers, f floating point
 _KINDS: dict[str, str] = dict.fromkeys(("offsets", "seq", "ss8", "sequence", "ss", "resnum", "numbers"), "iu")
 _KINDS |= dict.fromkeys(("coords", "ca", "atoms14", "sasa", "plddt"), "fiu")
 
 
 def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tuple[str, str]]) -> None:
-    """Write a shard atomically: a temporary neighbour is synced and renamed. Errors: ``OSError``."""
+    """Write a shard atomically: a temporary neighbour is synced and renamed.
+
+    Args:
+        file: the shard's path.
+        chains: its chains.
+        skipped: (file or chain, reason) of unusable ones.
+
+    Raises:
+        OSError: from the disk.
+    """
     arrays: dict[str, Any] = {
         name: np.array([getattr(chain, attribute) for chain in chains], dtype=str) for name, attribute in _TEXTS.items()
     }
@@ -75,14 +84,18 @@ def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tu
 
 
 def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
-    """Return (chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues``
-    residues with coordinates, or with impossible ones, is left out. Errors: ``ValueError`` naming the file and what is
-    wrong."""
+    """Return (chains, (file or chain, reason) of skipped ones) from any layout.
+
+    A chain is skipped if it has impossible coordinates, or fewer than ``min_residues`` residues with coordinates.
+
+    Raises:
+        ValueError: the file is invalid; the message names the file and the fault.
+    """
     refuse_larger_than_memory(file)
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    # TypeError: a single array, as np.save writes it; MemoryError: one whose header says that it is huge
+    # TypeError: a single array, as written by np.save; MemoryError: a huge size in the header
     except (OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise cut_short(file, error) from None
     missing = {"ids", "offsets"} - set(arrays)
@@ -118,8 +131,11 @@ def _check_kinds(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Raise a ``ValueError`` where a prepared shard is of another format, lacks an array, or holds numbers out of
-    range."""
+    """Check a prepared shard.
+
+    Raises:
+        ValueError: the shard has another format, lacks an array, or has numbers out of range.
+    """
     if str(arrays["format"]) != FORMAT:
         raise ValueError(f"data.path: {file} is a '{arrays['format']}'; this program reads '{FORMAT}'")
     missing = [name for name in (*_TEXTS, *_PER_RESIDUE, "skipped_names", "skipped_reasons") if name not in arrays]
@@ -140,7 +156,7 @@ def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _fault(chain: ProteinChain, min_residues: int) -> str:
-    """Say why a chain cannot be used; nothing where it can."""
+    """Say why a chain cannot be used; "" if it can."""
     there_NA = ~np.isnan(chain.atoms14_NAX).any(axis=-1)
     observed, atoms = int(there_NA.any(axis=-1).sum()), chain.atoms14_NAX[there_NA]
     if observed < min_residues:
@@ -169,8 +185,7 @@ def _shard_chains(arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
 
 
 def _plain(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
-    """Yield the chains of a collection of backbones or CA traces: a quantity that the file does not have is not
-    known."""
+    """Yield the chains of backbones or CA traces; missing quantities are unknown."""
     shape = arrays["coords"].shape[1:] if "coords" in arrays else arrays["ca"].shape[1:]
     if shape not in ((5, 3), (3,)):
         raise ValueError(

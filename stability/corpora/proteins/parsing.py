@@ -1,9 +1,8 @@
-"""A PDB or mmCIF file → its protein chains with their tracks, by biotite. Torch is not needed here: worker processes
-load no more than this.
+"""Parse a PDB or mmCIF file to protein chains with their tracks, by biotite.
 
-Of a file: the first model; of alternate locations the one with the highest occupancy in a residue; amino acids only
-(water, ligands, nucleic acids are left out); a modified residue counts as its parent (selenomethionine as methionine,
-its selenium as the sulphur).
+Used from a file: the first model, amino acids only (no water, ligands, nucleic acids), and in each residue the
+alternate location with the highest occupancy. A modified residue counts as its parent: selenomethionine as methionine,
+with selenium as the sulphur.
 """
 
 from __future__ import annotations
@@ -29,8 +28,14 @@ PROLINE = len(SPECIALS) + LETTERS.index("P")
 
 
 class Entry(NamedTuple):
-    """The content of one file: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of
-    each chain by its name."""
+    """One file's content.
+
+    Attributes:
+        atoms: all chains' atoms, a biotite ``AtomArray`` with ``b_factor``.
+        sequences: three-letter codes by chain name.
+        references: UniProt references by chain name.
+        is_model: whether the file names itself a predicted model.
+    """
 
     atoms: Any
     sequences: dict[str, list[str]]
@@ -40,21 +45,30 @@ class Entry(NamedTuple):
 
 
 def parse(name: str, content: bytes, plddt: str, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
-    """Return (chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it
-    is a model; "always"; "never".
+    """Return (chains, reasons for skipped ones).
 
-    Errors: ``ValueError``: nothing of the file can be used, and why, in a few words. ``ImportError`` without biotite.
+    Args:
+        name: the file's name, with suffix.
+        content: its unpacked bytes.
+        plddt: "auto": the B-factor is pLDDT if the file names itself a model; "always"; "never".
+        min_residues: fewest residues with coordinates in a chain.
+
+    Raises:
+        ValueError: nothing in the file can be used; the message gives the reason in a few words.
+        ImportError: biotite is not installed.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # elements guessed, boxes ignored: nothing that is read here
+        warnings.simplefilter("ignore")  # about guessed elements and ignored boxes, both unused here
         entry = _read_cif(content) if re.search(r"\.(mm)?cif$", name, re.IGNORECASE) else _read_pdb(content)
         stem = re.sub(r"\.(pdb|ent|cif|mmcif)$", "", name, flags=re.IGNORECASE)
         return _chains(stem, entry, entry.is_model if plddt == "auto" else plddt == "always", min_residues)
 
 
 def group_of(stem: str, accession: str) -> str:
-    """Return what all entries of one protein share: a PDB code in lower case, a UniProt accession, else the entry's
-    name."""
+    """Return the group shared by one protein's entries.
+
+    This is a PDB code in lower case, a UniProt accession, or else the entry's name.
+    """
     if found := ALPHAFOLD.match(stem):
         return found[1].upper()
     if found := PDB_CODE.match(stem):
@@ -63,7 +77,11 @@ def group_of(stem: str, accession: str) -> str:
 
 
 def _read_cif(content: bytes) -> Entry:
-    """Read an mmCIF file's first model with its sequences and references; ``ValueError`` where it is cut short."""
+    """Read an mmCIF file's first model with its sequences and references.
+
+    Raises:
+        ValueError: the file is cut short or invalid.
+    """
     from biotite import DeserializationError, InvalidFileError
     from biotite.structure.io import pdbx
 
@@ -83,7 +101,10 @@ def _read_cif(content: bytes) -> Entry:
 
 
 def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
-    """Return the three-letter codes of each chain (by ``label_asym_id``), residues without coordinates included."""
+    """Return each chain's three-letter codes by ``label_asym_id``.
+
+    Residues without coordinates are included.
+    """
     if "entity_poly_seq" not in block:
         return {}
     table = block["entity_poly_seq"]
@@ -91,7 +112,7 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
     for entity, number, residue in zip(
         table["entity_id"].as_array(str), table["num"].as_array(int), table["mon_id"].as_array(str), strict=True
     ):
-        entities.setdefault(entity, {}).setdefault(int(number), residue)  # of several residues at one place the first
+        entities.setdefault(entity, {}).setdefault(int(number), residue)  # the first residue at a place
     chains = dict(zip(atoms.chain_id.tolist(), atoms.label_entity_id.tolist(), strict=True))
     complete = {
         entity: [places[at] for at in sorted(places)]
@@ -102,8 +123,10 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
 
 
 def _cif_references(block: Any) -> dict[str, Reference]:
-    """Return the references by the author's chain name: the accession, and where in its sequence the chain's first
-    residue lies."""
+    """Return each chain's reference by the author's chain name.
+
+    The offset leads from the chain's first residue to its place in the reference's sequence.
+    """
     if "struct_ref" not in block or "struct_ref_seq" not in block:
         return {}
     rows, accessions = block["struct_ref_seq"], block["struct_ref"]
@@ -124,7 +147,11 @@ def _cif_references(block: Any) -> dict[str, Reference]:
 
 
 def _read_pdb(content: bytes) -> Entry:
-    """Read a PDB file's first model with its sequences and references; ``ValueError`` where it is cut short."""
+    """Read a PDB file's first model with its sequences and references.
+
+    Raises:
+        ValueError: the file is cut short or invalid.
+    """
     from biotite import InvalidFileError
     from biotite.structure.io import pdb
 
@@ -148,8 +175,13 @@ def _read_pdb(content: bytes) -> Entry:
 
 
 def _with_every_column(lines: list[str]) -> list[str]:
-    """Return the lines of a PDB file. If it lacks a column, its atoms get full occupancy or an unknown B-factor.
-    ``ValueError`` if only some atoms have the column."""
+    """Return a PDB file's lines with a missing column filled in.
+
+    Atoms get full occupancy or an unknown B-factor.
+
+    Raises:
+        ValueError: only some atoms have the column.
+    """
     for what, start, fill in (("occupancy", 54, "  1.00"), ("B-factor", 60, "   nan")):
         has = [not _is_atom(line) or bool(line[start : start + 6].strip()) for line in lines]
         if all(has):
@@ -169,8 +201,11 @@ def _is_atom(line: str) -> bool:
 
 
 def _pdb_references(lines: list[str]) -> dict[str, Reference]:
-    """Return the references by chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write
-    them into DBREF, which moves what follows them."""
+    """Return the references by chain.
+
+    Ten-letter accessions are in DBREF1 and DBREF2. AlphaFold's models write them into DBREF, shifting the following
+    columns.
+    """
     found: dict[str, Reference] = {}
     begins: dict[str, int] = {}
     for line in lines:
@@ -187,7 +222,11 @@ def _pdb_references(lines: list[str]) -> dict[str, Reference]:
 
 
 def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
-    """Return an entry's usable chains, and why others were left out; ``ValueError`` where none is left."""
+    """Return an entry's usable chains, and reasons for the others.
+
+    Raises:
+        ValueError: no chain is usable.
+    """
     from biotite.structure import filter_amino_acids
 
     chains, reasons = [], []
@@ -212,7 +251,11 @@ def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple
 def _chain(
     label: str, stem: str, residues: LaidOutChain, reference: Reference | None, is_model: bool, min_residues: int
 ) -> ProteinChain:
-    """Build one chain; ``ValueError`` where it is too short or its coordinates are none."""
+    """Build one chain.
+
+    Raises:
+        ValueError: the chain is too short or its coordinates are invalid.
+    """
     observed = len(np.unique(residues.row_of_atom))
     if observed < min_residues:
         raise ValueError(f"{observed} residues with coordinates, fewer than data.min_residues={min_residues}")
@@ -239,14 +282,13 @@ def _chain(
 
 
 def areas(residues: LaidOutChain) -> np.ndarray:
-    """Return the solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe
-    1.4 Å, ProtOr radii) on this chain alone.
+    """Return each residue's solvent-accessible area in Å², float32, NaN without coordinates.
 
-    NaN where a residue has no coordinates.
+    From biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å, ProtOr radii), on this chain alone.
     """
     from biotite import structure
 
-    # compiled, which a type checker does not see; hydrogens have no area of their own
+    # compiled, so invisible to a type checker; hydrogens have NaN
     area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue]
     num = len(residues.names)
     seen_N = np.bincount(residues.row_of_atom, minlength=num) > 0

@@ -1,5 +1,7 @@
-"""Assign each of a file's residues to a row of its chain: rows of residues that have no coordinates lie between
-them."""
+"""Assign a file's residues to rows of their chain.
+
+Residues without coordinates get rows in between.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,25 @@ AMBIGUOUS = {"ASX": "B", "GLX": "Z", "XLE": "J", "PYL": "O", "UNK": "X"}
 RENAMED = {("MSE", "SE"): "SD"}
 LONGEST_PEPTIDE_BOND = 2.0  # Å, between C and the next N
 CA_STEP = 4.2  # Å: no two neighbouring CA are farther apart
-LONGEST_GAP = 60  # residues; numbers that jump by as much begin another chain
+LONGEST_GAP = 60  # residues; number jumps from here on begin another chain
 
 
 class Reference(NamedTuple):
-    """A UniProt accession, and what is added to a chain's residue number for the number in that sequence."""
+    """A UniProt accession, and the offset from a chain's residue numbers to the accession's."""
 
     accession: str
     offset: int
 
 
 class LaidOutChain(NamedTuple):
-    """A chain laid out: three-letter ``names`` and database ``numbers`` (int32) of all N rows, and the row of each
-    atom."""
+    """A chain's residues assigned to N rows.
+
+    Attributes:
+        names: three-letter name of each row.
+        numbers: int32, database number of each row.
+        atoms: the chain's atoms (biotite ``AtomArray``).
+        row_of_atom: row of each atom.
+    """
 
     names: list[str]
     numbers: np.ndarray
@@ -34,18 +42,25 @@ class LaidOutChain(NamedTuple):
 
 
 def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[LaidOutChain]:
-    """Return the rows of a chain, or of its pieces where it turns out to be several.
+    """Return a chain's rows, or those of its pieces if it consists of several.
 
-    With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are
-    found in SEQRES by their numbers up to one constant, else piece after piece as early as they fit. Without one (or
-    where it does not hold the residues): numbers that jump over a broken peptide bond leave rows of unknown residues,
-    and where they fall, jump by 60 or more, or the chain is torn farther than so many residues reach, another chain
-    begins. Numbers that jump over an intact bond, and insertion codes, leave none.
+    With a fitting ``sequence``, its places are the rows. mmCIF numbers these. In a PDB file, residues are matched to
+    SEQRES by their numbers up to one constant, else piece by piece at the earliest fit.
+
+    Otherwise, numbers that jump over a broken peptide bond leave rows of unknown residues. At a broken bond another
+    chain begins if numbers fall or jump by 60 or more, or if the distance is too long for the jump. Jumps over an
+    intact bond and insertion codes leave no rows.
+
+    Args:
+        atoms: the chain's atoms (biotite ``AtomArray``).
+        sequence: three-letter codes, or None.
+        numbered: whether residue numbers are places in ``sequence``.
+        reference: UniProt reference, or None.
     """
     starts, stops, names, numbers = _residues(atoms, numbered)
     bonded = _bonded(atoms, starts, stops)
     if not numbered:
-        # a HETATM residue is part of the chain only where it hangs on a neighbour: free amino acids are ligands
+        # a HETATM residue is in the chain only if bonded to a neighbour: free amino acids are ligands
         kept = ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
         starts, stops, numbers = starts[kept], stops[kept], numbers[kept]
         names = [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
@@ -67,8 +82,10 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
 
 
 def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
-    """Return (first atom, atom after the last, name, number) of each residue; of several at one place (an alternate
-    residue) the first."""
+    """Return (first atom, atom after the last, name, number) of each residue.
+
+    Of alternate residues at one place, only the first is used.
+    """
     from biotite.structure import get_residue_starts
 
     bounds = get_residue_starts(atoms, add_exclusive_stop=True)
@@ -80,7 +97,7 @@ def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[
             strict=True,
         )
     )
-    # mmCIF: what is no part of the polymer has no number
+    # mmCIF: residues outside the polymer have no number
     first = [number >= 1 if numbered else True for number, _ in keys]
     first = [is_first and (at == 0 or keys[at] != keys[at - 1]) for at, is_first in enumerate(first)]
     chosen = np.flatnonzero(first)
@@ -93,7 +110,7 @@ def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[
 
 
 def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.ndarray:
-    """Return the coordinates (num, 3) of one atom of each residue, NaN where missing."""
+    """Return one atom's coordinates (num, 3) in each residue, NaN if missing."""
     place = np.full((len(starts), 3), np.nan)
     for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         found = np.flatnonzero(atoms.atom_name[start:stop] == name)
@@ -103,8 +120,10 @@ def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.n
 
 
 def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Return whether each residue hangs on the one before it; a missing atom does not break a chain whose numbers go
-    on."""
+    """Return whether each residue has a peptide bond to the previous one.
+
+    A missing atom counts as no bond, but does not split a chain with consecutive numbers.
+    """
     carbon, nitrogen = _place(atoms, starts, stops, "C"), _place(atoms, starts, stops, "N")
     bonded = np.zeros(len(starts), dtype=bool)
     bonded[1:] = np.linalg.norm(nitrogen[1:] - carbon[:-1], axis=1) < LONGEST_PEPTIDE_BOND
@@ -112,7 +131,10 @@ def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 
 def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded: np.ndarray) -> np.ndarray | None:
-    """Return the place of each residue in SEQRES; None where SEQRES does not hold them in this order."""
+    """Return each residue's place in SEQRES, or None without a match.
+
+    Places must be in the residues' order.
+    """
     places: dict[int, None] = {}
     for at, name in enumerate(sequence):
         if name == names[0]:
@@ -126,8 +148,7 @@ def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded:
 
 
 def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.ndarray | None:
-    """Place bonded pieces one after another at the first place of ``sequence`` that fits each; None where one fits
-    nowhere."""
+    """Place bonded pieces in order at their earliest fit in ``sequence``; None if one fits nowhere."""
     rows, cursor = [], 0
     bounds = [0, *(np.flatnonzero(~bonded[1:]) + 1).tolist(), len(names)]
     for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
@@ -144,8 +165,10 @@ def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.n
 
 
 def _interpolated(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
-    """Return the numbers of all rows: those between two residues go on from the one before, those at the start lead up
-    to the first."""
+    """Return all rows' numbers.
+
+    Rows between two residues continue from the earlier one; rows before the first lead up to its number.
+    """
     before = np.clip(np.searchsorted(rows, np.arange(num), side="right") - 1, 0, None)
     return numbers[before] + np.arange(num) - rows[before]
 
@@ -167,7 +190,7 @@ def _piece(
     bonded: np.ndarray,
     offset: int,
 ) -> LaidOutChain:
-    """Lay out residues by their numbers, with rows of unknown residues for the numbers that are missing."""
+    """Lay out residues by their numbers, with unknown residues for missing numbers."""
     gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
     rows = np.concatenate([[0], np.cumsum(gaps + 1)])
     sequence = ["UNK"] * (int(rows[-1]) + 1)
@@ -183,7 +206,7 @@ def _assembled(
     sequence: list[str],
     numbers: np.ndarray,
 ) -> LaidOutChain:
-    """Return the residues with their names at ``rows`` of the sequence, and the atoms of each."""
+    """Return the residues with their names at ``rows``, and their atoms."""
     for row, name in zip(rows.tolist(), names, strict=True):
         sequence[row] = name
     lengths = stops - starts
@@ -192,8 +215,10 @@ def _assembled(
 
 
 def sequence_of(names: list[str]) -> str:
-    """Return one letter a residue; a modified one has its parent's by the chemical component dictionary, what has none
-    is X."""
+    """Return one letter a residue.
+
+    A modified residue has its parent's letter by the chemical component dictionary, or X.
+    """
     table = {name: THREE_TO_ONE.get(name) or AMBIGUOUS.get(name) or _parent(name) for name in set(names)}
     return "".join(table[name] for name in names)
 
@@ -206,8 +231,10 @@ def _parent(name: str) -> str:
 
 
 def atoms14(residues: LaidOutChain, sequence: np.ndarray) -> np.ndarray:
-    """Return the places of a chain's heavy atoms (N, 14, 3), float32 in Å, NaN where missing; of a residue without an
-    order of its own (`ATOM14`) N, CA, C, O and CB."""
+    """Return the heavy atoms' coordinates (N, 14, 3), float32 in Å, NaN if missing.
+
+    A residue without an order in `ATOM14` has N, CA, C, O and CB.
+    """
     atoms_NAX = np.full((len(residues.names), NUM_ATOMS, 3), np.nan, dtype=np.float32)
     orders = {token: ATOM14.get(PIECES[token], (*ATOM14["A"],)) for token in set(sequence.tolist())}
     slots = {token: {atom: slot for slot, atom in enumerate(order)} for token, order in orders.items()}

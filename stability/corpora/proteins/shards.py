@@ -1,5 +1,7 @@
-"""Structure files → shards, in parallel over the cores; an interrupted preparation goes on after the shards that it
-finished."""
+"""Structure files to shards, in parallel over the cores.
+
+An interrupted preparation continues after its finished shards.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,18 @@ from stability.corpora.proteins.parsing import SUFFIXES, parse
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 FILES_PER_SHARD = 32
 MOST_UNPACKED = 1 << 30  # bytes of one structure file
-FEWEST_FILES = 2 * FILES_PER_SHARD  # below it the start of the worker processes takes longer than they save
+FEWEST_FILES = 2 * FILES_PER_SHARD  # below, starting worker processes costs more time than they save
 
 
 class Member(NamedTuple):
-    """A structure file by name: a path that is read where it is parsed, or its bytes out of a tar archive."""
+    """A structure file by name, as a path or as bytes from a tar archive."""
 
     name: str
     source: Path | bytes
 
 
 def require_biotite() -> None:
-    """Raise a ``RuntimeError`` where structures cannot be read here."""
+    """Raise a ``RuntimeError`` if biotite is not installed."""
     if importlib.util.find_spec("biotite") is None:
         raise RuntimeError(
             "data=protein reads structures with the library biotite, which is not installed; pip install "
@@ -49,11 +51,19 @@ def require_biotite() -> None:
 
 
 def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
-    """Yield one shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not
-    made again.
+    """Yield one shard for every 32 structure files, in their order.
 
-    Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a
-    worker was killed.
+    Existing shards in ``folder`` are not rebuilt.
+
+    Args:
+        files: structure files or tar archives.
+        folder: folder of the shards.
+        plddt: as in `parse`.
+        min_residues: fewest residues with coordinates in a chain.
+
+    Raises:
+        ValueError: a tar archive is cut short or has no structure file.
+        RuntimeError: a worker was killed, or biotite is not installed.
     """
     require_biotite()
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,11 +84,11 @@ def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -
 
 
 def _serve() -> None:
-    """Prepare a worker: Ctrl-C is the parent's affair, and a parent that was killed takes its workers along (they would
-    wait for work for ever)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Prepare a worker: ignore Ctrl-C, and exit with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent = multiprocessing.parent_process()
     assert parent is not None
+    # without the thread, workers of a killed parent would wait for work forever
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
 
 
@@ -96,8 +106,7 @@ def _few(files: Sequence[Path]) -> bool:
 def _in_parallel(
     pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int
 ) -> Iterator[Path]:
-    """Write units in the pool's processes, at most ``most`` under way, and yield the files of all once they are
-    written."""
+    """Write units in the pool, at most ``most`` at once; yield their files at the end."""
     made: list[Path] = []
     pending: dict[Future[int], Path] = {}
     try:
@@ -130,7 +139,17 @@ def _collect(pending: dict[Future[int], Path]) -> None:
 
 
 def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: int) -> int:
-    """Parse some structure files into one shard; how many they were."""
+    """Parse structure files into one shard.
+
+    Args:
+        file: the shard's path.
+        members: the structure files.
+        plddt: as in `parse`.
+        min_residues: fewest residues with coordinates in a chain.
+
+    Returns:
+        The number of structure files.
+    """
     chains, skipped = [], []
     for member in members:
         try:
@@ -146,8 +165,11 @@ def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: 
 
 
 def _unpacked(member: Member) -> bytes:
-    """Return a structure file's bytes, unpacked; ``ValueError`` in a few words if they cannot be read or are too
-    many."""
+    """Return a structure file's unpacked bytes.
+
+    Raises:
+        ValueError: the bytes cannot be read or are too many; a few words.
+    """
     try:
         content = member.source.read_bytes() if isinstance(member.source, Path) else member.source
         if not member.name.lower().endswith(".gz"):
@@ -164,7 +186,7 @@ def _unpacked(member: Member) -> bytes:
 
 
 def _units(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, list[Member]]]:
-    """Yield (shard, its members); no members where the shard is whole already."""
+    """Yield (shard, its members), without members if the shard is finished."""
     held: list[Member] = []
     number = count = 0
     for file in files:
@@ -181,15 +203,17 @@ def _units(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, list[Mem
 
 
 def is_whole(shard: Path) -> bool:
-    """Return whether a shard was finished: it takes its name only then."""
+    """Return whether a shard was finished: it gets its name only then."""
     return shard.is_file()
 
 
 def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
-    """Yield (name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's
-    order.
+    """Yield (name, function for the path or bytes) of each structure file, in order.
 
-    Errors: ``ValueError`` for an archive that cannot be read or holds none.
+    ``file`` is one structure file or a tar archive.
+
+    Raises:
+        ValueError: an archive cannot be read or has no structure file.
     """
     if not suffix_of(file, TAR_SUFFIXES):
         yield file.name, lambda: file

@@ -1,4 +1,4 @@
-"""Protein chains → `ProteinCorpus`: a function of the set of chains alone, but for what their files are called."""
+"""Protein chains to a `ProteinCorpus`, which depends only on their set and file names."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class _Named(NamedTuple):
 
 
 class CollectedChains:
-    """Chains as they come: their tracks on disk, names and sequences in memory. A chain with the same tracks as an
-    earlier one counts once."""
+    """Chains in order of arrival: tracks on disk, names and sequences in memory.
+
+    Chains with equal tracks count once.
+    """
 
     def __init__(self, scratch: Path | None):
         self._files = {name: TokenFile(dtype, scratch) for name, dtype in _TRACKS.items()}
@@ -50,7 +52,7 @@ class CollectedChains:
         self._seen: set[bytes] = set()
 
     def add(self, chain: ProteinChain) -> None:
-        """Add a chain, unless the very same one was added before."""
+        """Add a chain, unless an equal one was added before."""
         rows = {
             "sequence": chain.sequence.astype(np.uint8),
             "atoms14": chain.atoms14_NAX.astype(np.float32).reshape(-1).view(np.uint32),
@@ -92,12 +94,23 @@ def corpus_of(
     held_out: float,
     scratch: Path | None = None,
 ) -> ProteinCorpus:
-    """Collect chains into a corpus, and choose those held out: clusters of chains (`clusters.clusters`) are held out in
-    order of the sha256 of their contents, each that still fits into the share ``held_out``; then one more where that
-    comes nearer to it. One that is more than a quarter of the share (and has more chains than half of the clusters)
-    never is: what is validated on is to be several proteins. Within a side chains stand in order of their sha256.
+    """Collect chains into a corpus and choose the held-out ones.
 
-    ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
+    Clusters of chains (`clusters.clusters`) are held out in order of their contents' sha256, as long as each fits into
+    the share. One more is added if the total then is nearer to the share. A cluster is not held out if it exceeds both
+    a quarter of the share and the median cluster, since validation should use several proteins; without any other, the
+    smallest is. Each side's chains are in order of their sha256.
+
+    Args:
+        chains: the chains.
+        skipped: (file or chain, reason) of unusable ones; read after the chains.
+        annotations: annotations by accession, or None.
+        origin: the source, for the description.
+        held_out: share of chains to hold out.
+        scratch: folder for temporary files; None: the system's.
+
+    Raises:
+        ValueError: there are fewer than two clusters, or no annotation matches.
     """
     pile = CollectedChains(scratch)
     for chain in chains:
@@ -128,7 +141,7 @@ def corpus_of(
 
 
 def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
-    """Return which chains are held out."""
+    """Return the mask of held-out chains."""
     sizes = np.bincount(numbers)
     wanted = int(np.ceil(share * len(numbers)))
     content: dict[int, list[bytes]] = {}
@@ -149,10 +162,12 @@ def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np
 
 
 def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
-    """Return the annotations of each chain, by its place: those of its accession, or else of its entry, a four-letter
-    code in either case.
+    """Return each chain's annotations by its place.
 
-    Errors: ``ValueError`` where annotations are given and none is of a chain: they would change nothing.
+    They are found by accession, else by entry, a four-letter code in either case.
+
+    Raises:
+        ValueError: annotations are given but none matches, so they would have no effect.
     """
     if annotations is None:
         return {}
@@ -175,11 +190,10 @@ def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | Non
 def _annotated(
     known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
-    """Return (domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their
-    vocabularies).
+    """Return annotation tokens as arrays, and their vocabularies.
 
-    A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is
-    `UNK`.
+    Arrays are each residue's domains and each chain's descriptions and orthologous groups, with offsets. A vocabulary
+    has the special tokens and the sorted training names; other names become `UNK`.
     """
     vocabularies = (
         _vocabulary(name for each in known[:num_train] for name, _, _ in each.domains),
@@ -203,8 +217,10 @@ def _vocabulary(names: Iterable[str]) -> Names:
 def _domains(
     known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (offsets over all residues, tokens): a residue lies in a domain where its number in the database is
-    between the domain's ends."""
+    """Return (offsets over all residues, tokens).
+
+    A residue is in a domain if its database number is between the domain's ends.
+    """
     counts, values = [], []
     for number, annotation in enumerate(known):
         place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])
@@ -217,7 +233,7 @@ def _domains(
 def _domains_of(
     annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many domains each residue lies in, and their tokens one residue after another."""
+    """Return each residue's number of domains, and their tokens residue by residue."""
     kinds: dict[int, np.ndarray] = {}
     for name, first, last in annotation.domains:
         inside_N = (numbers_N >= first) & (numbers_N <= last)
@@ -233,7 +249,7 @@ def _domains_of(
 def _description(
     origin: str, pile: CollectedChains, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
 ) -> str:
-    """Describe the data in one line: counts, repetitions, annotations, and what is held out."""
+    """Describe the data in one line: counts, repetitions, annotations, held-out share."""
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""

@@ -1,4 +1,4 @@
-"""Read single chains from the arrays and tables of words that a corpus of proteins keeps."""
+"""Read single chains from a protein corpus's arrays and word tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ import numpy as np
 from stability.corpora.proteins.alphabets import NUM_ATOMS
 from stability.corpora.proteins.chain import ProteinChain
 
-# one row a residue, chain after chain; floats and signed numbers are kept as the bits of a uint32
+# one row a residue, chain after chain; floats and signed integers are stored as uint32 bits
 BITS = {"atoms14": np.float32, "sasa": np.float32, "plddt": np.float32, "numbers": np.int32}
-STRUCTURE = "structure"  # tokens of a tokenised corpus, uint32, raised by one: 0 where a residue has none
+STRUCTURE = "structure"  # tokens of a tokenised corpus, uint32, plus one; 0: the residue has none
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The words that belong to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the
-    annotations' tokens (`SPECIALS` come first), and ``skipped``: (file or chain, reason) of what could not be used."""
+    """A protein corpus's words.
+
+    Attributes:
+        ids: entry and chain, one a chain.
+        groups: group, one a chain.
+        accessions: UniProt accession, one a chain.
+        clusters: cluster number, one a chain.
+        domains: names of the domain tokens, `SPECIALS` first.
+        descriptions: names of the description tokens, `SPECIALS` first.
+        orthologs: names of the ortholog tokens, `SPECIALS` first.
+        skipped: (file or chain, reason) of unusable ones.
+    """
 
     ids: tuple[str, ...]
     groups: tuple[str, ...]
@@ -41,7 +51,7 @@ class Tables:
 
 
 class Chains(Sequence[ProteinChain]):
-    """Chains of one side, by their ``numbers`` in the arrays, each read when it is asked for."""
+    """One side's chains by their ``numbers`` in the arrays, each read on access."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], tables: Tables, numbers: range):
         self._arrays, self._tables, self._numbers = arrays, tables, numbers
@@ -55,12 +65,18 @@ class Chains(Sequence[ProteinChain]):
         return self.part(range(len(self))[index], 0, self.length(range(len(self))[index]))
 
     def length(self, index: int) -> int:
-        """Return the number of residues of a chain."""
+        """Return a chain's number of residues."""
         start, stop = self._arrays["offsets"][self._numbers[index] : self._numbers[index] + 2]
         return int(stop - start)
 
     def part(self, index: int, first: int, length: int) -> ProteinChain:
-        """Read at most ``length`` residues of a chain from ``first`` on; nothing else of it is read."""
+        """Read part of a chain, and nothing else of it.
+
+        Args:
+            index: number of the chain.
+            first: first residue.
+            length: largest number of residues.
+        """
         arrays, tables, number = self._arrays, self._tables, self._numbers[index]
         start = int(arrays["offsets"][number]) + first
         stop = min(start + length, int(arrays["offsets"][number + 1]))

@@ -1,18 +1,16 @@
-"""Proteins that nobody has: what `data=protein` reads where no file is given.
+"""Synthetic proteins, the default of `data=protein`.
 
 160 chains of 40 to 100 residues, drawn from a counter (`synthetic_genome.Draws`). A chain is a row of segments, each a
-helix (8 to 18 residues), a strand (4 to 8) or a loop (2 to 5), never two of one kind in a row; between two regular
-segments there is always a loop.
+helix (8 to 18 residues), a strand (4 to 8) or a loop (2 to 5). Between two regular segments there is always a loop.
 
-- *Structure*: N, CA, C, O and CB of ideal bond lengths and angles (Engh and Huber 1991). φ and ψ are −57°, −47° in a
-  helix, −120°, 130° in a strand (Schulz and Schirmer 1979), in loops one of five common pairs. A segment whose CA come
-  closer than 3.8 Å to earlier ones is drawn again with other loops, up to 300 times.
-- *Sequence*: each residue's weight is 100 times the Chou–Fasman propensity (1978) of its segment's kind.
-- *Secondary structure* is the segment's own (H, E, C): single strands bind to nothing, so that DSSP would not call them
-  E. SASA is computed; pLDDT and annotations are absent.
+- *Structure*: N, CA, C, O and CB with ideal bond lengths and angles (Engh and Huber 1991). φ and ψ are −57°, −47° in a
+  helix, −120°, 130° in a strand (Schulz and Schirmer 1979), and one of five common pairs in a loop. A segment is
+  redrawn with other loops, up to 300 times, if its CA come closer than 3.8 Å to earlier ones.
+- *Sequence*: a residue's weight is 100 times its Chou–Fasman propensity (1978) for the segment's kind.
+- *Secondary structure* is the segment's kind (H, E, C). Single strands have no bonds, so DSSP would not assign E. SASA
+  is computed; pLDDT and annotations are absent.
 
-Coordinates are rounded to 0.001 Å. What the lab measures on it says how a model learns such structure, and nothing
-about any protein.
+Coordinates are rounded to 0.001 Å. Results show how a model learns such structure, and nothing about any protein.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ ANGLES = {
 CLOSEST, MOST_TRIES = 3.8, 300  # Å between two CA, as between neighbours
 
 ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-# Chou and Fasman 1978, in per cent, in the order of ACIDS; of a loop their propensity for turns
+# Chou and Fasman 1978, in per cent, in the order of ACIDS; loops use their propensity for turns
 PROPENSITY = {
     "H": (142, 70, 101, 151, 113, 57, 100, 108, 116, 121, 145, 67, 57, 111, 98, 77, 83, 106, 108, 69),
     "E": (83, 119, 54, 37, 138, 75, 87, 160, 74, 130, 105, 89, 55, 110, 93, 75, 119, 170, 137, 147),
@@ -54,7 +52,11 @@ N_CA_C, CA_C_N, C_N_CA, CA_C_O, N_C_CA_CB, C_CA_CB = 111.0, 117.2, 121.7, 120.1,
 
 
 def chains() -> Iterator[ProteinChain]:
-    """Yield the chains, each with SASA by biotite. Errors: ``RuntimeError`` where biotite is not installed."""
+    """Yield the chains, each with SASA from biotite.
+
+    Raises:
+        RuntimeError: biotite is not installed.
+    """
     from stability.corpora.proteins.shards import require_biotite
 
     require_biotite()
@@ -69,7 +71,7 @@ def chains() -> Iterator[ProteinChain]:
 
 
 def _segments(draws: Draws) -> tuple[str, list[Angles]]:
-    """Return (kind of each residue, its φ and ψ in degrees)."""
+    """Return (kind, (φ, ψ) in degrees) of each residue."""
     target = SHORTEST + draws.one_below(LONGEST - SHORTEST + 1)
     kinds, torsions, atoms = "", [], []
     while len(kinds) < target:
@@ -92,13 +94,19 @@ def _loop_and_segment(draws: Draws) -> tuple[str, list[Angles]]:
 
 
 def _clashes(ca_NX: np.ndarray, num_before: int) -> bool:
-    """Return whether a CA from ``num_before`` on comes too close to one at least three residues before it."""
+    """Return whether a CA from ``num_before`` on is too close to an earlier one.
+
+    Only pairs at least three residues apart count.
+    """
     distances = np.linalg.norm(ca_NX[num_before:, None] - ca_NX[None], axis=-1)
     return bool((distances[np.tril(np.ones_like(distances, dtype=bool), k=num_before - 3)] < CLOSEST).any())
 
 
 def backbone(torsions: list[Angles]) -> np.ndarray:
-    """Return N, CA, C, O, CB (N, 5, 3) in Å from φ and ψ in degrees, ω = 180°."""
+    """Return N, CA, C, O, CB in Å, (N, 5, 3).
+
+    ``torsions`` are φ and ψ in degrees; ω = 180°.
+    """
     atoms = _grown([], torsions)
     residues = list(zip(atoms[::3], atoms[1::3], atoms[2::3], strict=True))
     oxygen = [
@@ -109,10 +117,10 @@ def backbone(torsions: list[Angles]) -> np.ndarray:
 
 
 def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
-    """Return N, CA, C of each residue: ``atoms`` and those of all but the first of ``torsions``, whose residue is the
-    last of ``atoms`` (or stands at the origin).
+    """Return ``atoms`` plus N, CA, C for all but the first of ``torsions``.
 
-    One atom after the other (NeRF: Parsons et al. 2005).
+    The first torsions belong to the last residue of ``atoms``, or to one placed at the origin. Atoms are added one by
+    one (NeRF: Parsons et al. 2005).
     """
     angle = math.radians(N_CA_C)
     grown = list(atoms) or [
@@ -127,8 +135,12 @@ def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
 
 
 def _placed(a: Point, b: Point, c: Point, length: float, bend: float, torsion: float) -> Point:
-    """Return the point at ``length`` from c, ``bend`` degrees at c to b, ``torsion`` degrees about b–c from a. Plain
-    floats: arrays of three are slower."""
+    """Return the point at a given distance, angle and torsion.
+
+    Its distance to c is ``length``. The angle at c to b is ``bend``, and the torsion about b–c from a is ``torsion``,
+    both in degrees.
+    """
+    # plain floats: numpy arrays of three numbers are slower
     bend, torsion = math.radians(bend), math.radians(torsion)
     forward = _unit((c[0] - b[0], c[1] - b[1], c[2] - b[2]))
     normal = _unit(_cross((b[0] - a[0], b[1] - a[1], b[2] - a[2]), forward))
@@ -152,7 +164,10 @@ def _unit(a: Point) -> Point:
 
 
 def _chain(name: str, letters: str, kinds: str, five_NAX: np.ndarray) -> ProteinChain:
-    """Build a chain from letters, secondary structure and five atoms a residue, with its areas."""
+    """Build a chain from letters, secondary structure and five atoms a residue.
+
+    SASA is computed.
+    """
     atoms_NAX = np.full((len(letters), NUM_ATOMS, 3), np.nan, dtype=np.float32)
     atoms_NAX[:, :5] = np.round(five_NAX, 3)
     atoms_NAX[[letter == "G" for letter in letters], 4] = np.nan
@@ -169,7 +184,7 @@ def _chain(name: str, letters: str, kinds: str, five_NAX: np.ndarray) -> Protein
 
 
 def _areas(letters: str, atoms_NAX: np.ndarray) -> np.ndarray:
-    """Return the residues' solvent-accessible areas in Å², to two digits."""
+    """Return the residues' solvent-accessible areas in Å², rounded to 0.01."""
     from biotite.structure import AtomArray
 
     from stability.corpora.proteins.alphabets import ATOM14, ONE_TO_THREE

@@ -65,7 +65,7 @@ class Gpt2Tokenizer(AbstractTokenizer):
 
 
 def read_ranks(folder: Path) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Return the number of each token by its bytes, in merge order, and of each special token by name.
+    """Return tokens' numbers by their bytes, in merge order, and special tokens' by name.
 
     The order is the 256 bytes, then one merge per line of vocab.bpe; encoder.json must number tokens in this order. All
     other tokens in encoder.json, before or after these, must be special tokens. If none of them ends a document, one is
@@ -175,7 +175,7 @@ def _text(file: Path) -> str:
 def _check_reach() -> None:
     """Raise a ``RuntimeError`` if the rank files are neither cached nor reachable.
 
-    Files are also unavailable if the cache has a damaged one, since tiktoken downloads these again.
+    A damaged cached file counts as missing, since tiktoken downloads such files again.
     """
     cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
     if all(

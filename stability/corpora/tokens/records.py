@@ -44,7 +44,7 @@ def split_records(
     ``hold_out`` is one of:
 
     - "records": whole records, in order of their contents' sha256, until they reach 1 % of the nucleotides. Records
-      above 5 % are never held out. The sha256 is over the smaller of both strands, with T for U.
+      above 5 % are never held out. The sha256 is over the alphabetically first strand, with T for U.
     - "region": the middle 1 % of every record, rounded up; the parts before and after become separate stretches.
     - "auto": records if there are at least 20, else region.
 

@@ -215,9 +215,10 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """Cut text after the first line end at or past 4,096 characters, at most after 8,192.
+    """Cut text into blocks of 4,096 to 8,192 characters.
 
-    The result does not depend on the pieces' borders.
+    A block ends after the first line end at or past 4,096 characters, at the latest after 8,192. The pieces' borders
+    have no effect.
     """
     text, start = "", 0
     for piece in pieces:
