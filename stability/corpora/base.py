@@ -66,7 +66,7 @@ class AbstractCorpus:
             split: "train" or "val".
             num: number of items.
             positions: the model's positions.
-            generator: source of all randomness.
+            generator: random generator.
 
         Returns:
             The input of an objective's `examples`, with a method ``split(rows)``.
@@ -81,7 +81,7 @@ class AbstractCorpus:
         Args:
             num: number of items.
             positions: the model's positions.
-            generator: source of all randomness.
+            generator: random generator.
         """
         return self.batch("train", num, positions, generator)
 
@@ -141,7 +141,7 @@ class AbstractRowCorpus(AbstractCorpus):
     A subclass implements `_gathered`.
 
     Attributes:
-        files: file of each array by name, the sides' first arrays before their second ones.
+        files: file of each array by name; both sides' first arrays, then their second ones.
         plain: attributes written in the folder's description.
         sums: sha256 of each array by name.
     """
@@ -165,7 +165,7 @@ class AbstractRowCorpus(AbstractCorpus):
             split: "train" or "val".
             num: number of rows.
             positions: unused.
-            generator: source of all randomness.
+            generator: random generator.
         """
         side = self._side(split)
         rows = torch.randint(len(side[0]), (num,), generator=generator, device=generator.device)

@@ -38,7 +38,7 @@ class SGD(AbstractOptimizer):
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
         for group in optimizer.param_groups:
-            # torch's own argument is refused if the default momentum is 0, even if other groups have one
+            # not by torch's argument: torch refuses it if the momentum is 0
             group["nesterov"] = config.nesterov
         return optimizer
 

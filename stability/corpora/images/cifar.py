@@ -188,9 +188,9 @@ class _Code(Exception):
 
 
 def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
-    """Return numpy's empty array of its own `_reconstruct`; only this class is admitted.
+    """Return an empty array in place of numpy's `_reconstruct`.
 
-    The state follows in the pickle.
+    Its state follows in the pickle. Other classes are refused.
     """
     if kind is not np.ndarray:
         raise _Code(kind)

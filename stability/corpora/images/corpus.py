@@ -17,7 +17,7 @@ from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 from stability.models.images import ImageFormat
 
-VERSION = 1  # raised when the same images would be laid out differently; part of every fingerprint
+VERSION = 1  # increased if equal images would be laid out differently; part of every fingerprint
 KIND = "images"
 IMAGES_PER_CHUNK = 1 << 10
 FEWEST_HELD_OUT = 100  # below, accuracy has steps above 1 %, and the description mentions them

@@ -173,7 +173,10 @@ def _shape(array: np.ndarray) -> str:
 
 
 def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
-    """Raise a ``ValueError`` for N×C×H×W, easily mistaken for flat images."""
+    """Raise a ``ValueError`` for N×C×H×W.
+
+    This is easily mistaken for images with 1, 3 or 4 rows and many channels.
+    """
     _, second, third, last = images.shape
     if last > MOST_CHANNELS and (second in (3, 4) or (second == 1 and third == last)):
         raise ValueError(

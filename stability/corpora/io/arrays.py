@@ -51,7 +51,10 @@ class TokenFile:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the array in chunks of 4 M tokens; a mapped array occupies one chunk of memory."""
+    """Yield the array in chunks of 4 M tokens.
+
+    At most one chunk of a mapped array is in memory.
+    """
     for start in range(0, len(tokens), TOKENS_PER_CHUNK):
         yield np.asarray(tokens[start : start + TOKENS_PER_CHUNK])
         forget(tokens)

@@ -190,7 +190,7 @@ class ProteinCorpus(AbstractCorpus):
             split: "train" or "val".
             num: number of chains.
             positions: largest number of residues.
-            generator: source of all randomness.
+            generator: random generator.
         """
         chains = self.chains(split)
         chosen = torch.randint(len(chains), (num,), generator=generator, device=generator.device).tolist()
@@ -216,7 +216,10 @@ class ProteinCorpus(AbstractCorpus):
         return batch_of([chains.part(at * (len(chains) - 1) // max(count - 1, 1), 0, positions) for at in range(count)])
 
     def _write(self, folder: Path) -> None:
-        """Write the chains' arrays and tables, or only the structure tokens of a tokenised corpus."""
+        """Write the chains' arrays and tables.
+
+        A tokenised corpus writes its structure tokens only.
+        """
         if self.tokenised is not None:
             disk.write_array(folder / f"{STRUCTURE}.npy", self.arrays[STRUCTURE])
             disk.write_meta(

@@ -66,7 +66,7 @@ def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.
     gives_N = ~is_proline_N & np.isfinite(hydrogen_NX).all(axis=1)
     pairs = KDTree(atoms_NAX[:, 1]).query_pairs(CA_WITHIN, output_type="ndarray").astype(np.int64)
     donor, acceptor = np.concatenate([pairs, pairs[:, ::-1]]).T
-    kept = gives_N[donor] & (donor != acceptor + 1)  # neighbours in a peptide bond have no hydrogen bond
+    kept = gives_N[donor] & (donor != acceptor + 1)  # none along the peptide bond itself
     donor, acceptor = donor[kept], acceptor[kept]
     energy = bond_energies(atoms_NAX[donor, 0], hydrogen_NX[donor], atoms_NAX[acceptor, 2], atoms_NAX[acceptor, 3])
     order = np.lexsort((acceptor, energy, donor))

@@ -37,7 +37,10 @@ def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[
 
 
 def _bridges(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[tuple[int, int, bool]]:
-    """Return sorted (i, j, whether parallel), i < j, each found from one hydrogen bond."""
+    """Return sorted (i, j, whether parallel), i < j.
+
+    Each bridge is found from one of its hydrogen bonds.
+    """
     found: dict[tuple[int, int], bool] = {}
     for donor, acceptor in bonds:
         # (i, j, the other bond, kind): bond i+1 → j with j → i−1; i+1 → j−1 with j+1 → i−1; i → j with j → i

@@ -20,7 +20,7 @@ from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.residues import LaidOutChain, Reference, atoms14, laid_out, sequence_of
 
 SUFFIXES = tuple(kind + packed for kind in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))
-LARGEST_FLAT = 1e-3  # Å: a chain whose atoms all lie closer together has no coordinates
+LARGEST_FLAT = 1e-3  # Å; a chain with a smaller extent has no usable coordinates
 ALPHAFOLD = re.compile(r"^AF-([A-Z0-9]+)(?:-\d+)?-F\d+", re.IGNORECASE)
 PDB_CODE = re.compile(r"^(?:pdb)?([0-9][a-z0-9]{3})(?![a-z0-9])", re.IGNORECASE)
 PREDICTED = re.compile(r"ALPHAFOLD|ESMFOLD|ROSETTAFOLD|COLABFOLD|PREDICTION FOR")
@@ -125,7 +125,7 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
 def _cif_references(block: Any) -> dict[str, Reference]:
     """Return each chain's reference by the author's chain name.
 
-    The offset leads from the chain's first residue to its place in the reference's sequence.
+    The offset maps the chain's residue numbers to the accession's sequence.
     """
     if "struct_ref" not in block or "struct_ref_seq" not in block:
         return {}
@@ -288,7 +288,7 @@ def areas(residues: LaidOutChain) -> np.ndarray:
     """
     from biotite import structure
 
-    # compiled, so invisible to a type checker; hydrogens have NaN
+    # compiled, so invisible to a type checker; hydrogens have no own area
     area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue]
     num = len(residues.names)
     seen_N = np.bincount(residues.row_of_atom, minlength=num) > 0

@@ -15,7 +15,7 @@ AMBIGUOUS = {"ASX": "B", "GLX": "Z", "XLE": "J", "PYL": "O", "UNK": "X"}
 RENAMED = {("MSE", "SE"): "SD"}
 LONGEST_PEPTIDE_BOND = 2.0  # Å, between C and the next N
 CA_STEP = 4.2  # Å: no two neighbouring CA are farther apart
-LONGEST_GAP = 60  # residues; number jumps from here on begin another chain
+LONGEST_GAP = 60  # residues; at a broken bond, numbers jumping by at least this begin another chain
 
 
 class Reference(NamedTuple):

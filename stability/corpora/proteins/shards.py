@@ -35,7 +35,7 @@ FEWEST_FILES = 2 * FILES_PER_SHARD  # below, starting worker processes costs mor
 
 
 class Member(NamedTuple):
-    """A structure file by name, as a path or as bytes from a tar archive."""
+    """A structure file: its name, and its path or its bytes from an archive."""
 
     name: str
     source: Path | bytes

@@ -16,7 +16,7 @@ from stability.corpora.base import AbstractRowCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 
-VERSION = 1  # raised when the same sequences would be laid out differently; part of every fingerprint
+VERSION = 1  # increased if equal sequences would be laid out differently; part of every fingerprint
 UNASKED = -1  # answer at a position without a question
 FILES = {
     "train_tokens": "train.npy",
@@ -61,7 +61,7 @@ class QuestionCorpus(AbstractRowCorpus):
     """Sequences of one length with their answers; built with `QuestionCorpus.of`.
 
     Attributes:
-        vocab_size: number of tokens in the vocabulary.
+        vocab_size: vocabulary size.
         length: tokens of a sequence.
         sums: sha256 of each array by name.
     """
@@ -85,7 +85,7 @@ class QuestionCorpus(AbstractRowCorpus):
         Args:
             train: the training side.
             val: the held-out side.
-            vocab_size: number of tokens in the vocabulary.
+            vocab_size: vocabulary size.
             origin: the source, for the description.
         """
         for tokens_MN, answers_MN in (train, val):

@@ -49,7 +49,7 @@ class AbstractAugmentation:
             tokens_BN: windows of tokens.
             vocabulary: the corpus's vocabulary, if known.
             stretch_B: index of each window's stretch.
-            generator: source of all randomness.
+            generator: random generator.
         """
         raise NotImplementedError
 

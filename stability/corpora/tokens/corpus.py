@@ -96,7 +96,7 @@ class Corpus(AbstractCorpus):
         Args:
             train: training tokens.
             val: held-out tokens.
-            vocab_size: number of tokens in the vocabulary.
+            vocab_size: vocabulary size.
             description: one line on the source.
             num_train_documents: number of training documents or records.
             num_val_documents: number of held-out documents or records.
@@ -197,8 +197,8 @@ class Corpus(AbstractCorpus):
         Args:
             split: "train" or "val".
             num: number of windows.
-            positions: tokens of a window.
-            generator: source of all randomness.
+            positions: tokens per window.
+            generator: random generator.
 
         Returns:
             Windows on the CPU.
@@ -223,7 +223,7 @@ class Corpus(AbstractCorpus):
         Args:
             split: "train" or "val".
             num: largest number of windows.
-            positions: tokens of a window.
+            positions: tokens per window.
 
         Raises:
             ValueError: as `batch`.

@@ -21,7 +21,7 @@ def counted(
     Args:
         train: training tokens.
         val: held-out tokens.
-        vocab_size: number of tokens in the vocabulary.
+        vocab_size: vocabulary size.
 
     Raises:
         ValueError: a side is empty or has a token beyond the vocabulary.

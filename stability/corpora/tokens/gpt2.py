@@ -38,7 +38,7 @@ class Gpt2Tokenizer(AbstractTokenizer):
     """GPT-2's byte-pair encoding as a tokenizer.
 
     ``<|endoftext|>`` within a text is encoded as text. The token with this name separates documents; ``</s>`` if there
-    is none. Special tokens may be numbered before the bytes, as in the library tokenizers.
+    is none. Special tokens may be numbered before the bytes, as by Hugging Face's tokenizers.
     """
 
     def __init__(self, ranks: str | None):

@@ -12,9 +12,9 @@ def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int
     """Return the number of windows that fit side by side.
 
     Args:
-        num_tokens: length of the token array.
-        borders: see the top of this file; None: one stretch.
-        positions: tokens of a window.
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
     """
     return int((_lengths(num_tokens, borders) // positions).sum())
 
@@ -36,11 +36,11 @@ def drawn(
     At least one window must fit.
 
     Args:
-        num_tokens: length of the token array.
-        borders: see the top of this file; None: one stretch.
-        positions: tokens of a window.
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
         num: number of starts.
-        generator: source of all randomness.
+        generator: random generator.
     """
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
     ends = np.cumsum(starts_of_stretch)
@@ -60,9 +60,9 @@ def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most:
     """Return starts of non-overlapping windows, evenly spaced from first to last.
 
     Args:
-        num_tokens: length of the token array.
-        borders: see the top of this file; None: one stretch.
-        positions: tokens of a window.
+        num_tokens: tokens in the array.
+        borders: int64, from 0 to ``num_tokens``; None: one stretch.
+        positions: tokens per window.
         at_most: largest number of starts.
     """
     count = min(at_most, capacity(num_tokens, borders, positions))
