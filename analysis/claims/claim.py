@@ -1,5 +1,7 @@
-"""Define a claim: a statement of a paper as the paper makes it, what was found about it in how many seeds, and a
-verdict. Data; other files draw it. And word the seeds, bounds and intervals of its sentences."""
+"""Define a claim: a paper's statement, the measurement, n and a verdict.
+
+Also formats seeds, bounds and intervals for its sentences.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ Verdict = Literal["holds", "contradicted", "undecided", "no claim", "not judged"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim's one or two sentences (``text``) on a ``subject``, with what they amount to.
+    """A paper's statement with its verdict, or a remark about a study.
 
-    ``statement``: what the paper says, in its own terms; "" for a remark that is no claim of a paper's, which stands in
-    no table of claims. ``n``: the seeds, or runs, that the verdict stands on. ``effect``: what was measured, with its
-    unit. ``interval``: of the effect, with what kind of interval it is; "" where there is none.
+    Attributes:
+        subject: short key, e.g. "window".
+        verdict: one of `Verdict`.
+        text: one or two sentences.
+        statement: the paper's claim in its own terms; "" for a remark, left out of the claims table.
+        n: seeds or runs behind the verdict.
+        effect: measured value with its unit.
+        interval: interval around the effect, with its kind; "" if none.
     """
 
     subject: str
@@ -32,7 +39,7 @@ class Claim:
 
 
 def weight(n: int) -> str:
-    """Say how firmly n ≥ 2 seeds let one speak."""
+    """Return the opening phrase for evidence from n ≥ 2 seeds."""
     return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"
 
 
@@ -41,7 +48,7 @@ def too_few(n: int) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """Return a number with its sign, and a real minus: +0.46, −0.07."""
+    """Return a number with its sign and a real minus: +0.46, −0.07."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
@@ -56,15 +63,25 @@ def bounds(interval: tuple[float, float], digits: int = 2) -> str:
 
 
 def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int = 2) -> str:
-    """Return an interval with its unit and what kind it is: of two seeds their range, of three or more Student's t."""
+    """Return an interval with its unit and kind: range (2 seeds) or Student's t (3 or more).
+
+    Args:
+        interval: lower and upper end.
+        n: paired seeds; below 2 the text is "".
+        unit: unit of both ends.
+        digits: decimals.
+    """
     if n < 2:
         return ""
     return f"{bounds(interval, digits)} {unit}, {'range of 2 seeds' if n < 3 else '95 % interval'}"
 
 
 def would_tell(differences: Sequence[float], margin: float = math.nan) -> str:
-    """Say how many seeds would decide, e.g. ``" At this spread about 7 seeds would tell."``; "" where the differences
-    are not known exactly, or are of fewer than two seeds."""
+    """Say how many seeds would decide, e.g. ``"… about 7 seeds would be needed to tell."``.
+
+    Returns "" below two seeds, or if a difference is not finite. With a ``margin``, deciding means an interval below
+    it.
+    """
     if len(differences) < 2 or not all(math.isfinite(each) for each in differences):
         return ""
     needed = seeds_needed(differences, margin)

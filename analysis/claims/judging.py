@@ -1,15 +1,14 @@
-"""Judge whether the papers' claims hold in one study, and say so in sentences and a table.
+"""Judge the papers' claims on one study, as sentences and a table.
 
-The consensus paper's claims stand here (its section 2.2, low-pass filters), in `windows` (5.1) and `steps` (5.2.1), as
-it makes them; those of the other papers in `rivals` and `residuals`. Rules that keep them honest:
+The consensus paper's claims are here (section 2.2, low-pass filters), in `windows` (5.1) and `steps` (5.2.1). Other
+papers' claims are in `rivals` and `residuals`. Rules:
 
-- A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that
-  learned little is named.
-- One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the
-  Student-t 95 % interval of the paired differences excludes 0, or for equality lies within the margin as a whole. Else
-  it cannot be told, and how many seeds would be needed is said where the spread of the differences says it.
-- An open window is a lower bound; see `compare` for what that leaves undecided. Runs that diverged count
-  (`step_shares`).
+- A mechanism without learning is "untrained" (criteria: `learning`). No claim is made about untrained mechanisms.
+  Little learning is named.
+- One seed: no claim. Two seeds: "indications", if both agree. Three or more: "results", if the Student-t 95 % interval
+  of the paired differences excludes 0. For equality the whole interval must lie within the margin. Otherwise the claim
+  is undecided, and the number of seeds needed is given if the spread allows an estimate.
+- An open window is a lower bound; `compare` treats the undecided cases. Diverged runs count (`step_shares`).
 """
 
 from __future__ import annotations
@@ -43,24 +42,26 @@ VERDICTS = {
     "no claim": "too few seeds",
     "not judged": "not judged",
 }
-INDICATED = {"holds": "indications for", "contradicted": "indications against"}  # with two seeds, which make no result
+INDICATED = {"holds": "indications for", "contradicted": "indications against"}  # two seeds make no result
 
 
 def paragraph(study: Study) -> str:
-    """Join all claims' sentences to one paragraph."""
+    """Join all claims' sentences into one paragraph."""
     return " ".join(claim.text for claim in judge(study))
 
 
 @once_per_study
 def judge(study: Study) -> tuple[Claim, ...]:
-    """Return the claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what
-    limits them: missing runs, and the scale."""
+    """Return the claims for every setting, then remarks on missing runs and scale.
+
+    A setting is one combination of optimizer, residual, … if they vary; in ablations only the base is judged.
+    """
     found, claims = windows(study), []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = _sides(study, [found[name] for name in study.series if name in names])
         if rivals.another_question(study):
-            continue  # than the consensus paper's
+            continue  # the study does not test the consensus paper's question
         prefix = f"Setting {setting}: " if setting else ""
         claims += [
             replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement)
@@ -71,8 +72,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Return the claims on schemes and mixers beside the plain one, [] where the study does not have both; a scheme's
-    seeds are judged as a mechanism's are."""
+    """Return the claims on schemes and mixers against the plain one; [] if the study lacks either."""
     if not (compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study)):
         return []
     lacking = why_untrained(study)
@@ -80,8 +80,7 @@ def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
-    """Return one setting's mechanisms by name, each with its windows, what it learned, and why that is too little to
-    speak about."""
+    """Return one setting's mechanisms by name, with windows, learning and shortfall."""
     learned = [Learned.of(study, each) for each in found]
     most = most_learned(learned)
     sides = {}
@@ -94,8 +93,10 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return the claims on one setting: mechanisms that learned too little, windows and best NLLs, limits, and α_max;
-    "not judged" where sa or sc is missing or untrained."""
+    """Return the claims on one setting; "not judged" if sa or sc is missing or untrained.
+
+    Order: untrained mechanisms, windows and best NLLs, limits, α_max.
+    """
     claims = [
         Claim(f"trained {side.name}", "not judged", f"{side.name} {_said_of(side)}.")
         for side in sides.values()
@@ -117,8 +118,10 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _said_of(side: Side) -> str:
-    """Say what becomes of a mechanism that did not learn; that all its runs diverged is a result of its stable
-    steps."""
+    """Describe the treatment of an untrained mechanism.
+
+    If all runs diverged, its steps still count as 0 % stable.
+    """
     if side.only_diverged:
         return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
     return f"{side.shortfall}: no claim is made about it"
@@ -126,8 +129,7 @@ def _said_of(side: Side) -> str:
 
 @once_per_study
 def claims_table(study: Study) -> Table | None:
-    """Return a table of every statement of a paper's that the study was asked about (n, effect with its interval,
-    verdict); None where there is none."""
+    """Return a table with every judged statement: n, effect with interval, verdict; or None."""
     judged = [claim for claim in judge(study) if claim.statement]
     if not judged:
         return None
@@ -152,12 +154,12 @@ def claims_table(study: Study) -> Table | None:
 
 
 def _verdict(claim: Claim) -> str:
-    """Return the verdict in words; two seeds give indications only, whatever they agree on."""
+    """Return the verdict in words; two seeds give indications only."""
     return INDICATED.get(claim.verdict, VERDICTS[claim.verdict]) if claim.n == 2 else VERDICTS[claim.verdict]
 
 
 def _elsewhere(study: Study) -> str:
-    """Say in what the study's runs differ from the papers'."""
+    """Describe how the study's runs differ from the papers'."""
     runs = study.runs
     asked = (
         f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with "
@@ -170,7 +172,7 @@ def _elsewhere(study: Study) -> str:
 
 
 def _limits(trained: dict[str, Side], words: Words) -> list[Claim]:
-    """Return remarks on what a reader must know of windows of mechanisms that learned little."""
+    """Return remarks on mechanisms with little learning and on lenient windows."""
     few = little({name: side.learned for name, side in trained.items()})
     claims = [Claim("little learned", "no claim", few)] if few else []
     lenient = {
@@ -193,7 +195,7 @@ def _limits(trained: dict[str, Side], words: Words) -> list[Claim]:
 
 
 def _coverage(study: Study) -> list[Claim]:
-    """Return remarks on what a reader must know of runs that are no results; none where all are."""
+    """Return a remark on runs without results; [] if every run has one."""
     counts = study.runs["status"].value_counts()
     missing = [
         f"{counts[status]} {status}"
@@ -227,7 +229,7 @@ LOW_PASS = (
 
 
 def low_pass_claims(study: Study) -> Iterator[Claim]:
-    """Yield a claim for each series with consensus layers whose spectra were probed at its best learning rate."""
+    """Yield a claim for each series whose consensus layers' spectra were probed at its best rate."""
     if "spectra" not in study.probes:
         return
     finished = study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
@@ -242,8 +244,7 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
 
 
 def _low_pass_claim(series: str, rows: Frame) -> Claim:
-    """Judge one series from its heads at its best rate: per seed the median of 2ηλ_max over layers, heads and
-    sequences."""
+    """Judge one series by 2ηλ_max at its best rate: per-seed median over layers, heads and sequences."""
     per_seed = (rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()
     spread = Spread.of(per_seed, POSITIVE)
     gain, left = rows["gain"].median(), (rows["variance_after"] / rows["variance_before"]).median()

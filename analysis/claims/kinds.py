@@ -1,10 +1,9 @@
-"""Say in words how kinds of run compare that are each taken at a learning rate of their own (optimizers, mechanisms),
-computed from `analysis.numbers.kinds`; and what is said of a study's optimizers.
+"""Describe in words how optimizers or mechanisms compare, each at its own best rate.
 
-Every run counts, and those that diverged come first. Each is compared with the plain one seed by seed, each at a best
-rate of its own, by the rules of the claims: one seed, nothing is said; two, both must agree; three or more, Student's
-95 % interval of the paired differences must exclude 0. Nothing is corrected for the number of comparisons, and it is
-said how many there are.
+The numbers come from `analysis.numbers.kinds`. All runs count; diverged runs are reported first. Each kind is compared
+with the plain one seed by seed, under the claims' rules. One seed: no statement. Two: both must agree. Three or more:
+Student's 95 % interval of the paired differences must exclude 0. There is no correction for multiple comparisons; their
+number is printed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,20 @@ from analysis.numbers.side_by_side import mean_time
 from analysis.study.load import Study
 from analysis.words import listed, plural
 
-MOST_RATES = 4  # named one by one
+MOST_RATES = 4  # longer lists are shortened to a range
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number that kinds are compared by. ``more``, ``less``: what one has whose number is greater, or smaller;
-    ``form``: writes a difference; ``tie``: differences up to it are none."""
+    """A number for comparing kinds.
+
+    Attributes:
+        key: entry in `Numbers.by_seed`.
+        opening: start of the sentence.
+        more, less: word for the kind with the greater or smaller number.
+        form: formats a difference.
+        tie: largest absolute difference treated as equal.
+    """
 
     key: str
     opening: str
@@ -58,8 +64,13 @@ SENSITIVITY = Quantity(
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference of a kind from the plain one. ``direction``: +1, −1, or 0 where the interval does not
-    tell; ``text``: its median over seeds and its interval."""
+    """A paired difference between a kind and the plain one.
+
+    Attributes:
+        direction: +1, −1, or 0 if undecided.
+        n: paired seeds.
+        text: median over seeds with its interval.
+    """
 
     direction: int
     n: int
@@ -67,8 +78,10 @@ class Difference:
 
 
 def divergences(numbers: list[Numbers], unit: str = "") -> str:
-    """Say how many runs diverged, of which kinds and at which rates, the most first. ``unit``: what rates are told
-    in."""
+    """Report the number of diverged runs by kind and rate, most first.
+
+    ``unit`` names the rates' unit.
+    """
     total, lost = sum(each.num_runs for each in numbers), sum(each.num_diverged for each in numbers)
     if not lost:
         return f"None of {plural(total, 'run')} diverged."
@@ -80,7 +93,7 @@ def divergences(numbers: list[Numbers], unit: str = "") -> str:
 
 
 def _where(each: Numbers) -> str:
-    """Say at which rates a kind's runs diverged, each with its count, or where they are many from which on."""
+    """List the rates with diverged runs and their counts; above `MOST_RATES` rates only the range."""
     lost = {rate: f"{count}/{of}" for rate, (count, of) in each.diverged.items() if count}
     if len(lost) > MOST_RATES:
         return f"at {len(lost)} of {len(each.diverged)} rates, from {min(lost):.3g} to {max(lost):.3g}"
@@ -88,8 +101,10 @@ def _where(each: Numbers) -> str:
 
 
 def best(numbers: list[Numbers], noun: str) -> str:
-    """Name the lowest NLL, and the kinds (each a ``noun``) of which every run diverged, or whose best rate lies at an
-    end of what was swept."""
+    """Name the lowest NLL, kinds without one, and best rates at the sweep's ends.
+
+    ``noun`` names a kind, e.g. "optimizer".
+    """
     known = sorted((each for each in numbers if each.nll.n), key=lambda each: each.nll.median)
     if not known:
         return f"No {noun} has a finite NLL."
@@ -110,7 +125,13 @@ def _with_interval(each: Numbers) -> str:
 
 
 def compared(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
-    """Say of one quantity which kinds differ from the plain one beyond the interval; "" where nothing is known."""
+    """Return a sentence on the kinds that differ from the plain one; "" without data.
+
+    Args:
+        quantity: the compared number.
+        numbers: all kinds.
+        plain: reference kind, one of ``numbers``.
+    """
     found = {
         each.name: difference(quantity, each.by_seed[quantity.key], plain.by_seed[quantity.key])
         for each in numbers
@@ -131,8 +152,15 @@ def compared(quantity: Quantity, numbers: list[Numbers], plain: Numbers) -> str:
 
 
 def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int, Bounds]) -> Difference:
-    """Return the paired difference over the seeds that both have; where numbers are bounds, by what they leave
-    possible. A seed in which one of the two diverged at every rate has no number: then all seeds must agree."""
+    """Return the paired difference over the common seeds, from lower and upper bounds.
+
+    If one side diverged at every rate in some seed, that seed has no number, and all seeds must agree.
+
+    Args:
+        quantity: supplies the tie and the format.
+        own: bounds by seed.
+        plain: the reference's bounds by seed.
+    """
     seeds = sorted(own.keys() & plain.keys())
     lows = [_less(own[seed][0], plain[seed][1]) for seed in seeds]
     highs = [_less(own[seed][1], plain[seed][0]) for seed in seeds]
@@ -152,17 +180,17 @@ def difference(quantity: Quantity, own: Mapping[int, Bounds], plain: Mapping[int
 
 
 def _middle(low: float, high: float) -> float:
-    """Return the middle of what is possible; the one end where the other is open."""
+    """Return the bounds' midpoint, or the finite bound if one is infinite."""
     return (low + high) / 2 if math.isfinite(low + high) else low if math.isfinite(low) else high
 
 
 def _less(first: float, second: float) -> float:
-    """Return first − second; 0 where both are the same infinity."""
+    """Return first − second; 0 if both are the same infinity."""
     return 0.0 if first == second else first - second
 
 
 def rule(numbers: list[Numbers], plain: Numbers) -> str:
-    """Say by which rule differences are told, and how many comparisons there are."""
+    """Return the decision rule and the number of comparisons, in words."""
     seeds = len(plain.by_seed["nll"])
     others = len(numbers) - 1
     how = (
@@ -177,7 +205,7 @@ def rule(numbers: list[Numbers], plain: Numbers) -> str:
 
 
 def step_ratio(each: Numbers, plain: Numbers) -> float:
-    """Return the median over the common seeds of the time of a step over the plain one's; NaN without any."""
+    """Return the median step time relative to the plain one's, over common seeds; NaN if none."""
     ratios = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     return float(np.median(known)) if known else math.nan
@@ -187,7 +215,7 @@ QUANTITIES = (NLL, ROOM, RATIO, SENSITIVITY)
 
 
 def optimizers_reading(study: Study) -> list[str]:
-    """Return the sentences on each group of optimizers; [] where the study does not compare any."""
+    """Return the sentences on each group of optimizers; [] if the study compares none."""
     found = groups(study)
     return [
         (f"{others_of(study, group)}: " if len(found) > 1 else "") + text
@@ -204,7 +232,7 @@ def _of_optimizers(study: Study, numbers: Mapping[str, Numbers]) -> list[str]:
 
 
 def _costs(study: Study, numbers: list[Numbers], plain: Numbers) -> list[str]:
-    """Say which optimizers keep the least and the most, and take the shortest and the longest steps."""
+    """Name the optimizers with the smallest and largest state, and the shortest and longest steps."""
     parts = []
     known = [each for each in numbers if math.isfinite(each.optimizer_bytes)]
     sized = sorted(known, key=lambda each: each.optimizer_bytes)

@@ -1,12 +1,13 @@
-"""Judge what the toolkit paper's annexes say of mixers that a study can tell, and say in words how the mechanisms of a
-study compare with `sa`.
+"""Judge the toolkit paper's claims on mixers, and compare a study's mechanisms with `sa`.
 
-B.1.2: sigmoid attention needs a norm after it. D.7: gating tolerates learning rates that are 30 % higher. Both are of
-the largest stable learning rate, which is taken seed by seed: where the NLL leaves 5 % of the best (between two rates
-that is interpolated), and for gates also the largest rate whose run ended stable, which is known to a step of the grid.
-D.4.2 and D.5.2: of two recurrent mixers, or one and softmax attention, which models language better, by the best NLL of
-each seed. Of how far a recurrent mixer's rate can be pushed the annexes (B.2 to B.4, D) say nothing. Rules as in
-`analysis.claims.judging`.
+- B.1.2: sigmoid attention needs a norm after it.
+- D.7: gating tolerates learning rates 30 % higher.
+- D.4.2 and D.5.2: one of two recurrent mixers, or a mixer and softmax attention, has the lower NLL. Each seed's best
+  NLL decides.
+
+The first two concern the largest stable learning rate, per seed: the rate at which the NLL leaves 5 % of the best,
+interpolated between two rates. Gates are also judged by the largest rate with a stable verdict, known to one grid step.
+The annexes (B.2 to B.4, D) are silent on the largest rates for recurrent mixers. Rules as in `analysis.claims.judging`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
 
-# say something of mechanisms that learned: what does not hardly reacts to its rate
+# meaningful for trained mechanisms only: untrained ones hardly react to the rate
 OF_LEARNING = (WINDOW, RATIO, SENSITIVITY)
 CAUSAL = "causal"
-HIGHER_BY_GATES = 1.3  # D.7, which gives neither n nor an interval
-# D.4.2 and D.5.2 (at 3 billion parameters): which of two has the lower loss
+HIGHER_BY_GATES = 1.3  # D.7, without n or an interval
+# D.4.2 and D.5.2 (at 3 billion parameters): better mixer, worse mixers, claim
 LOWER_NLL = (
     ("gated_deltanet", ("deltanet", "mamba2", "gla"), "Gated DeltaNet models language better (annex D.4.2) than"),
     ("hgrn2", ("mamba2", PLAIN), "HGRN2 models language slightly better (annex D.5.2, at 3B parameters) than"),
@@ -52,7 +53,7 @@ LOWER_NLL = (
 
 @dataclass(frozen=True)
 class Edge:
-    """A way to tell the largest stable learning rate. ``said``: what it is of a series, in words."""
+    """A definition of the largest stable learning rate; ``said`` describes it in words."""
 
     find: Edges
     said: str
@@ -65,14 +66,15 @@ GATES = "Gating tolerates learning rates 30 % higher (annex D.7)"
 
 
 def claims(study: Study, shortfalls: Mapping[str, str]) -> list[Claim]:
-    """Return the claims on every group's series. ``shortfalls``: by series, why it learned too little ("" where it did
-    not)."""
+    """Return the claims on every group's series.
+
+    ``shortfalls``: reason for too little learning by series, "" for a trained one.
+    """
     return [claim for group in groups(study) for claim in _of_group(study, group, shortfalls)]
 
 
 def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield the claims on one group: each sigmoid attention with a norm beside that without, each gate beside `sa`,
-    recurrent mixers beside each other."""
+    """Yield one group's claims: sigmoid with and without norm, gates against `sa`, recurrent mixers."""
     rows = {series: study.of(series).iloc[0] for series in group}
     plain = next(series for series, row in rows.items() if (row["mechanism"], row["variant"]) == (PLAIN, ""))
     for other, without in _normed([(name, row) for name, row in rows.items() if row["mechanism"] == "sigmoid"]):
@@ -93,8 +95,10 @@ def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str
 
 
 def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield the claims on which of two mixers has the lower NLL, where the study reads from left to right, as those do
-    whose annexes speak. ``by_mechanism``: the series of each mechanism as the study has it."""
+    """Yield the claims on the lower NLL of two mixers; none unless the study is causal.
+
+    The annexes describe causal models. ``by_mechanism``: each mechanism's base series.
+    """
     if wording.words(study).direction != CAUSAL:
         return
     measure = measures_of(study)[0]
@@ -109,7 +113,7 @@ def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: 
 
 
 def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a sigmoid attention with a norm and one without, which an ablation of ``norm`` makes."""
+    """Yield pairs (with norm, without) from an ablation of ``norm`` on sigmoid attention."""
     base = next((name for name, row in sigmoids if not row["variant"]), None)
     for name, row in sigmoids:
         setting, _, value = row["variant"].partition("=")
@@ -118,7 +122,7 @@ def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str
 
 
 def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: str) -> Claim | None:
-    """Return a "not judged" where one of the two learned too little to speak about."""
+    """Return a "not judged" claim if either series learned too little, else None."""
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
     text = f"{other} is not compared with {plain}: {listed(few)} learned too little."
@@ -126,9 +130,9 @@ def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: s
 
 
 def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
-    """Judge whether the first of a pair is stable up to ``factor`` times the rate of the second or more, seed by seed.
+    """Judge whether the first series is stable up to ``factor`` times the second's largest rate.
 
-    Seeds in which both diverged everywhere say nothing. A factor of 1 asks for more than `TIE_DECADES`.
+    Seeds in which both diverged everywhere are left out. A factor of 1 requires more than `TIE_DECADES`.
     """
     other, plain = pair
     own, base = (edge.find(study, name) for name in pair)
@@ -161,8 +165,10 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
 
 
 def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
-    """Return the direction and interval of a difference known by bounds, and in how many seeds it is infinite, since
-    one of the two has no stable rate: then all seeds must agree."""
+    """Return direction, interval and the number of infinite differences, from bounds.
+
+    An infinite difference means one side has no stable rate; then all seeds must agree.
+    """
     if lost := sum(low == high and math.isinf(low) for low, high in zip(lows, highs, strict=True)):
         ends = min(lows), max(highs)
         return (1 if ends[0] > tie else -1 if ends[1] < -tie else 0), ends, lost
@@ -170,18 +176,18 @@ def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tu
 
 
 def _times(decades: float) -> str:
-    """Return a ratio of learning rates: ×1.32, ×∞, ×0."""
+    """Return a learning-rate ratio as text: ×1.32, ×∞, ×0."""
     return "×∞" if decades == math.inf else f"×{10**decades:.2f}" if math.isfinite(decades) else "×0"
 
 
 def _median(edges: Mapping[int, tuple[float, float]], seeds: list[int]) -> str:
-    """Return the median over seeds of the lower bounds of edges, as a learning rate."""
+    """Return the median over seeds of the edges' lower bounds, as a learning rate."""
     middle = float(np.median([edges[seed][0] for seed in seeds]))
     return lr_text(float(f"{10**middle:.3g}")) if math.isfinite(middle) else "none"
 
 
 def reading(study: Study) -> list[str]:
-    """Return the sentences on each group of mechanisms; [] where the study compares none."""
+    """Return the sentences on each group of mechanisms; [] if the study compares none."""
     found, lacking = groups(study), why_untrained(study)
     texts = []
     for group in found:

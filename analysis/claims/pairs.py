@@ -1,4 +1,4 @@
-"""Find the series of a study that a claim compares: those that differ in the thing named alone."""
+"""Find the pairs of series for a claim: equal except for the named axis."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from analysis.study.wording import sees_itself
 
 UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 PLAIN = "identity"
-RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
-FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual schemes, and what their papers compare them with beside the plain one
+RIVALS = {"attentionx": "sa"}  # mechanism: baseline in its paper
+FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual scheme: its paper's baselines besides the plain one
 
 
 class Measure(NamedTuple):
-    """A number by which a pair's best runs are compared. ``better``: 1 where more is, −1 where less is; ``limit``: no
-    two of them can lie further apart."""
+    """A number for comparing a pair's best runs.
+
+    Attributes:
+        column: column in ``study.runs``.
+        better: 1 if more is better, −1 if less is.
+        word: its name in sentences.
+        digits: format specification.
+        limit: largest possible difference.
+    """
 
     column: str
     better: int
@@ -30,8 +37,7 @@ class Measure(NamedTuple):
 
 
 def compared(study: Study) -> list[Measure]:
-    """Return what the runs of a study can be compared by: the NLL, and the share that the objective validates beside
-    it."""
+    """Return the study's measures: the NLL, and the objective's validated share if recorded."""
     share = wording.words(study).share
     measures = [Measure("val_nll", -1, "NLL", ".3f")]
     measures += [] if share is None else [Measure(share.column, 1, share.name, ".4f", limit=1.0)]
@@ -39,18 +45,25 @@ def compared(study: Study) -> list[Measure]:
 
 
 class Pair(NamedTuple):
-    """Two series and what tells them apart. ``remark``: begins the sentences on them; ``states``: whether a paper's
-    statement is about this pair."""
+    """Two series to compare.
+
+    Attributes:
+        plain: the reference series.
+        other: the compared series.
+        names: both schemes' names, the other's first.
+        states: whether a paper makes a claim about this pair.
+        remark: prefix for the pair's sentences.
+    """
 
     plain: str
     other: str
-    names: tuple[str, str]  # of the two schemes, the other's first
+    names: tuple[str, str]
     states: bool = True
     remark: str = ""
 
 
 def compares_residuals(study: Study) -> bool:
-    """Return whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
+    """Return whether residual schemes can be compared with the plain one or one in `FURTHER`."""
     residuals = set(study.runs["residual"])
     return (PLAIN in residuals and len(residuals) > 1) or any(
         {name, plain} <= residuals for name, others in FURTHER.items() for plain in others
@@ -63,8 +76,10 @@ def compares_mechanisms(study: Study) -> bool:
 
 @once_per_study
 def pairs_of(study: Study) -> list[Pair]:
-    """Return the pairs of a plain series and those that differ from it in their residual alone (of `FURTHER` too), or
-    in their mechanism alone where that has it for a rival."""
+    """Return all pairs: a plain series and one differing in its residual or rival mechanism alone.
+
+    Residual pairs include `FURTHER`.
+    """
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     found = [
         Pair(*each)
@@ -77,7 +92,7 @@ def pairs_of(study: Study) -> list[Pair]:
 
 
 def alike(runs: Frame, axis: str):
-    """Group the runs of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
+    """Group the series' runs by everything except ``axis`` and the variant."""
     return runs.groupby(
         [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False
     )
@@ -92,8 +107,7 @@ def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, 
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """Yield each AttentionX (as it is, or with another mask) beside each `sa`, that of the same mask first; and the two
-    of one mechanism beside each other."""
+    """Yield each AttentionX mask variant with each `sa`, same mask first; then both masks per mechanism."""
     masks = group[group["variant"].str.match(r"(mask_diagonal=\w+)?$")]
     for name, plain in RIVALS.items():
         own, beside = (masks[masks["mechanism"] == each]["series"] for each in (name, plain))
@@ -116,6 +130,6 @@ def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
 
 
 def same_mask(study: Study, series: str, other: str) -> bool | None:
-    """Return whether two series see or hide their own position alike; None where the study's record does not say."""
+    """Return whether two series see or hide their own position alike; None if not recorded."""
     seen = [sees_itself(study, each) for each in (series, other)]
     return None if None in seen else seen[0] == seen[1]

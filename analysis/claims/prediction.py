@@ -1,5 +1,7 @@
-"""Say whether α_max early in training predicts which runs break, the best learning rate and the edge, against what
-costs nothing to measure; also where it does not help."""
+"""Judge whether early α_max predicts broken runs, best rates and edges, against free baselines.
+
+Cases without any benefit are reported too.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from analysis.numbers.ranking import FEWEST_UNITS, NUM_DRAWS, Estimate
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, listed, plural
 
-# that sentences are about, of breaks and of other ends than stable
+# predictors with a sentence of their own, by question
 MEANT = ("alpha_max_ratio", "paper_alpha_max_ratio", "alpha_max", "critical_ratio", "sharpness", "adam_ratio")
 MEANT_OF_ENDS = ("alpha_max_ratio", "paper_alpha_max_ratio", "alpha_max")
 MEANT_OF_CURVES = ("alpha_cross", "alpha_max", "critical_cross")
@@ -52,17 +54,22 @@ WHY_NOT = {
 
 
 def claims_on_runs(runs: Frame, scored: Sequence[Scored], event: str) -> list[Claim]:
-    """Return a claim for each predictor that the question is about. ``scored``: `prediction.of_runs`; [] gives why
-    there is none."""
+    """Return a claim for each predictor in question; one "not judged" if ``scored`` is empty.
+
+    Args:
+        runs: `early_runs`.
+        scored: `prediction.of_runs`.
+        event: ``broke`` or ``unstable``.
+    """
     if not scored:
         return [Claim(f"which runs {EVENTS[event]}", "not judged", _nothing_to_judge(runs, event))]
     known = {each.predictor.column: each for each in scored}
-    asked = MEANT if event == "broke" else MEANT_OF_ENDS  # the table says the rest
+    asked = MEANT if event == "broke" else MEANT_OF_ENDS  # the table has the others
     return [_on_runs(known[name], event) for name in asked if name in known]
 
 
 def _on_runs(scored: Scored, event: str) -> Claim:
-    """Return the claim on one predictor: over all runs, at the same rate, beside each baseline, set by set."""
+    """Return one predictor's claim: all runs, same rate, each baseline, each set."""
     found, same = scored.scopes[POOLED], scored.scopes[SAME_RATE]
     name = _opening(scored.predictor.name)
     if math.isnan(found.value):
@@ -81,8 +88,10 @@ def _on_runs(scored: Scored, event: str) -> Claim:
 
 
 def _set_by_set(scored: Scored) -> str:
-    """Say how a ratio to the rate does beside the rate alone within each set of runs, where there are several: a mean
-    may hide that they differ."""
+    """Compare a ratio to the rate with the rate alone within each set; "" for a single set.
+
+    A mean may hide differences between sets.
+    """
     if len(scored.sets) < 2 or not scored.predictor.column.endswith("_ratio"):
         return ""
     told = [
@@ -102,7 +111,13 @@ def _chance(estimate: Estimate) -> str:
 
 
 def claims_on_curves(curves: Frame, scored: Sequence[Scored], target: str) -> list[Claim]:
-    """Return a claim for each prediction of a rate. ``scored``: `prediction.of_curves`; [] gives why there is none."""
+    """Return a claim for each predicted rate; one "not judged" if ``scored`` is empty.
+
+    Args:
+        curves: `early_curves`.
+        scored: `prediction.of_curves`.
+        target: ``best_lr`` or ``edge``.
+    """
     if not scored:
         return [Claim(TARGETS[target], "not judged", _nothing_to_rank(curves, target))]
     known = {each.predictor.column: each for each in scored}
@@ -123,7 +138,7 @@ def _on_curves(scored: Scored, target: str) -> Claim:
 
 
 def _beside(scored: Scored, subject: str, text: str, predictors: Sequence[Predictor], number: int) -> Claim:
-    """Return the claim with what the predictor is beside each baseline."""
+    """Return the claim with the predictor's difference from each baseline."""
     names = {each.column: each.name for each in predictors}
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "cannot tell": []}
     for column, difference in scored.beyond.items():
@@ -138,19 +153,19 @@ def _beside(scored: Scored, subject: str, text: str, predictors: Sequence[Predic
 
 
 def _verdict(by_verdict: dict[str, list[str]]) -> Verdict:
-    """Return "holds" of a predictor that beats every baseline, "contradicted" where one beats it."""
+    """Return "holds" if the predictor beats every baseline, "contradicted" if one beats it."""
     if by_verdict["worse"]:
         return "contradicted"
     return "holds" if by_verdict["better"] and not by_verdict["cannot tell"] else "undecided"
 
 
 def is_on_alpha_max(claim: Claim) -> bool:
-    """Return whether a claim is about α_max itself, or says why nothing can be judged."""
+    """Return whether a claim concerns α_max itself or is not judged."""
     return claim.verdict == "not judged" or "α_max" in claim.subject
 
 
 def conclusion(claims: Sequence[Claim]) -> str:
-    """Say in one sentence what is left of all claims: what helps beyond every baseline, what does not."""
+    """Return one sentence: the predictors better than every baseline, and the rest in numbers."""
     asked = [claim for claim in claims if claim.verdict in ("holds", "contradicted", "undecided")]
     if not asked:
         return "Nothing can be said here of whether α_max predicts the edge."
@@ -164,7 +179,13 @@ def conclusion(claims: Sequence[Claim]) -> str:
 
 
 def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
-    """Say which baseline does best at telling ``what``, "" where there is none. ``kind``: AUC or ρ."""
+    """Name the best baseline; "" if none is known.
+
+    Args:
+        scored: all scores.
+        what: the predicted outcome, in words.
+        kind: AUC or ρ.
+    """
     best = best_baseline(scored)
     if best is None:
         return ""
@@ -172,7 +193,7 @@ def best_of_baselines(scored: Sequence[Scored], what: str, kind: str) -> str:
 
 
 def counted(runs: Frame) -> list[str]:
-    """Say how many runs are judged and name those that are not, with why; what was not finite; and the scale."""
+    """Return sentences: judged runs, others with reasons, non-finite values."""
     frame, counts = judged(runs), fate_counts(runs)
     groups = frame["group"].nunique()
     steps = count_range(runs["step"]), count_range(runs["horizon"])
@@ -196,7 +217,7 @@ def counted(runs: Frame) -> list[str]:
 
 
 def _not_finite(frame: Frame) -> list[str]:
-    """Say which judged runs had values that are not finite, and how these rank."""
+    """Return a sentence on judged runs with non-finite values and their ranks; [] if none."""
     lost, passed = frame[frame["lost"] > 0], frame[frame["nonfinite"] > 0]
     infinite, no_loss, no_norm = (
         frame[np.isposinf(frame["alpha_max"])],
@@ -222,7 +243,10 @@ UNITS = (
 
 
 def compared(runs: Frame) -> str:
-    """Say which runs and curves are compared with each other, where not all are. ``runs``: `early_runs`."""
+    """Describe the sets within which runs and curves are compared; "" for a single set.
+
+    ``runs``: `early_runs`.
+    """
     number = runs["stratum"].nunique()
     if number < 2:
         return ""
@@ -234,8 +258,13 @@ def compared(runs: Frame) -> str:
 
 
 def entered(frame: Frame, what: str, all_sets: int) -> str:
-    """Say which sets of runs (curves) a question is judged of, and what its intervals draw; "" where it is not.
-    ``frame``: `telling` or `ranked`; ``what``: of which runs, or whose ranks; ``all_sets``: how many there are."""
+    """Name the sets behind a question and the units its intervals draw; "" if not judged.
+
+    Args:
+        frame: `telling` or `ranked`.
+        what: the question in words.
+        all_sets: number of sets in the study.
+    """
     if frame.empty:
         return ""
     sets = list(dict.fromkeys(frame["stratum"]))
@@ -247,7 +276,7 @@ def entered(frame: Frame, what: str, all_sets: int) -> str:
 
 
 def scale(studies: Sequence[Study]) -> str:
-    """Say at what size all this was measured."""
+    """Report the range of parameters and planned steps over all studies."""
     runs = [study.runs for study in studies]
     sizes, steps = (
         count_range(value for frame in runs for value in frame[name]) for name in ("num_params", "planned_steps")
@@ -282,7 +311,7 @@ def interval_text(estimate: Estimate) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return an area or a correlation in two digits, with a real minus; none of a zero."""
+    """Return an AUC or a correlation in two digits, with a real minus but no −0.00."""
     return f"{value + 0.0:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 

@@ -1,8 +1,8 @@
-"""Judge the consensus paper's claims on the numbers that the paper itself prints (`analysis.published`), by the rules
-that a study is judged by where one run each allows them.
+"""Judge the consensus paper's claims on its own printed numbers (`analysis.published`).
 
-One run stands behind each number and no interval, so the verdicts are on the tables, not on the mechanisms: "holds"
-where every cell says it, "contradicted" where one does not, with the cells named.
+The rules are a study's, as far as one run each allows. Each number comes from one run without an interval, so the
+verdicts concern the tables and not the mechanisms. "holds": every cell agrees. "contradicted": some cell disagrees;
+these cells are named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CELL = ["table", "modality", "size", "lr"]
 
 
 def claims() -> list[Claim]:
-    """Return every claim of section 5 and annex D.3 that the printed tables can be asked about."""
+    """Return every claim from section 5 and annex D.3 that the printed tables can test."""
     nll, alpha = published.numbers(published.NLL), published.numbers(published.ALPHA_MAX)
     terminal, earliest = (alpha[alpha["phase"] == phase] for phase in ("terminal", "earliest"))
     return [
@@ -50,11 +50,11 @@ def _grids(nll: Frame) -> Iterator[tuple[str, Frame]]:
 
 
 def _windows(nll: Frame) -> Iterator[Claim]:
-    """Yield who has the wider window, of each grid in which both are printed (5.1)."""
+    """Yield the wider window (5.1) for each grid with both mechanisms."""
     for wide, narrow in (("sc", "sa"), ("mix", "sa")):
         for column, words in (("validation_nll", "validation NLL"), ("generative_nll", "generative NLL")):
             for grid, rows in _grids(nll):
-                # rates at which both were trained: a grid that ends sooner has no wider window
+                # only common rates: a shorter grid must not look like a narrower window
                 shared = rows.groupby("lr").filter(lambda of: {wide, narrow} <= set(of["mechanism"]))  # noqa: B023
                 ours, theirs = (_curve(shared, each, column) for each in (wide, narrow))
                 if ours is not None and theirs is not None:
@@ -73,8 +73,7 @@ def _open_ends(found: Window) -> list[str]:
 
 
 def _wider(where: str, wide: str, narrow: str, ours: Window, theirs: Window) -> Claim:
-    """Return whether one window is wider than the other within the printed rates, as a study of open windows is judged
-    within the swept ones; undecided where both fill them."""
+    """Return whether one window is wider within the printed rates; undecided if both fill them."""
     gap = ours.width - theirs.width
     both_open = ours.open_high and theirs.open_high and ours.open_low and theirs.open_low
     verdict = "undecided" if both_open or gap == 0 else "holds" if gap > 0 else "contradicted"
@@ -86,7 +85,7 @@ def _wider(where: str, wide: str, narrow: str, ours: Window, theirs: Window) -> 
 
 
 def _mirrors(nll: Frame) -> Iterator[Claim]:
-    """Yield whether mix's best NLL is sa's within `MARGIN` or lower (5.1), for each grid."""
+    """Yield whether mix's best NLL is at most `MARGIN` above sa's (5.1), for each grid."""
     for column, words in (("validation_nll", "validation NLL"), ("generative_nll", "generative NLL")):
         for grid, rows in _grids(nll):
             best = rows.groupby("mechanism")[column].min()
@@ -99,8 +98,10 @@ def _mirrors(nll: Frame) -> Iterator[Claim]:
 
 
 def _largest(alpha: Frame, column: str, statement: str) -> Claim:
-    """Return whether sc has the largest number of the cells of each (table, size, rate), ties included; a dash counts
-    as the smallest."""
+    """Return whether sc has the largest value in each (table, size, rate), ties included.
+
+    A dash counts as the smallest value.
+    """
     table = alpha.assign(value=alpha[column].fillna(0.0)).pivot_table(index=CELL, columns="mechanism", values="value")
     ahead = table["sc"] >= table.max(axis=1)
     others = [
@@ -116,7 +117,7 @@ def _largest(alpha: Frame, column: str, statement: str) -> Claim:
 
 
 def _improves(ablation: Frame) -> Iterator[Claim]:
-    """Yield whether a larger ξ, r or w has lower NLLs at each printed step (D.3)."""
+    """Yield whether a larger ξ, r or w lowers both NLLs at each printed step (D.3)."""
     for field, rows in ablation.groupby("field", sort=False):
         steps = rows.sort_values("value")[["validation_nll", "generative_nll"]].diff().dropna()
         falls = bool((steps < 0).all(axis=None))

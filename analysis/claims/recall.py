@@ -1,9 +1,8 @@
-"""Judge which mechanisms recall (`objective=recall`) where others do not, by the share of right answers at each one's
-best learning rate, seed by seed.
+"""Judge associative recall (`objective=recall`): whether one mechanism succeeds and another fails.
 
-A mechanism recalls where its share reaches `RECALLS` in the median over seeds, and does not where its median is below.
-Where neither or both of a pair do, the statement does not hold, whatever their difference: a task that is too easy, or
-too hard for the training that it got, tells nothing of the two. Otherwise the rules of `analysis.claims.judging`.
+The measure is the share answered correctly at each mechanism's best learning rate, seed by seed. A mechanism recalls if
+its median share over seeds is at least `RECALLS`. If both or neither recall, the claim is undecided at any difference:
+the task was too easy, or too hard for this training. Other rules as in `analysis.claims.judging`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from analysis.study.naming import SETTING_AXES
 from stability.runs.words import ShareWords
 
 RECALLS = 0.9
-# who recalls, and who does not; of each the name of the mechanism and of its variant in an ablation
+# (mechanism, variant) expected to recall, (mechanism, variant) expected to fail, statement
 RIVALS = (
     (("deltanet", ""), ("gla", ""), "deltanet recalls where gla does not (Yang et al. 2024, arXiv:2406.06484)"),
     (
@@ -41,7 +40,7 @@ RIVALS = (
 
 
 def claims(study: Study) -> list[Claim]:
-    """Return the claims on every pair of `RIVALS` that the study holds; [] of another objective."""
+    """Return the claims on every pair in `RIVALS` present in the study; [] for other objectives."""
     share = wording.words(study).share
     if not compares_recall(study) or share is None or share.column not in study.runs:
         return []
@@ -49,7 +48,7 @@ def claims(study: Study) -> list[Claim]:
 
 
 def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
-    """Yield the claim on every pair of series that differ in their mechanism, or its memory, alone."""
+    """Yield a claim for each pair of series differing in mechanism or its memory alone."""
     measure = Measure(share.column, 1, share.name, ".3f", limit=1.0)
     alike = [axis for axis in SETTING_AXES if axis != "variant"]
     for _, group in study.runs.drop_duplicates("series").groupby(alike, sort=False, dropna=False):
@@ -65,13 +64,13 @@ def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
 
 
 def _best(study: Study, series: str, share: ShareWords) -> float:
-    """Return the median over seeds of each seed's best share; 0 of a seed whose runs all diverged."""
+    """Return the median over seeds of each seed's best share; 0 for a seed with diverged runs only."""
     best = -shortfalls(study, series, share.column).min(axis=0)
     return float(np.median(np.maximum(best.dropna(), 0.0))) if best.notna().any() else float("nan")
 
 
 def _with_shares(claim: Claim, pair: Pair, best: Mapping[str, float]) -> Claim:
-    """Return a claim with what each of the two recalls; "holds" only where the one does and the other does not."""
+    """Return a claim with both recalled shares; "holds" only if one recalls and the other does not."""
     does = {name: value >= RECALLS for name, value in best.items()}
     if claim.verdict != "holds" or does[pair.other] and not does[pair.plain]:
         return claim

@@ -1,10 +1,8 @@
-"""Judge what mHC-lite's paper (arXiv:2601.05732) says of throughput, gradient norms, doubly stochastic mixing and depth
-by a study's runs.
+"""Judge mHC-lite's claims (arXiv:2601.05732) on throughput and gradient norms.
 
-Every claim is between two series, or about one; where the study does not hold what a claim needs, it says what would
-judge it. Rules: n counts seeds (of throughput turns, of exactness runs). One seed makes no claim; two make
-"indications" where both agree; three or more "results" where a 95 % interval of the ratio, on a logarithmic scale,
-excludes equality.
+Each claim compares two series. If the study lacks the data, the claim's text names the measurement to run. n counts
+seeds, for throughput turns. One seed makes no claim; two make "indications" if both agree. Three or more make "results"
+if a 95 % interval of the ratio, on a logarithmic scale, excludes equality.
 """
 
 from __future__ import annotations
@@ -20,14 +18,23 @@ from analysis.numbers.windows import by_rate_and_seed
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text, plural
 
-# gradient norms that differ by less are one: two schemes that start alike agree to five digits for a while
+# norms closer than this count as equal: two schemes with equal starts agree to five digits for a while
 SAME_NORM = 0.005
-NEGLIGIBLE_SLOWDOWN = 0.05  # AttentionX's "negligible" has no number either
+NEGLIGIBLE_SLOWDOWN = 0.05  # our choice: the paper's "negligible" has no number
 
 
 def throughput_claim(study: Study, other: str, plain: str, *, statement: str, least: float = 1.0) -> Claim:
-    """Judge whether ``other`` trains at more than ``least`` times the throughput of ``plain``, from turns side by side
-    alone."""
+    """Judge whether ``other`` trains at more than ``least`` times the throughput of ``plain``.
+
+    Only turns measured side by side count.
+
+    Args:
+        study: supplies the measured turns.
+        other: series to judge.
+        plain: reference series.
+        statement: the paper's claim.
+        least: ratio to exceed; 1.0 tests for a higher throughput.
+    """
     subject, found = f"throughput {other} beside {plain}", ratio(study, other, plain)
     if found is None:
         text = (
@@ -59,9 +66,17 @@ def _between(found: Ratio) -> str:
 
 
 def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str) -> Claim:
-    """Judge whether the gradients of ``other`` are shorter: of each run the median norm over its steps (before
-    clipping), paired by rate and seed over the rates that every run of both finished, their ratio's geometric mean over
-    rates for each seed."""
+    """Judge whether gradients in ``other`` have a smaller norm than in ``plain``.
+
+    Each run contributes its median norm over steps, before clipping. Runs are paired by rate and seed, over rates
+    finished by all runs on both sides. The ratio is a geometric mean over rates, per seed.
+
+    Args:
+        study: supplies runs and curves.
+        other: series to judge.
+        plain: reference series.
+        statement: the paper's claim.
+    """
     subject = f"gradient norm {other} beside {plain}"
     norms = study.curves[study.curves["grad_norm"] > 0].groupby("run_id")["grad_norm"].median()
     tables = [_by_rate_and_seed(study.of(name), norms) for name in (other, plain)]
@@ -104,7 +119,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
 
 
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
-    """Return a table, learning rate × seed, of the rates at which every run finished."""
+    """Return a table, learning rate × seed, restricted to rates finished by every run."""
     kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
     norm = kept["run_id"].map(norms)
     return by_rate_and_seed(kept[norm.notna()], norm.dropna(), "first")

@@ -1,6 +1,9 @@
-"""Compare a scheme with the one that its paper measures it against: best NLL, accuracy where there is one, stable
-window, seed by seed, under the rules of `claims`; then what `analysis.claims.residuals` and `streams` judge. Residual
-schemes are set beside the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention of the same mask."""
+"""Compare each scheme with its paper's baseline: best NLL, accuracy, stable window.
+
+Comparisons are made seed by seed under the rules in `analysis.claims.judging`. Claims from `analysis.claims.residuals`
+and `streams` follow. Residual schemes are compared with the plain one, mHC-lite also with mHC and HC. AttentionX is
+compared with attention under the same mask.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from analysis.numbers.windows import SeriesWindows, by_rate_and_seed, compares_r
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
 
-# so much more is "on par": the paper gives no margin, and the numbers of its Table 1 are not in the text at hand
+# our margin for "on par": the paper gives none, and Table 1's numbers are not in the text at hand
 PAR_NATS = 0.01
 MIXERS_OF_THE_PAPERS = "what the annexes say was seen in language models of a billion parameters and more"
 RECALL_OF_THE_PAPERS = (
@@ -49,18 +52,18 @@ STATEMENTS = {
 
 
 def another_question(study: Study) -> bool:
-    """Return whether a study without consensus runs compares something else."""
+    """Return whether a study without consensus runs tests other claims than the consensus paper's."""
     others = compares_optimizers(study) or compares_mixers(study) or compares_recall(study)
     return compares_schemes(study) or ("sc" not in set(study.runs["mechanism"]) and others)
 
 
 def compares_schemes(study: Study) -> bool:
-    """Return whether a study without consensus runs compares residual schemes, or mechanisms with their rivals."""
+    """Return whether a study without consensus runs compares residual schemes or rival mechanisms."""
     return "sc" not in set(study.runs["mechanism"]) and (compares_residuals(study) or compares_mechanisms(study))
 
 
 def scale_of_the_papers(study: Study) -> str:
-    """Say at what scale the papers ran that the study's question comes from."""
+    """Describe the scale in the papers relevant to the study."""
     if not another_question(study):
         return "the paper's models have 35 to 385 million parameters"
     papers = (
@@ -78,9 +81,16 @@ def scale_of_the_papers(study: Study) -> str:
 
 
 def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> list[Claim]:
-    """Return the claims on each scheme beside the plain one of the same mechanism and otherwise equal setting, then
-    beside those of `FURTHER`; of AttentionX beside attention of the same mask, then of the other; then throughput,
-    gradient norms, mixing and depth. ``shortfalls``: by series, why it learned too little ("" where it did not)."""
+    """Return all claims on schemes: pairwise, then throughput, gradient norms, mixing and depth.
+
+    Each scheme is compared with the plain one at otherwise equal settings, then with those in `FURTHER`. AttentionX is
+    compared with attention under the same mask, then under the other.
+
+    Args:
+        study: the study to judge.
+        found: windows by series.
+        shortfalls: reason for too little learning by series, "" for a trained one.
+    """
     made, judged = [], set()
     for pair in pairs_of(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
@@ -92,7 +102,7 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
 def _about(
     study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]
 ) -> Iterator[Claim]:
-    """Yield the claims on best NLL, accuracy and window of one pair."""
+    """Yield one pair's claims on best NLL, accuracy and window."""
     if lacking := [name for name in (pair.plain, pair.other) if shortfalls[name]]:
         text = f"{pair.other} is not compared with {pair.plain}: {listed(lacking)} learned too little."
         yield Claim(f"trained {named}", "not judged", text)
@@ -106,7 +116,7 @@ def _about(
 
 
 def _unmatched(study: Study) -> Iterator[Claim]:
-    """Yield a "not judged" for each AttentionX that has no attention of its own mask beside it."""
+    """Yield a "not judged" for each AttentionX without same-mask attention to compare."""
     pairs = [pair for pair in pairs_of(study) if pair.names[0] in RIVALS]
     for other in dict.fromkeys(pair.other for pair in pairs):
         if any(pair.states for pair in pairs if pair.other == other):
@@ -119,7 +129,7 @@ def _unmatched(study: Study) -> Iterator[Claim]:
 
 
 def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
-    """Yield the claims on throughput of AttentionX; on throughput, gradient norm, mixing and depth of mHC-lite."""
+    """Yield AttentionX's throughput claims, and mHC-lite's on throughput, gradient norm, mixing and depth."""
     judged = [pair for pair in pairs_of(study) if pair.names[0] in RIVALS and pair.states]
     for pair in judged:
         of_which = f": {pair.other}" if len(judged) > 1 else ""
@@ -142,8 +152,17 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
 
 
 def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement: str) -> Claim:
-    """Judge a pair on each seed's best over the rates that both were trained at; a seed whose runs all diverged has an
-    infinitely bad one."""
+    """Judge a pair by each seed's best value over common learning rates.
+
+    A seed with diverged runs only has an infinitely bad best.
+
+    Args:
+        study: supplies the runs.
+        about: subject of the claim.
+        measure: compared number.
+        pair: both series.
+        statement: the paper's claim; "on par" in it selects the test with margin `PAR_NATS`.
+    """
     column, better, word, digits, limit = measure
     other, plain = pair.other, pair.plain
     tables = [_outcomes(study.of(name), column, -better * math.inf) for name in (other, plain)]
@@ -168,7 +187,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
         text = f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')}"
         return judged("no claim", f"{pair.remark}{text} ({numbers}).")
     direction, (low, high) = decide(differences, differences)
-    # a difference of shares: what lies beyond cannot be, and leaving it out takes nothing from the interval's coverage
+    # differences between shares cannot exceed the limit, so clipping does not change the interval's coverage
     low, high = max(low, -limit), min(high, limit)
     known = " to ".join(f"{bound:+{digits}}".replace("-", "−") for bound in (low, high))
     numbers += (
@@ -190,8 +209,10 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
 
 
 def _on_par(low: float, high: float, other: str, plain: str, firmly: str) -> tuple[Verdict, str]:
-    """Return the verdict and text on "on par or lower", from the interval of the difference in nats: whole below the
-    margin, whole above it, or neither. A difference that is certain, but lies within the margin, is on par."""
+    """Return verdict and text for "on par or lower": the interval (nats) against the margin.
+
+    A certain difference within the margin is on par.
+    """
     par = f"{other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it,"
     if high < 0:
         return "holds", f"{firmly} that {other} reaches a lower NLL than {plain}, each at its best rate"
@@ -204,7 +225,7 @@ def _on_par(low: float, high: float, other: str, plain: str, firmly: str) -> tup
 
 
 def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
-    """Say in how many seeds a series diverged at every rate; "" where in none."""
+    """Report the seeds in which a series diverged at every rate; "" if none."""
     lost = {name: sum(math.isinf(pair[place]) for pair in pairs) for place, name in enumerate((other, plain))}
     return "".join(
         f"; {name} diverged at every rate in {count} of {plural(len(pairs), 'seed')}"
@@ -214,14 +235,13 @@ def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
 
 
 def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
-    """Return a table, learning rate × seed, of what finished, ``diverged`` where a run did, NaN where there is no
-    result."""
+    """Return a table, learning rate × seed: finished values, ``diverged``, or NaN without a result."""
     value = runs[column].where(runs["status"].isin(FINISHED)).where(runs["status"] != "diverged", diverged)
     return by_rate_and_seed(runs[value.notna()], value.dropna(), "first")
 
 
 def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:
-    """Return verdict and text on a pair's windows; a seed that diverged at every rate has a window of width 0."""
+    """Return verdict and text for a pair's windows; width 0 for a seed diverged at every rate."""
     lost = diverged_everywhere(study, other.series), diverged_everywhere(study, plain.series)
     result: Comparison = compare_windows(other, plain, lost)
     widths = [

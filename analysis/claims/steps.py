@@ -1,8 +1,8 @@
 """Judge the consensus paper's claims on α_max (section 5.2.1).
 
-At high learning rates sc has the largest median α_max and the largest share of stable steps of all mechanisms, at
-terminal checkpoints (Tables 5 to 7) and earliest ones (Table 8); and a run of suboptimal loss has a median α_max
-below its rate.
+At high learning rates sc has the largest median α_max and the largest share of stable steps among all mechanisms, at
+terminal checkpoints (Tables 5 to 7) and at earliest ones (Table 8). A run with suboptimal loss has a median α_max below
+its rate.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Found = tuple[str, StepShares | Medians]
 
 
 def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0
-    % stable); the run's own state first, it is the one that describes the training."""
+    """Return two claims per phase and state, for trained or entirely diverged mechanisms.
+
+    Entirely diverged ones count as 0 % stable. The run's own state comes first, because it describes the training.
+    """
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
     others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
@@ -38,8 +40,10 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequence[Side]) -> list[Claim]:
-    """Return the claims that sc has the largest % stable, and the largest median α_max, of all in one phase and
-    optimizer state; "not judged" where a mechanism has nothing to compare."""
+    """Return the claims on sc's % stable and median α_max in one phase and optimizer state.
+
+    "not judged" if some mechanism has nothing to compare.
+    """
     where = f"at {PHASES[phase]}s, {STATE_WORDS.get(state, f'in state {state}')}"
     tail = f"{state}{'' if phase == TERMINAL else f' {phase}'}"
     lrs = highest_lrs(study, [side.series for side in (leader, *others)], state, phase)
@@ -66,8 +70,7 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
 
 
 def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
-    """Say why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results
-    without an α_max."""
+    """Say why no comparison exists: no common rate, no complete seed, or divergences alone."""
     names = f"{leader.name} and {listed(side.name for side in lacking)}"
     if not lrs:
         return f"{names} share no learning rate with results of a seed of both"
@@ -85,8 +88,10 @@ def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence
 def _largest(
     subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str
 ) -> Claim:
-    """Judge whether the leader's is the largest of all: where it is larger than each, by that one's own interval (as
-    strict as one test, since all must hold)."""
+    """Judge whether sc's value exceeds every other's, each by its own interval.
+
+    All must hold, so this is as strict as a single test.
+    """
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
     closest, _ = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
@@ -122,8 +127,10 @@ def _largest(
 
 
 def _effect(each: StepShares | Medians) -> float:
-    """Return by how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs
-    diverged, or a median of 0."""
+    """Return the leader's lead, in points or decades; ∞ over a series without median or with 0.
+
+    A series lacks a median if all its runs diverged.
+    """
     if isinstance(each, StepShares):
         return each.first - each.second
     first, second = (math.log10(value) if value > 0 else -math.inf for value in (each.first, each.second))
@@ -131,7 +138,7 @@ def _effect(each: StepShares | Medians) -> float:
 
 
 def _hardest(found: Sequence[Found]) -> tuple[float, ...]:
-    """Return the differences that lie closest to 0, of which most seeds are needed."""
+    """Return the differences closest to 0; these need the most seeds."""
     known = [each.differences for _, each in found if each.differences and all(map(math.isfinite, each.differences))]
     return min(known, key=lambda values: abs(sum(values)) / len(values)) if len(known) == len(found) else ()
 
@@ -145,14 +152,14 @@ def _numbers(found: Sequence[Found]) -> str:
 
 
 def _interval(each: StepShares | Medians) -> str:
-    """Return the paired difference's interval as text, in points, or the ratio's in decades."""
+    """Return the interval as text: paired difference in points, or ratio in decades."""
     if isinstance(each, StepShares):
         return interval_text(each.result.interval, each.result.n, "points", 0)
     return interval_text(each.result.interval, each.result.n, "decades", 1)
 
 
 def _notes(found: Sequence[Found]) -> str:
-    """Say how many runs there diverged, and which seeds were left out."""
+    """Report the number of diverged runs and the seeds left out."""
     diverged = {LEADER: found[0][1].diverged[0]} | {name: each.diverged[1] for name, each in found}
     how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
@@ -167,7 +174,7 @@ def _notes(found: Sequence[Found]) -> str:
 
 
 def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return one claim per state at terminal checkpoints, over the runs of all mechanisms that learned."""
+    """Return one claim per state at terminal checkpoints, over all trained mechanisms' runs."""
     states = [state for phase, state in phases_and_states(study) if phase == TERMINAL]
     return [
         _suboptimal(study, state, [side for side in sides.values() if side.trained])
@@ -176,8 +183,10 @@ def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
-    """Judge one state by its runs, taken as independent draws; a run that diverged has no terminal α_max and cannot be
-    counted either way."""
+    """Judge one state by its runs as independent draws.
+
+    A diverged run has no terminal α_max and is not counted.
+    """
     subject, how = f"suboptimal runs {state}", STATE_WORDS.get(state, f"in state {state}")
     statement = f"a run of suboptimal loss has a median α_max below its LR (state {state})"
     runs = _runs(study, state, sides)
@@ -218,8 +227,10 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
-    """Return `counted` at terminal checkpoints, with ``suboptimal`` and ``below`` (the median, of 0 too, below the
-    learning rate)."""
+    """Return `counted` at terminal checkpoints, with ``suboptimal`` and ``below``.
+
+    ``below``: median α_max below the learning rate; a median of 0 is included.
+    """
     count = counted(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
     count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
     limits = {side.series: side.found.median.threshold_nll for side in sides if side.found.median is not None}

@@ -1,4 +1,4 @@
-"""Judge what the mHC-lite paper claims of residual streams' mixing, on the probed matrices."""
+"""Judge the mHC-lite paper's claims on residual streams' mixing, from the probed matrices."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ RUN = ["order", "series", "run_lr", "seed"]
 
 
 def iterations_of(rows: Frame) -> list[float]:
-    """Return every number K of Sinkhorn's iterations among the runs; [] where none has any."""
+    """Return every Sinkhorn iteration number K among the runs; [] if none uses iterations."""
     return sorted(set(rows.loc[rows["quantity"] == "iterations", "value"]))
 
 
 def thresholds(rows: Frame) -> dict[str, float]:
-    """Return, by run with iterations, the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it,
-    else K, which a probe took before there was a setting."""
+    """Return by run the threshold on ln(1/ν) above which ``beyond`` counts outliers.
+
+    Probes without a recorded threshold used K. Runs without Sinkhorn iterations are left out.
+    """
     own = rows[rows["quantity"] == "threshold"].groupby("run_id")["value"].first()
     older = rows[rows["quantity"] == "iterations"].groupby("run_id")["value"].first()
     return {str(run_id): float(own.get(run_id, number)) for run_id, number in older.items()}
 
 
 def example(iterations: int) -> tuple[float, tuple[float, ...]]:
-    """Return ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns
-    before rows.
+    """Return ln(1/ν) and the column sums for the paper's own example (Section 1).
 
-    The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
+    The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998). Sinkhorn normalises columns
+    before rows.
     """
     d = 1e-13
     logits = np.log(np.array([[1, d, d], [1, d, d], [d, 1, 1]]))
@@ -49,8 +51,14 @@ def example(iterations: int) -> tuple[float, tuple[float, ...]]:
 
 
 def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
-    """Return a number a run by `RUN`: of ``single`` matrices over all connections, of products those through all
-    depth."""
+    """Return one number per run, indexed by `RUN`.
+
+    Args:
+        rows: probed rows.
+        matrix: ``single`` (over all connections) or a product (through the full depth).
+        quantity: e.g. ``column_sum``.
+        which: reduction: ``largest``, ``share`` or ``error`` (largest distance from 1).
+    """
     part = rows[(rows["matrix"] == matrix) & (rows["quantity"] == quantity)]
     if matrix == "single":
         part = part[part["connection"].isna()]
@@ -76,8 +84,13 @@ EXACTLY = "mHC-lite's mixing matrices and their products are exactly doubly stoc
 
 
 def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers,
-    and what deeper models do. ``schemes``: series by residual scheme, of one setting."""
+    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift, outliers and depth.
+
+    Args:
+        study: supplies the probe.
+        schemes: series by residual scheme, in one setting.
+        found: windows by series.
+    """
     if NAME not in study.probes:
         text = (
             "Not judged: how doubly stochastic the mixing of residual streams is. "
@@ -87,7 +100,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
         yield Claim("stochasticity", "not judged", text, statement)
         return
     rows, finished = study.probed(NAME), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
-    # of a run that stopped early it is not the trained model
+    # a run that stopped early has no trained model
     rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
     if "mhc_lite" in schemes:
         yield from _exact(rows, schemes["mhc_lite"])
@@ -100,8 +113,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
 
 
 def _exact(rows: Frame, series: str) -> Iterator[Claim]:
-    """Judge whether all column and row sums of a series' mixing matrices, single ones and their product, are 1 to
-    rounding."""
+    """Judge whether all row and column sums equal 1 to rounding, in single matrices and their product."""
     own = rows[rows["series"] == series]
     if own.empty:
         return
@@ -125,7 +137,7 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
 
 
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
-    """Judge whether the product's columns lie further from 1 than single matrices' do."""
+    """Judge whether the product's column sums are further from 1 than single matrices'."""
     own = rows[rows["series"] == series]
     single, product = (by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product"))
     if own.empty or product.empty:
@@ -146,7 +158,7 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
 
 
 def _drift_by_seed(single: Column, product: Column, series: str, statement: str) -> Claim:
-    """Judge the drift of columns that are off 1, paired by run: the geometric mean over rates of each seed."""
+    """Judge drift for inexact columns, paired by run: geometric mean over rates, per seed."""
     ratios = (product / single).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
     spread = Spread.of(ratios, POSITIVE)
     worst = [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in (single, product)]
@@ -174,8 +186,10 @@ def _drift_by_seed(single: Column, product: Column, series: str, statement: str)
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positions: str) -> Iterator[Claim]:
-    """Judge the share of outliers among ``positions`` (their word) at the series' best rate (the paper has one rate a
-    size)."""
+    """Judge the share of outliers at the series' best rate; the paper uses one rate per size.
+
+    ``positions`` is the objective's word for positions.
+    """
     median = found[series].median if series in found else None
     own = rows[(rows["series"] == series) & (rows["run_lr"] == (median.best_lr if median else math.nan))]
     if own.empty:
@@ -210,8 +224,10 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positio
 
 
 def _depth(rows: Frame, series: str) -> Claim:
-    """Return the claim on depth, never judged in one study: a sweep has one model, the paper compares 6 layers with
-    24."""
+    """Return the claim on depth as "not judged": one study has one depth.
+
+    The paper compares 6 layers with 24.
+    """
     connections = (
         int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
     )

@@ -1,7 +1,7 @@
 """Judge the consensus paper's claims on learning rates and NLL (section 5.1).
 
-The window of sc is wider than sa's and than sw's, mix reaches sa's best NLL, and its window is wider than sa's; on
-the validation NLL and, where samples were scored, on the generative one.
+The window of sc is wider than sa's and sw's. mix reaches sa's best NLL and has a wider window than sa. Each is judged
+on the validation NLL, and on the generative NLL if samples were scored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Wind
 from analysis.study.load import Study
 from analysis.words import listed, plural
 
-# Which window is wider than which, by the paper.
+# (subject, wider, narrower), by the paper.
 WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix", "sa"))
 # Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4,
 # structure: 3.754 against 3.711).
@@ -29,16 +29,18 @@ KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
 
 @dataclass(frozen=True)
 class Side:
-    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where
-    it is not)."""
+    """One mechanism in one setting, with its windows and learning.
+
+    ``shortfall`` is the reason for too little learning, "" for a trained mechanism.
+    """
 
     mechanism: str
-    name: str  # which sentences call it by: the mechanism's, of an ablation's base with what that is made of
+    name: str  # in sentences: the mechanism, for an ablation's base with its kind
     series: str
     found: SeriesWindows
     learned: Learned
     shortfall: str
-    only_diverged: bool = False  # every run of it did, none is missing
+    only_diverged: bool = False  # every run diverged, none is missing
 
     @property
     def trained(self) -> bool:
@@ -46,8 +48,7 @@ class Side:
 
 
 def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return a claim on the windows of every two mechanisms that both learned, and on both NLLs as far as the study has
-    them."""
+    """Return the claims on windows and best NLLs between trained mechanisms, for each available NLL."""
     claims = []
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
         of_series = windows(study, column=column)
@@ -64,21 +65,23 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def scored_by_one(study: Study) -> bool:
-    """Return whether there are generative NLLs, all by one oracle: those of several make no common line."""
+    """Return whether generative NLLs exist, all from one oracle: several are not comparable."""
     scored = study.runs[study.runs["gen_nll"].notna()]
     return scored["gen_oracle"].nunique() == 1
 
 
 def wider(wide: str, narrow: str) -> str:
-    """Return the start of a sentence, e.g. ``"the paper's claim, a wider stable window of sc than of sa,"``."""
+    """Return a sentence's start, e.g. ``"the paper's claim, a wider stable window of sc than of sa,"``."""
     return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
 
 
 def _window_claim(
     study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], names: dict[str, str], column: str
 ) -> Claim:
-    """Judge whether one mechanism's stable window is wider than another's on one NLL, by the paired difference of their
-    widths in decades. ``found``, ``names``: by mechanism; the paper's statement keeps the paper's names."""
+    """Judge whether one stable window is wider, by the paired difference in decades.
+
+    ``found``, ``names``: by mechanism. The statement keeps the paper's names.
+    """
     subject, wide, narrow = claimed
     statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
     first, second = found[wide], found[narrow]
@@ -111,8 +114,11 @@ def _window_claim(
 
 
 def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
-    """Judge whether two best NLLs are equal: shown where the whole interval lies within the margin (two one-sided
-    tests), not where a difference could not be shown."""
+    """Judge whether mix's best NLL equals sa's: the interval must lie within the margin.
+
+    This is two one-sided tests; a missing significant difference alone is not equality. An interval below the margin
+    counts as reaching.
+    """
     subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
     statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
     names = (mix.name, sa.name)
@@ -155,8 +161,7 @@ def _best_words(bests: Bests, names: tuple[str, str]) -> str:
 
 
 def _lost(bests: Bests, names: tuple[str, str]) -> str:
-    """Say in how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in
-    none."""
+    """Report the seeds in which a series diverged at every rate; "" if none."""
     told = [
         f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}"
         for name, count in zip(names, bests.lost, strict=True)
@@ -173,8 +178,10 @@ def _effect(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _widths(*named: tuple[str, SeriesWindows]) -> str:
-    """Return both widths as text, the median line's window and the range of the seeds', e.g. ``measured: sc 1.32
-    decades, single seeds 1.25–1.40; sa …``."""
+    """Return both widths as text: median line and range over seeds.
+
+    E.g. ``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``.
+    """
     parts = []
     for name, found in named:
         widths = found.seed_widths
@@ -188,8 +195,7 @@ def _widths(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
-    """Say in how many seeds the one diverged at a rate within the other's window, or at every rate; "" where in
-    none."""
+    """Report seeds in which one diverged inside the other's window or at every rate; "" if none."""
     told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
     for (name, found, lost), (other, others, _) in (named, named[::-1]):
         inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
@@ -207,7 +213,7 @@ def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
 
 
 def _breaks_within(one: Window | None, other: Window | None) -> bool:
-    """Return whether an edge of the one lies next to a divergence at a rate that the other's window holds."""
+    """Return whether one window borders on a divergence at a rate inside the other."""
     edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
     return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
 
@@ -217,7 +223,7 @@ def within(*results: Comparison) -> str:
 
 
 def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
-    """Say that a window reaches the end of the sweep, where it was not seen to end; "" where none does."""
+    """Say that a window reaches the sweep's end and is a lower bound; "" if none does."""
     opened = []
     for name, found in named:
         assert found.median is not None
@@ -230,7 +236,7 @@ def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
 
 
 def unjudged_window(reason: str) -> Claim:
-    """Return the first claim, unjudged, where sa or sc is missing or untrained."""
+    """Return the first claim as "not judged", for a missing or untrained sa or sc."""
     claimed = wider("sc", "sa")
     text = f"{reason} {claimed} cannot be judged." if reason else f"{sentence(claimed)} cannot be judged here."
     return Claim("window", "not judged", text, "sc's stable window is wider than sa's (validation NLL)")

@@ -1,4 +1,4 @@
-"""Numbers that papers print, as data: what their tables hold, digit for digit, to stand beside a study's own."""
+"""Hold the numbers printed in papers' tables, digit for digit, for comparison with a study."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Source:
-    """A paper's table, or several of one kind. ``file``: the CSV beside this module; ``paper``: title; ``tables``: as
-    the paper numbers them; ``says``: what they hold, in the paper's words."""
+    """One or several similar tables in a paper.
+
+    Attributes:
+        file: the CSV beside this module.
+        paper: title.
+        tables: the paper's table numbers.
+        says: contents, in the paper's words.
+    """
 
     file: str
     paper: str
@@ -55,6 +61,8 @@ def _read(file: str) -> Frame:
 
 
 def numbers(source: Source) -> Frame:
-    """Return a source's numbers, one row for each cell of its tables; NaN where the paper prints a dash. Rates and NLLs
-    are floats, names those of this project (sa, sc, sw, mix; text, dna, protein)."""
+    """Return a source's numbers, one row per table cell; NaN for a printed dash.
+
+    Rates and NLLs are floats. Names are this project's (sa, sc, sw, mix; text, dna, protein).
+    """
     return _read(source.file).copy()
