@@ -1,7 +1,8 @@
-"""Compare pairs over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the sentences.
+"""Compare series in pairs over seeds, for exact quantities and bounds.
 
-"Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts
-within the swept range are compared, if both were swept over the same one, and the result says so.
+This module returns numbers; `claims` makes the sentences. A window is "wider" if its lower bound exceeds the other's
+upper bound. If open ends leave this undecided, only the parts within the swept range are compared. Both series must
+have been swept over the same range, and the result's ``scope`` is then "range".
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ from analysis.numbers.spread import mean_interval
 from analysis.numbers.windows import VALIDATION, SeriesWindows, outcomes
 from analysis.study.load import Column, Study
 
-# Two windows that differ by less are one: a hundredth of a decade is 2.3 % of a learning rate.
+# Smaller differences count as equal: a hundredth of a decade is 2.3 % of a learning rate.
 TIE_DECADES = 0.01
 EVERYTHING = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired comparison of two series: which is greater (+1 the first, -1 the second, 0 undecided), on how many
-    paired seeds, over which scope, and the interval.
+    """A paired comparison between two series.
 
-    ``differences``: by seed, where every one is known exactly; () where only bounds are."""
+    Attributes:
+        direction: +1 if the first is greater, −1 if the second is, 0 if undecided.
+        n: paired seeds.
+        scope: "whole" windows, parts within the swept "range", or "none".
+        interval: interval of the difference.
+        why_undecided: reason for direction 0.
+        differences: by seed if all are exact, else ().
+    """
 
     direction: int
     n: int
@@ -40,11 +47,19 @@ class Comparison:
 def decide(
     lows: list[float], highs: list[float], tie: float = 0.0, limit: float = math.inf
 ) -> tuple[int, tuple[float, float]]:
-    """Return the sign of a paired difference known by a lower and an upper bound per seed: (direction, interval).
+    """Return the sign and interval of a paired difference, from bounds per seed.
 
-    Fewer than three seeds: all must agree, the interval is their range. Three or more: the Student-t 95 % interval of
-    the mean lower (upper) bound must exclude 0. ``limit``: no difference can be larger than this; the interval is cut
-    there, which takes nothing from its coverage.
+    Below three seeds all must agree, and the interval is their range. With three or more, the Student-t 95 % interval
+    of the mean lower (upper) bound must exclude 0.
+
+    Args:
+        lows: lower bound per seed.
+        highs: upper bound per seed.
+        tie: largest absolute difference treated as 0.
+        limit: largest possible difference. The interval is clipped there, without loss of coverage.
+
+    Returns:
+        (direction, interval).
     """
     if not lows:
         return 0, EVERYTHING
@@ -52,11 +67,19 @@ def decide(
     return (1 if low > tie else -1 if high < -tie else 0), (max(low, -limit), min(high, limit))
 
 
-Lost = Mapping[int, tuple[float, float]]  # seeds that diverged at every rate, and the range of the rates
+Lost = Mapping[int, tuple[float, float]]  # seeds diverged at every rate, with the range of rates
 
 
 def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> Lost:
-    """Return the seeds of a series all of whose runs diverged, none missing, with the range of their learning rates."""
+    """Return the seeds whose runs all diverged, with the range of their learning rates.
+
+    A seed with missing runs is left out.
+
+    Args:
+        study: supplies the runs.
+        series: name of the series.
+        column: NLL column.
+    """
     table = outcomes(study, series, column)
     return {
         int(seed): (float(table.index[0]), float(table.index[-1]))
@@ -67,8 +90,10 @@ def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> 
 
 @dataclass(frozen=True)
 class _Width:
-    """Bounds of one seed's width. ``is_below_most``: it is less than ``most``, an edge lying below (above) a rate at
-    which a run diverged."""
+    """Bounds on one seed's width, in decades.
+
+    ``is_below_most``: the width is strictly below ``most``, because an edge borders on a divergence.
+    """
 
     least: float
     most: float
@@ -79,8 +104,7 @@ class _Width:
 
     @staticmethod
     def of(found: SeriesWindows, seed: int, lost: Lost) -> _Width | None:
-        """Return 0 where all of the seed's runs diverged, since no learning rate is stable; None where the width is not
-        known, for runs are missing."""
+        """Return the seed's width; 0 if all its runs diverged, None if unknown because runs are missing."""
         if seed in lost:
             return _Width(0.0, 0.0, 0.0, lost[seed])
         one = found.by_seed[seed]
@@ -91,13 +115,12 @@ class _Width:
 
 
 def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Lost, Lost] = ({}, {})) -> Comparison:
-    """Compare seed by seed whether the first's windows are wider. ``lost``: of each, the seeds that
-    `diverged_everywhere`: their width is 0.
+    """Compare seed by seed whether the first's windows are wider.
 
-    An edge next to a divergence lies strictly below the rate that diverged. So where the first is at least as wide as
-    the second could be if that rate belonged to it, in every one of two seeds or more, the first is wider in each: that
-    decides by the sign, whatever the bounds' spread. An interval of parts within the swept range, or of windows that
-    all end in it, is cut at the width of that range, which no difference can pass.
+    Args:
+        first: windows of one series.
+        second: windows of the other.
+        lost: `diverged_everywhere` for both; these seeds have width 0.
     """
     seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
     pairs = [(_Width.of(first, seed, lost[0]), _Width.of(second, seed, lost[1])) for seed in seeds]
@@ -105,6 +128,7 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     if not pairs or len(known) < len(pairs):
         return Comparison(0, len(pairs), why_undecided="in one seed or more a mechanism has no finished run")
     swept = max(math.log10(each.grid[1] / each.grid[0]) for pair in known for each in pair)
+    # without open windows, as within the swept range below, no difference can exceed the range's width
     closed = all(math.isfinite(each.most) for pair in known for each in pair)
     whole, interval = _decide(
         [(a.least, a.most, b.least, b.most) for a, b in known], known, swept if closed else math.inf
@@ -131,11 +155,12 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
 def _decide(
     bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float
 ) -> tuple[int, tuple[float, float]]:
-    """Decide as `decide` does, from the bounds (least, most) of both widths, and by the sign where every seed's bound
-    is strict."""
+    """Decide as `decide`, from both widths' bounds, or by the sign if all seeds' bounds are strict."""
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
     rounding = 1e-9
+    # An edge next to a divergence lies strictly below the diverged rate. If the first is at least as wide as the
+    # second's bound in all of two or more seeds, then it is wider in each: the sign decides, whatever the spread.
     if not direction and len(known) > 1 and all(b.is_below_most for _, b in known) and min(lows) >= -rounding:
         return 1, (0.0, interval[1])
     if not direction and len(known) > 1 and all(a.is_below_most for a, _ in known) and max(highs) <= rounding:
@@ -145,10 +170,14 @@ def _decide(
 
 @dataclass(frozen=True)
 class Bests:
-    """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``:
-    first − second by seed, as a share of the second (±∞ where one of the two diverged at every rate, so that its best
-    is infinitely bad); ``result``: of these; ``lost``: in how many seeds the first, and the second, diverged at every
-    rate."""
+    """The best NLLs of two series over seeds, at their common rates.
+
+    Attributes:
+        first, second: medians over seeds.
+        result: comparison of the differences.
+        differences: first − second by seed, relative to the second; ±∞ if one diverged at every rate.
+        lost: number of seeds in which the first, and the second, diverged at every rate.
+    """
 
     first: float
     second: float
@@ -158,7 +187,14 @@ class Bests:
 
 
 def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
-    """Compare the best NLL of two series seed by seed; None where no seed makes a pair (`_bests_of_seed`)."""
+    """Compare the best NLLs of two series seed by seed; None without a valid pair (`_bests_of_seed`).
+
+    Args:
+        study: supplies the runs.
+        first: name of one series.
+        second: name of the other.
+        column: NLL column.
+    """
     tables = [outcomes(study, name, column) for name in (first, second)]
     lrs, seeds = (
         sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
@@ -176,11 +212,10 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
-    """Return the lower NLL of both series over the rates at which both have a result, ∞ of a series that diverged at
-    all of its rates.
+    """Return both series' lowest NLL over common rates, ∞ for one diverged at all its rates.
 
-    None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs
-    of it that are missing, or at other rates, may have it.
+    None if both diverged everywhere. None also if one has no finite NLL at common rates, but missing runs or other
+    rates may have one.
     """
     both = first.notna() & second.notna()
     bests = (float(first[both].min()), float(second[both].min())) if both.any() else (math.inf, math.inf)

@@ -1,11 +1,10 @@
-"""Gather what is known of each run early in training beside what became of it later (which runs broke, and from which
-step on), so that nothing of the outcome is in what is to predict it.
+"""Collect early measurements of each run beside its later outcome, without leaking the outcome.
 
-Step k is where the earliest checkpoint stands. α_max is measured there by optimizer steps of the protocol's own
-(`warmup_steps` and `recorded_steps`, on batches that training never draws): it has looked at k + that many steps of
-training, here called the horizon. So only what happens after the horizon is judged, and a run that broke before it is
-counted apart, whatever it was measured as. The losses and gradient norms beside it are read up to k, and once more
-between k and the horizon, which costs less than the measurement and looks as far.
+Step k is the step of the earliest checkpoint. α_max there is measured by the protocol's own optimizer steps
+(`warmup_steps` and `recorded_steps`), on batches never drawn in training. The measurement thus covers training up to k
+plus these steps, called the horizon. Only events after the horizon are judged; earlier breaks are counted separately.
+Losses and gradient norms are read up to k, and again between k and the horizon: cheaper than α_max, with an equally
+late end.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ from analysis.study.once import once_per_study
 from analysis.words import lr_text
 
 DIVERGED, SPIKED, PLATEAUED = "diverged", "spiked", "plateaued"
-# the defaults of `stability.config.training.VerdictSpec`
+# defaults in `stability.config.training.VerdictSpec`
 VERDICT = {"smoothing_steps": 20, "spike_nats": 0.5, "noise_margin": 8.0}
 SPIKE_TOP = re.compile(r"by step (\d+)")
 
 
 def breaks(study: Study) -> Frame:
-    """Return by run ``broke`` and ``onset``.
+    """Return ``broke`` and ``onset`` by run.
 
-    - ``broke``: it diverged or spiked by its verdict; or it plateaued, and either its smoothed loss rose as a spike's
-      does, or its final validation NLL lies a spike's height above the initial one.
-    - ``onset``: of a run that broke, the step from which on its smoothed loss stood a spike's height above its lowest
-      value; no later than the top that a spike's verdict names, and than a diverged run's last step. A noisy loss takes
-      more than that height to be a spike: this may be early, which leaves out runs that could have been judged, and
-      lets none in that had broken. NaN: nobody can tell when.
+    - ``broke``: the verdict is diverged or spiked. A plateaued run also broke if its smoothed loss spiked, or if its
+      final validation NLL exceeds the initial one by a spike's height.
+    - ``onset``: first step at which a broken run's smoothed loss exceeded its minimum by a spike's height. It is at
+      most the top named by a spike's verdict, and a diverged run's last step. NaN if unknown.
+
+    A noisy loss needs more than this height for a spike, so ``onset`` may be early. An early onset excludes some valid
+    runs but admits no broken one.
     """
     runs = study.runs.set_index("run_id")
     asked = VERDICT | (study.spec.get("verdict") or {})
@@ -53,7 +53,7 @@ def breaks(study: Study) -> Frame:
 
 
 def _rises(curves: Frame, runs: list[str], asked: dict[str, float]) -> Frame:
-    """Return by run ``onset`` (NaN: it never rose so far) and ``is_spike`` (`_is_spike`)."""
+    """Return ``onset`` (NaN without a rise) and ``is_spike`` (`_is_spike`) by run."""
     rows = curves[curves["run_id"].isin(runs) & (curves["step"] > 0)].sort_values("step")
     found = {}
     for run, own in rows.groupby("run_id"):
@@ -71,15 +71,15 @@ def _rises(curves: Frame, runs: list[str], asked: dict[str, float]) -> Frame:
 
 
 def _is_spike(loss: Column, smoothed: Column, rise: Column, asked: dict[str, float]) -> bool:
-    """Return whether a loss rose by more than ``spike_nats`` and ``noise_margin`` standard deviations of its smoothed
-    values' own noise, taken where the lowest of them stands (in the first ``smoothing_steps``: where they end).
+    """Return whether a loss rose above its minimum by ``spike_nats`` and by ``noise_margin`` σ.
 
-    The noise is that of `stability.training.verdict.SpikeWatch`: the losses' variance is a sixth of the mean square of
-    their second differences, over about ten times the smoothing, of which an exponential mean that starts at its first
-    value keeps all at first and ρ/(2 − ρ) in the end.
+    σ is the noise of the smoothed loss at its minimum (at step ``smoothing_steps``, if the minimum is earlier), as in
+    `stability.training.verdict.SpikeWatch`.
     """
     share, place = 1 / asked["smoothing_steps"], np.arange(len(loss))
+    # The losses' variance is a sixth of their mean squared second difference, over about ten times the smoothing.
     variance = (loss.diff().diff() ** 2 / 6).ewm(alpha=share / 10).mean().fillna(0.0)
+    # An exponential mean that starts at its first value has the full variance at first and ρ/(2 − ρ) in the end.
     at_first = (1 - share) ** (2 * place)
     kept = at_first + (1 - at_first) * share / (2 - share)
     is_lowest = smoothed == smoothed.cummin()
@@ -90,25 +90,25 @@ def _is_spike(loss: Column, smoothed: Column, rise: Column, asked: dict[str, flo
 
 PAPER_STATE = "paper"
 STABLE = "stable"
-# What a run is worth here: judged, or why it is not.
+# Fates: judged, or the reason against.
 JUDGED = "judged"
 BEFORE = "broke by step k"
 DURING = "broke between k and the horizon"
 UNMEASURED = "no α_max at step k"
 TOO_SHORT = "ended by the horizon"
 NO_RESULT = "no result"
-# What changes the meaning of a rate or a loss: runs that differ in one of these are not compared with each other.
+# These change the meaning of a rate or a loss: runs are compared only within one combination.
 STRATUM = ("optimizer", "objective", "data", "data_fingerprint", "model")
 FATES = (JUDGED, BEFORE, DURING, UNMEASURED, TOO_SHORT, NO_RESULT)
 
 
 def has_early(study: Study) -> bool:
-    """Return whether α_max of any earliest checkpoint is among the study's results."""
+    """Return whether the study has α_max at an earliest checkpoint and is not a search."""
     return bool((study.curvature["phase"] == EARLIEST).any()) and not study.is_search
 
 
 def of_studies(studies: Iterable[Study]) -> Frame:
-    """Return `early_runs` of several studies under each other, a run that two of them list once: with the larger."""
+    """Return `early_runs` for several studies; a shared run is listed once, with the larger study."""
     frames = [early_runs(study) for study in largest_first(studies)]
     if not frames:
         return pd.DataFrame(columns=["run_id", "fate"])
@@ -116,26 +116,28 @@ def of_studies(studies: Iterable[Study]) -> Frame:
 
 
 def largest_first(studies: Iterable[Study]) -> list[Study]:
-    """Return the studies that have early α_max by falling number of runs: what two of them share goes with the larger
-    one, in whatever order they are named."""
+    """Return the studies with early α_max, most runs first.
+
+    Shared runs go with the larger study, whatever the order of the arguments.
+    """
     return sorted(filter(has_early, studies), key=lambda study: (-len(study.runs), study.name))
 
 
 @once_per_study
 def early_runs(study: Study) -> Frame:
-    """Return a table with a row a run.
+    """Return a table with one row per run.
 
-    - ``study series mechanism seed lr status``; ``group``: the series of its study; ``curve``: that and the seed;
-      ``stratum``: its study, and what it has of those of `STRATUM` that vary there.
-    - ``step``: k; ``horizon``: see above, that of most runs where the run has no early checkpoint.
-    - ``fate``: one of `FATES`; ``broke`` and ``onset``: `breaks`; ``unstable``: it ended other than stable.
-    - ``alpha_max``, ``critical_lr``: medians of the recorded steps from the run's own optimizer state,
-      ``paper_alpha_max``: from the paper's (`at_step_k`); each also over the LR as ``…_ratio``; ``sharpness`` and
-      ``adam_ratio`` where they were measured there. NaN: not measured.
-    - ``loss grad_norm``: medians of the steps up to k, as many as α_max is a median of; ``loss_next grad_norm_next``:
-      of those between k and the horizon. A value that is not finite counts as ∞; NaN: nothing was logged.
-    - ``lost``: steps of the measurement whose loss was not finite; ``nonfinite``: logged steps up to the horizon with
-      such a gradient norm or loss, which only guards let a run pass.
+    - ``study series mechanism seed lr status``. ``group``: study and series. ``curve``: group and seed. ``stratum``:
+      study and its varying axes among `STRATUM`.
+    - ``step``: k. ``horizon``: see the module. Runs without an early checkpoint get the most frequent value.
+    - ``fate``: one of `FATES`. ``broke`` and ``onset``: see `breaks`. ``unstable``: the verdict is not stable.
+    - ``alpha_max``, ``critical_lr``: medians over recorded steps from the run's own optimizer state.
+      ``paper_alpha_max``: from the paper's state (`at_step_k`). ``…_ratio``: each divided by the LR. ``sharpness`` and
+      ``adam_ratio``: at the same checkpoint. NaN: not measured.
+    - ``loss grad_norm``: medians over the last steps up to k, as many as α_max has. ``loss_next grad_norm_next``:
+      medians between k and the horizon. Non-finite values count as ∞. NaN: nothing was logged.
+    - ``lost``: measured steps with a non-finite loss. ``nonfinite``: logged steps up to the horizon with a non-finite
+      gradient norm or loss; a run survives them only with guards.
     """
     columns = ["run_id", "series", "mechanism", "seed", "lr", "status", "reason", "num_steps", "planned_steps"]
     frame = study.runs[columns].assign(study=study.name).set_index("run_id", drop=False)
@@ -159,7 +161,7 @@ def _strata(study: Study) -> list[str]:
 
 
 def _measured(study: Study) -> Frame:
-    """Return by run what was measured at its earliest checkpoint, in both optimizer states."""
+    """Return the earliest checkpoint's measurements by run, in both optimizer states."""
     own, paper = (recorded(study, EARLIEST, state) for state in (OWN_STATE, PAPER_STATE))
     rows = pd.concat([own, paper])
     by_run = rows.groupby("run_id")
@@ -178,8 +180,7 @@ def _measured(study: Study) -> Frame:
 
 
 def _steps_taken(protocol: str) -> tuple[float, float] | None:
-    """Return how many optimizer steps a measurement takes before it records, and how many it records; None where a file
-    is older than this."""
+    """Return the protocol's warm-up and recorded steps; None for older files without them."""
     known = json.loads(protocol) if protocol else {}
     if not {"warmup_steps", "recorded_steps"} <= known.keys():
         return None
@@ -187,9 +188,12 @@ def _steps_taken(protocol: str) -> tuple[float, float] | None:
 
 
 def at_step_k(rows: Frame, name: str) -> Column:
-    """Return by run the median of the finite values of a column, as α_max tables have it. Where none is finite: ∞ if
-    every one that there is is infinite (nothing limits the step), else 0, for the loss was not finite one measured step
-    on, and such a step counts as unstable everywhere. A column that was not measured of a run has no value."""
+    """Return the median of a column's finite values by run, as in α_max tables.
+
+    Without a finite value: ∞ if all present values are infinite (no limit on the step), else 0. The 0 stands for a
+    non-finite loss one measured step later, which counts as unstable everywhere. Runs without a measured column have no
+    value.
+    """
     asked = rows[rows["run_id"].isin(rows.loc[rows[name].notna(), "run_id"])] if name != "alpha_max" else rows
     if asked.empty:
         return pd.Series(dtype="float64")
@@ -199,7 +203,7 @@ def at_step_k(rows: Frame, name: str) -> Column:
 
 
 def _spectra(study: Study) -> Frame:
-    """Return by run the sharpness of its earliest checkpoint, from its own optimizer state where both were measured."""
+    """Return the earliest checkpoint's sharpness and ``adam_ratio`` by run, from its own optimizer state."""
     names = ["sharpness", "adam_ratio"]
     if "sharpness" not in study.spectra:
         return pd.DataFrame(columns=names, dtype="float64")
@@ -209,7 +213,7 @@ def _spectra(study: Study) -> Frame:
 
 
 def _logged(curves: Frame, frame: Frame) -> Frame:
-    """Return by run the medians of its logged losses and gradient norms up to k, and between k and the horizon."""
+    """Return medians of logged losses and gradient norms by run, up to k and from k to the horizon."""
     rows = curves.join(frame[["step", "horizon", "window"]].rename(columns={"step": "k"}), on="run_id")
     rows = rows[(rows["step"] > 0) & (rows["step"] <= rows["horizon"])]
     found = {}
@@ -223,9 +227,9 @@ def _logged(curves: Frame, frame: Frame) -> Frame:
 
 
 def _fates(frame: Frame) -> np.ndarray:
-    """Return each run's `FATES`; the first that holds."""
+    """Return each run's fate: the first that holds."""
     known = frame["status"].isin((*FINISHED, DIVERGED))
-    # a break whose beginning nobody can tell is not known to lie after the horizon
+    # a break of unknown onset may lie before the horizon, so it counts as early
     began = frame["onset"].fillna(0.0)
     conditions = {
         NO_RESULT: ~known | frame["step"].isna(),
@@ -238,7 +242,7 @@ def _fates(frame: Frame) -> np.ndarray:
 
 
 def named(frame: Frame, most: int = 6) -> str:
-    """Name runs by series and rate with their number: ``"sa 3e-2 (3), sc 1e-1"``, and how many kinds more."""
+    """Name runs by series and rate with counts: ``"sa 3e-2 (3), sc 1e-1"``; beyond ``most`` only a number."""
     counts = frame.groupby(["series", "lr"], sort=False).size()
     told = [
         f"{series} {lr_text(lr)}" + (f" ({number})" if number > 1 else "") for (series, lr), number in counts.items()
@@ -247,6 +251,6 @@ def named(frame: Frame, most: int = 6) -> str:
 
 
 def fate_counts(frame: Frame) -> Mapping[str, int]:
-    """Return how many runs have each of `FATES`, without those that none has."""
+    """Return the number of runs for each fate that occurs."""
     counts = frame["fate"].value_counts()
     return {fate: int(counts[fate]) for fate in FATES if fate in counts}

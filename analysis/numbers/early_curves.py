@@ -1,5 +1,7 @@
-"""Predict from what is known at step k where a curve's best learning rate and its edge lie: of each curve, all rates of
-one series and seed, a row."""
+"""Predict each curve's best learning rate and edge from step k.
+
+A curve is all rates of one series and seed; each has one row.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,7 @@ DECADE = 10.0
 
 
 def of_studies(studies: Sequence[Study]) -> Frame:
-    """Return `early_curves` of several studies under each other, without those that are a part of another, or the same
-    as an earlier one."""
+    """Return `early_curves` for several studies, without duplicates and parts of larger curves."""
     frames = [early_curves(study) for study in largest_first(studies)]
     if not frames:
         return pd.DataFrame(columns=["curve"])
@@ -33,26 +34,23 @@ def of_studies(studies: Sequence[Study]) -> Frame:
 
 @once_per_study
 def early_curves(study: Study) -> Frame:
-    """Return a table with a row a curve: ``study group curve stratum series mechanism seed run_ids``, and
+    """Return a table with one row per curve.
 
-    - ``best_lr``: the rate of the lowest final validation NLL; NaN where every run diverged, or a run has no result;
-      ``is_bound``: that is the smallest or largest rate of the curve, and the best may lie beyond;
-    - ``edge``: the largest stable rate, with ``edge_kind``: what `lr=edge` found for the series (the middle of its
-      bracket by verdict; by NLL where no verdict was found), else the upper end of the seed's stable window, in the
-      middle of its bracket next to a divergence. NaN where it lies beyond the rates that were tried ("open",
-      "unmeasured") or nothing is known ("none");
-    - ``alpha_max critical_lr``, ``grad_norm loss sharpness``: at the smallest rate;
-    - ``alpha_cross critical_cross``: the rate at which the early α_max (critical LR) falls below the rate (`crossing`);
-      ``…_is_bound``: it does so nowhere between the smallest and the largest rate, and the number is one of these;
-    - ``loss_best``: the rate of the lowest training loss up to step k; ``unbroken``: the largest rate whose run had not
-      broken by the horizon, the smallest where all had;
-    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN where none did: it is told the
-      outcome.
-
-    Only rates at which every series of the study has a run enter the predictors: which further ones `lr=edge` tries
-    depends on the outcome of the others.
+    - ``study group curve stratum series mechanism seed run_ids``.
+    - ``best_lr``: rate with the lowest final validation NLL. NaN if every run diverged or a run has no result.
+      ``is_bound``: it is the curve's smallest or largest rate, so the best may lie beyond.
+    - ``edge``: largest stable rate; ``edge_kind``: its source. `lr=edge` gives the middle of its bracket, by verdict or
+      else by NLL. Without `lr=edge`, it is the upper end of the seed's stable window, or the middle of the bracket next
+      to a divergence. NaN beyond the tried rates ("open", "unmeasured") or without data ("none").
+    - ``alpha_max critical_lr grad_norm loss sharpness``: at the smallest rate.
+    - ``alpha_cross critical_cross``: rate at which early α_max (critical LR) falls below the rate (`crossing`).
+      ``…_is_bound``: there is no crossing between the smallest and largest rate, and the value is one of these.
+    - ``loss_best``: rate with the lowest training loss up to step k. ``unbroken``: largest rate not broken by the
+      horizon, or the smallest if all broke.
+    - ``decade_below``: a tenth of the smallest rate that diverged in the end, NaN if none. This uses the outcome.
     """
     runs, found, edges = early_runs(study), windows(study), _edges_found(study)
+    # Predictors use common rates only: the further rates tried by `lr=edge` depend on the others' outcomes.
     common = _common_rates(runs)
     rows = []
     for (series, seed), own in runs.groupby(["series", "seed"], sort=False):
@@ -72,13 +70,13 @@ def early_curves(study: Study) -> Frame:
 
 
 def _common_rates(runs: Frame) -> set[float]:
-    """Return the rates that every series was run at; all where there is none."""
+    """Return the rates tried by every series, or all rates if none is common."""
     by_series = [set(rates) for _, rates in runs.groupby("series")["lr"]]
     return set.intersection(*by_series) or set(runs["lr"])
 
 
 def _edges_found(study: Study) -> dict[str, tuple[float, str]]:
-    """Return by series the edge that `lr=edge` found: the geometric middle of the bracket that it lies in."""
+    """Return each series' edge from `lr=edge`: the geometric middle of its bracket."""
     found = {}
     for series, row in edges_of(study).items():
         brackets = ((row.verdict_lr, row.verdict_next_lr, "by verdict"), (row.nll_lr, row.nll_next_lr, "by NLL"))
@@ -97,8 +95,10 @@ def _end_of(window) -> tuple[float, str]:
 
 
 def _predictors(own: Frame) -> dict[str, float]:
-    """Return what is known at step k of a curve's runs, by rising rate. A run that broke before it was measured has
-    nothing to give."""
+    """Return a curve's predictors at step k, from runs sorted by rate.
+
+    Runs that broke before measurement contribute nothing.
+    """
     measured = own[own["alpha_max"].notna()]
     logged = own[own["loss"].notna()]
     first = measured.iloc[0] if len(measured) else None
@@ -113,26 +113,34 @@ def _predictors(own: Frame) -> dict[str, float]:
 
 
 def _largest_unbroken(own: Frame) -> float:
-    """Return what the training alone tells at the horizon of where the edge lies."""
+    """Return the largest rate not broken by the horizon, or the smallest if all broke.
+
+    This is the training's own prediction, without any measurement.
+    """
     known = own[own["fate"] != NO_RESULT]
     whole = known.loc[~known["fate"].isin((BEFORE, DURING)), "lr"]
     return float(whole.max() if len(whole) else known["lr"].min())
 
 
 class Crossing(NamedTuple):
-    """A rate at which a limit falls below the rate itself; ``is_bound``: it does so at none that was measured, and this
-    is the smallest or the largest of them."""
+    """A rate at which a limit falls below the rate itself.
+
+    ``is_bound``: there is no crossing among the measured rates, and ``lr`` is the smallest or largest.
+    """
 
     lr: float
     is_bound: bool
 
 
 def crossing(lrs: Sequence[float], limits: Sequence[float]) -> Crossing:
-    """Return where a limit measured at each rate falls below the rate itself, coming from the smallest one,
-    interpolated linearly in logarithms. Where it never does, or already has, the largest or smallest rate: a bound, and
-    such curves share a rank. NaN where nothing was measured.
+    """Return the first rate at which the limit falls below the rate.
 
-    ``lrs``: rising. ``limits``: one each, ∞ and 0 allowed; rates with NaN are left out.
+    The crossing is interpolated linearly in logarithms. Without one, the result is a bound: the largest rate, or the
+    smallest if the limit is already below. Such curves share a rank. NaN without measurements.
+
+    Args:
+        lrs: rising learning rates.
+        limits: one limit per rate; ∞ and 0 are allowed, NaN is left out.
     """
     x, y = np.asarray(lrs, dtype=float), np.asarray(limits, dtype=float)
     x, y = x[~np.isnan(y)], y[~np.isnan(y)]

@@ -1,8 +1,7 @@
-"""Give the numbers by which kinds of run are compared that are each taken at a learning rate of their own, optimizers
-or mechanisms: NLL, how far the best rate can be pushed, α_max over the rate in force, sensitivity; and what a step is
-and costs.
+"""Compute the numbers for comparing optimizers or mechanisms, each at its own best rate.
 
-Each stands for one series at its own best rate, that of the lowest median NLL over seeds, a divergence counting as ∞.
+They are NLL, room above the best rate, α_max over the rate in force, sensitivity, and the size and cost of a step. A
+series' best rate has the lowest median NLL over seeds; a divergence counts as ∞.
 """
 
 from __future__ import annotations
@@ -22,8 +21,14 @@ from analysis.study.load import FINISHED, Frame, Study
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The sensitivity of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a
-    mean over (the fewest of the seeds)."""
+    """One series' sensitivity to the learning rate.
+
+    Attributes:
+        series: name.
+        by_seed: in nats.
+        spread: over seeds.
+        num_rates: rates averaged over, the fewest among seeds.
+    """
 
     series: str
     by_seed: dict[int, float]
@@ -32,12 +37,14 @@ class Sensitivity:
 
 
 def sensitivity(study: Study, series: str) -> Sensitivity:
-    """Return the mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats,
-    seed by seed (Wortsman et al. 2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
+    """Return the learning-rate sensitivity per seed, in nats.
 
-    Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study
-    only. A diverged run counts as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every
-    rate is as good as the best. A seed of which no run finished has no best, and no sensitivity.
+    This is the mean over swept rates of min(NLL, NLL at initialisation), minus the sweep's best NLL (Wortsman et al.
+    2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]). 0 means all rates are as good as the best.
+
+    Every swept rate has equal weight, so values depend on the swept range: compare series within one study only. A
+    diverged run counts as its initial NLL. Failed or unfinished runs are left out. A seed without a finished run has no
+    sensitivity.
     """
     by_seed, rates = {}, []
     for seed, runs in study.of(series).groupby("seed"):
@@ -45,14 +52,13 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
         if np.isfinite(finished["val_nll"]).any():
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
-    # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds
-    # diverged at a rate and others did not there are two clusters, for which an interval on logarithms ends far beyond
-    # what is possible.
+    # Smallest and largest: no seed can lose more than the distance from its initial NLL to its best. If only some seeds
+    # diverged at a rate there are two clusters, and an interval on logarithms would end far beyond the possible range.
     return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
 
 
 def _capped(runs: Frame) -> list[float]:
-    """Return min(NLL, initial NLL) of every run that says something."""
+    """Return min(NLL, initial NLL) for every finished or diverged run."""
     known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
     pairs = zip(
         known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True
@@ -60,22 +66,35 @@ def _capped(runs: Frame) -> list[float]:
     return [value for nll, init in pairs if math.isfinite(value := min(nll, init if math.isfinite(init) else math.inf))]
 
 
-OWN_STATE = "checkpoint"  # of the optimizer: the only one that all of them have
+OWN_STATE = "checkpoint"  # the only optimizer state defined for all optimizers
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of one series, by the ``name`` that it has among those that it is compared with.
+    """One series' numbers at its best rate.
 
-    ``best``: the best rate over the reference rate, NaN where every run diverged, as in all that is taken there;
-    ``best_lr``: the same as the study's tables have it. ``nll``, ``ratio`` (α_max over the rate in force, each run's
-    median), ``rms_u`` and ``rms_step`` (that times the rate): over the seeds at that rate. ``to_stable``, ``to_near``:
-    least and most decades from it to the largest rate at which every seed ended stable, and to where the median NLL
-    leaves 5 % of the best; NaN where no rate is stable. ``window``: the stable one of the median over seeds.
-    ``optimizer_bytes``: of the optimizer's state, a parameter; ``state_bytes``: what the mixers keep of one sequence to
-    go on reading, NaN where they cannot or it is not recorded; ``step_s``: by seed the median over runs. ``by_seed``:
-    of each compared quantity, by seed its bounds.
+    Everything at the best rate is NaN if all runs diverged.
+
+    Attributes:
+        series, name: the series, and its short name within the comparison.
+        best: best rate over the reference rate.
+        best_lr: best rate as in the study's tables.
+        window: stable window of the median over seeds.
+        nll: NLL over seeds.
+        to_stable: bounds in decades from the best rate to the largest rate with a stable verdict in every seed; NaN if
+            none.
+        to_near: bounds in decades to the rate at which the median NLL leaves 5 % of the best.
+        ratio: α_max over the rate in force, per-run medians, over seeds.
+        sensitivity: in nats.
+        rms_u: RMS of the step direction u, over seeds.
+        rms_step: RMS of u times the rate, over seeds.
+        num_params: median over runs.
+        optimizer_bytes: optimizer state per parameter.
+        state_bytes: mixers' state after one sequence, needed to continue reading; NaN if impossible or not recorded.
+        step_s: median step time over runs, by seed, in seconds.
+        num_runs: all runs.
+        by_seed: bounds by compared quantity and seed.
     """
 
     series: str
@@ -95,7 +114,7 @@ class Numbers:
     state_bytes: float
     step_s: Mapping[int, float]
     num_runs: int
-    diverged: Mapping[float, tuple[int, int]]  # by rate over the reference: how many of how many
+    diverged: Mapping[float, tuple[int, int]]  # by rate over the reference: (diverged, all) runs
     by_seed: Mapping[str, Mapping[int, Bounds]]
 
     @property
@@ -104,8 +123,13 @@ class Numbers:
 
 
 def numbers_of(study: Study, names: Mapping[str, str], references: Mapping[str, float]) -> dict[str, Numbers]:
-    """Return the numbers of some series. ``names``: by series; ``references``: by name the rate that its rates are told
-    in multiples of, 1 where it has none."""
+    """Return the numbers for several series.
+
+    Args:
+        study: supplies the runs.
+        names: short name by series.
+        references: reference rate by short name; 1 if missing.
+    """
     found = windows(study)
     edges = edges_of(study)
     return {
@@ -115,7 +139,7 @@ def numbers_of(study: Study, names: Mapping[str, str], references: Mapping[str, 
 
 
 def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference: float) -> Numbers:
-    """Return one series' numbers. ``edge``: its row of what `lr=edge` found; None: its rates are a grid."""
+    """Return one series' numbers; ``edge``: its row from `lr=edge`, None for a grid."""
     series, runs = found.series, study.of(found.series)
     median, table = found.median, outcomes(study, found.series)
     best_lr = math.nan if median is None else median.best_lr
@@ -123,12 +147,12 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
     steps = _steps_at(study, series, best_lr)
     ratios = (steps["alpha_max"] / steps["lr"]).groupby(steps["run_id"]).apply(finite_median)
     sizes = steps.groupby("run_id")["rms_u"].mean()
-    raw = reference if study.is_in_multiples else 1.0  # of a rate as the tables have it: what u was divided by
+    raw = reference if study.is_in_multiples else 1.0  # converts the tables' rates into real learning rates
     moved = (steps["rms_u"] * steps["lr"] * raw).groupby(steps["run_id"]).mean()
     mistuned = sensitivity(study, series)
     at_best = table.loc[best_lr] if best_lr in table.index else table.iloc[0] * math.nan
     finished = runs[runs["status"].isin(FINISHED)]
-    # a seed without a finite NLL counts where all of its runs diverged, and not where the others are missing
+    # a seed without a finite NLL counts only if all its runs diverged, not if others are missing
     known = {seed for seed in table.columns if np.isfinite(table[seed]).any() or np.isposinf(table[seed]).all()}
     own = {seed: each for seed, each in found.by_seed.items() if seed in known}
     return Numbers(
@@ -167,7 +191,7 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
 
 
 def room(found: Window) -> Bounds:
-    """Return the least and the most decades between a window's best rate and its upper edge."""
+    """Return lower and upper bounds, in decades, from a window's best rate to its upper edge."""
     return math.log10(found.high.lr / found.best_lr), math.log10(found.high.furthest_lr / found.best_lr)
 
 
@@ -176,7 +200,7 @@ def _exactly(value: float) -> Bounds:
 
 
 def edges_of(study: Study) -> dict[str, Any]:
-    """Return by series its row of what `lr=edge` found; {} without one."""
+    """Return each series' row from `lr=edge`; {} without a search."""
     if "edges" not in study.searches:
         return {}
     series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
@@ -184,7 +208,7 @@ def edges_of(study: Study) -> dict[str, Any]:
 
 
 def _of_edge(row: Any) -> Bounds:
-    """Return the decades from the best rate to the edge by verdict, as `lr=edge` bracketed it."""
+    """Return bounds in decades from the best rate to the edge by verdict, as bracketed by `lr=edge`."""
     if not (math.isfinite(row.best_lr) and math.isfinite(row.verdict_lr)):
         return math.nan, math.nan
     most = math.log10(row.verdict_next_lr / row.best_lr) if math.isfinite(row.verdict_next_lr) else math.inf
@@ -192,8 +216,10 @@ def _of_edge(row: Any) -> Bounds:
 
 
 def _to_stable(runs: Frame, best_lr: float) -> Bounds:
-    """Return the decades from the best rate of a grid to its largest rate at which every seed ended stable, and to the
-    next one, at which not all did; ∞ where there is none."""
+    """Return bounds in decades from a grid's best rate to its largest rate stable in every seed.
+
+    The upper bound is the next rate, or ∞ if none.
+    """
     stable = [float(lr) for lr, part in runs.groupby("lr") if set(part["status"]) == {"stable"}]
     if not stable or not math.isfinite(best_lr):
         return math.nan, math.nan
@@ -202,7 +228,7 @@ def _to_stable(runs: Frame, best_lr: float) -> Bounds:
 
 
 def _steps_at(study: Study, series: str, lr: float) -> Frame:
-    """Return the steps recorded at one rate's terminal checkpoints from the optimizer's own state."""
+    """Return the terminal steps recorded at one rate from the optimizer's own state."""
     rows = recorded(study, TERMINAL, OWN_STATE)
     rows = rows[(rows["series"] == series) & (rows["run_lr"] == lr)]
     return rows.assign(lr=rows["lr"].fillna(rows["run_lr"]))

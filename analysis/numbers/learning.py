@@ -1,15 +1,14 @@
-"""Measure what a mechanism learned beyond token frequencies, and whether that is enough to speak about it.
+"""Measure learning beyond token frequencies, and judge whether a mechanism is trained.
 
-Data differ in what there is to learn: a byte of English holds 3.2 nats under its frequencies and a small model soon
-spares 1 of them; a nucleotide holds 1.386, and good models spare 0.03 to 0.16. A margin in nats fits one of the two. So
-a mechanism counts as trained where its gain, the nats by which its best NLL lies below the token-frequency NLL, is
+Data differ in learnable nats. English bytes have 3.2 nats under their frequencies, and a small model soon gains 1. A
+nucleotide has 1.386, and good models gain 0.03 to 0.16. No margin in nats fits both. The gain is the token-frequency
+NLL minus the best NLL. A mechanism is trained if its gain is
 
-- certain: the seeds' interval at its best learning rate lies below the token-frequency NLL;
-- at least 1 % of the token-frequency NLL: less is no model of anything, however certain;
-- at least a quarter of the largest gain of its setting: a mechanism that stayed behind where others learned from the
-  same data in the same steps.
+- certain: at the best learning rate, the seeds' interval lies below the token-frequency NLL;
+- at least 1 % of the token-frequency NLL: less is no model, however certain;
+- at least a quarter of its setting's largest gain: less means staying behind others with the same data and steps.
 
-A gain below 5 % of the token-frequency NLL is said to be little, whatever is claimed besides.
+Gains below 5 % of the token-frequency NLL are reported as little, besides any claim.
 """
 
 from __future__ import annotations
@@ -31,8 +30,14 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """The learning of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the
-    worst that its seeds' interval leaves possible; ``words``: what its objective calls these."""
+    """One series' learning, in nats.
+
+    Attributes:
+        best_nll: median over seeds; ∞ if none.
+        unigram_nll: token-frequency NLL.
+        worst_nll: upper end of the seeds' interval.
+        words: the objective's terms.
+    """
 
     best_nll: float
     unigram_nll: float
@@ -49,7 +54,7 @@ class Learned:
 
     @property
     def gain(self) -> float:
-        """The nats between the token-frequency NLL and the best NLL; NaN where the former is not known."""
+        """Token-frequency NLL minus best NLL, in nats; NaN if the former is unknown."""
         return self.unigram_nll - self.best_nll
 
     @property
@@ -61,8 +66,7 @@ class Learned:
         return self.share < LITTLE_SHARE
 
     def shortfall(self, most: float) -> str:
-        """Say why what was learned is too little to speak about, "" where it is not. ``most``: the largest gain of the
-        setting."""
+        """Say why too little was learned, "" if trained; ``most``: largest gain in the setting."""
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
         if math.isnan(self.unigram_nll):
@@ -94,19 +98,19 @@ class Learned:
 
 
 def most_learned(all_of_setting: list[Learned]) -> float:
-    """Return the largest gain; NaN where none is known."""
+    """Return the largest gain; NaN if none is known."""
     return max((each.gain for each in all_of_setting if math.isfinite(each.gain)), default=math.nan)
 
 
 def why_untrained(study: Study) -> dict[str, str]:
-    """Return by series of a study why it learned too little to speak about, "" where it did not."""
+    """Return the reason for too little learning by series, "" if trained."""
     learned = {name: Learned.of(study, each) for name, each in windows(study).items()}
     most = most_learned(list(learned.values()))
     return {name: each.shortfall(most) for name, each in learned.items()}
 
 
 def little(named: dict[str, Learned]) -> str:
-    """Return a sentence on the mechanisms that learned little, "" where there is none."""
+    """Return a sentence on mechanisms with little learning, "" if none."""
     found = {name: each for name, each in named.items() if each.is_little}
     if not found:
         return ""

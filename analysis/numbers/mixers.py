@@ -1,5 +1,7 @@
-"""Compare mechanisms with softmax attention (`sa`), each at its own best learning rate (`analysis.numbers.kinds`), and
-find where each stops being stable as the rate rises."""
+"""Compare mechanisms with softmax attention (`sa`), each at its own best learning rate.
+
+Uses `analysis.numbers.kinds`, and finds each mechanism's largest stable rate.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from analysis.study.once import once_per_study
 from analysis.words import shortened
 
 PLAIN = "sa"
-ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # what other sections and claims compare with it
-NEVER: Bounds = (-math.inf, -math.inf)  # no rate was low enough
+ELSEWHERE = (PLAIN, "sc", "mix", "sw", "attentionx")  # compared with it in other sections and claims
+NEVER: Bounds = (-math.inf, -math.inf)  # no rate was stable
 Edges = Callable[[Study, str], dict[int, Bounds]]
 
 
@@ -27,8 +29,10 @@ def compares_mixers(study: Study) -> bool:
 
 
 def groups(study: Study) -> list[tuple[str, ...]]:
-    """Return the series that differ in their mechanism and its settings alone, group by group, in the study's order:
-    `sa` among them, and a mechanism that no other section compares with it."""
+    """Return groups of series differing in mechanism and its settings alone, in the study's order.
+
+    Each contains `sa` and a mechanism not compared elsewhere.
+    """
     if study.is_search:
         return []
     lines = study.runs.drop_duplicates("series")
@@ -39,25 +43,27 @@ def groups(study: Study) -> list[tuple[str, ...]]:
 
 
 def common_of(study: Study, group: tuple[str, ...]) -> str:
-    """Name what the series of a group have in common, beside their mechanism."""
+    """Name the settings common to a group."""
     row = study.of(group[0]).iloc[0]
     return str(row["setting"]).removesuffix(shortened(str(row["variant"]))).strip()
 
 
 @once_per_study
 def numbers_of(study: Study, group: tuple[str, ...]) -> dict[str, Numbers]:
-    """Return the numbers of each series of a group, under its mechanism's name with the setting that varies."""
+    """Return each series' numbers by its mechanism's name, with the varying setting."""
     return kinds.numbers_of(study, {series: str(study.of(series)["label"].iloc[0]) for series in group}, {})
 
 
 def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
-    """Return what the others of a group are compared with, `sa` as the study has it."""
+    """Return the group's baseline: `sa` without a variant."""
     return next(each for each in numbers.values() if each.name == PLAIN)
 
 
 def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
-    """Return by seed the least and the most that log10 of the stable window's upper edge can be: the rate at which the
-    NLL leaves 5 % of the seed's best. `NEVER` where it diverged at every rate; a seed that is missing has none."""
+    """Return bounds by seed on log10 of the stable window's upper edge.
+
+    At the edge the NLL leaves 5 % of the seed's best. `NEVER` if all runs diverged. Seeds without results are left out.
+    """
     table, found = outcomes(study, series), {}
     for seed, each in windows(study)[series].by_seed.items():
         if each is not None:
@@ -68,8 +74,11 @@ def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
 
 
 def edge_by_verdict(study: Study, series: str) -> dict[int, Bounds]:
-    """Return by seed the least and the most that log10 of the largest rate can be whose run ends stable: the largest
-    that did, and the next one, which did not (∞ where there is none). `NEVER` where none of all its rates did."""
+    """Return bounds by seed on log10 of the largest rate with a stable run.
+
+    The upper bound is the next rate, not stable, or ∞ if no higher rate was run. `NEVER` if no rate was stable; then
+    all of the seed's rates must have results.
+    """
     runs, found = study.of(series), {}
     for seed, own in runs.groupby("seed"):
         known = own[own["status"].isin(FINISHED) | (own["status"] == "diverged")]

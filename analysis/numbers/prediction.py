@@ -1,5 +1,4 @@
-"""Say how well each predictor of step k tells which runs will break, and where the best learning rate and the edge lie,
-each beside the baselines that cost nothing to measure."""
+"""Score predictors at step k against free baselines: broken runs, best learning rate, edge."""
 
 from __future__ import annotations
 
@@ -13,16 +12,22 @@ from analysis.numbers.ranking import FEWEST_UNITS, Draws, Estimate, auc, spearma
 from analysis.study.load import Frame
 
 POOLED, SAME_RATE = "all", "same rate"
-FEWEST_GROUPS = 4  # from which on whole groups are drawn
-FEWEST_CURVES = 4  # of which a rank correlation says anything
+FEWEST_GROUPS = 4  # below, intervals draw curves instead of groups
+FEWEST_CURVES = 4  # below, a rank correlation means nothing
 NOTHING = Estimate(np.nan, np.nan, np.nan, np.empty(0))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A column of `early_runs` or `early_curves`. ``sign``: −1 where a low value foretells a break (of curves: a low
-    rate), decided before any result. ``is_rate``: it is a learning rate itself, and its distance from the truth has a
-    meaning. ``is_told``: it knows a part of the outcome, and nothing is compared with it."""
+    """A column in `early_runs` or `early_curves`.
+
+    Attributes:
+        column, name: column, and its name in tables.
+        sign: −1 if low values predict a break (for curves: a low rate), fixed before any result.
+        is_baseline: free to measure.
+        is_rate: a learning rate, so its distance from the truth is defined.
+        is_told: uses part of the outcome; never a baseline for others.
+    """
 
     column: str
     name: str
@@ -63,12 +68,17 @@ OF_CURVES = (
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a predictor, by scope: each mechanism, `POOLED`, of runs also `SAME_RATE`.
+    """A predictor's scores by scope: each mechanism, `POOLED`, and for runs `SAME_RATE`.
 
-    ``numbers``: by scope how many runs (curves) it is known of, of `SAME_RATE` how many pairs. ``beyond``: the pooled
-    difference to each baseline by its column, on the rows that have both. ``sets``: the scores within each stratum;
-    ``beyond_in``: the differences there. ``decades``: of a rate, the median distance to the truth in decades, without
-    the ``num_bounds`` that only say beyond which rate it lies.
+    Attributes:
+        predictor: the scored column.
+        scopes: score by scope.
+        numbers: runs (curves) with a value by scope; for `SAME_RATE` the pairs.
+        beyond: pooled difference from each baseline by column, on rows with both.
+        sets: score within each stratum.
+        beyond_in: the differences within each stratum.
+        decades: for a rate, median distance to the truth in decades, without bounds.
+        num_bounds: rates known only as bounds.
     """
 
     predictor: Predictor
@@ -82,9 +92,12 @@ class Scored:
 
 
 def unit_of(frame: Frame) -> str:
-    """Return the column that says what is drawn: whole groups (a series of a study with all its seeds and rates) where
-    there are enough of them, since seeds of a mechanism resemble each other more than mechanisms do; else curves (all
-    rates of a seed, which share initialisation and the order of data), and the interval is about these groups alone."""
+    """Return the column to resample: whole groups if there are enough, else curves.
+
+    A group is a study's series with all seeds and rates: seeds within a mechanism are more alike than mechanisms. A
+    curve is all rates of a seed, with shared initialisation and data order. Intervals over curves concern these groups
+    alone.
+    """
     return "group" if frame["group"].nunique() >= FEWEST_GROUPS else "curve"
 
 
@@ -93,17 +106,17 @@ def draws_of(frame: Frame) -> Draws:
 
 
 def judged(runs: Frame) -> Frame:
-    """Return the runs that count: measured at step k, and not broken before the horizon."""
+    """Return the runs measured at step k and not broken before the horizon."""
     return runs[runs["fate"] == JUDGED].reset_index(drop=True)
 
 
 def telling(runs: Frame, event: str) -> Frame:
-    """Return the judged runs of the strata in which the event befell some and not others: the rest are in no pair."""
+    """Return the judged runs from strata with both outcomes; other strata yield no pairs."""
     return _varying(judged(runs), event)
 
 
 def ranked(curves: Frame, target: str) -> Frame:
-    """Return the curves that have ``best_lr`` or ``edge``, of the strata in which not all have the same."""
+    """Return the curves with ``best_lr`` or ``edge``, from strata with differing values."""
     return _varying(curves[curves[target].notna()], target) if target in curves else curves
 
 
@@ -113,8 +126,10 @@ def _varying(frame: Frame, column: str) -> Frame:
 
 
 def of_runs(runs: Frame, event: str) -> list[Scored]:
-    """Return the areas under the ROC curves of every predictor that was measured. ``runs``: `early_runs`; ``event``:
-    its column ``broke`` or ``unstable``. [] where no stratum has both outcomes."""
+    """Return the AUC of every measured predictor; [] if no stratum has both outcomes.
+
+    ``runs``: `early_runs`. ``event``: its column ``broke`` or ``unstable``.
+    """
     frame = telling(runs, event)
     return [_of_runs(frame, each, event) for each in OF_RUNS if frame[each.column].notna().any()]
 
@@ -124,13 +139,15 @@ def _of_runs(frame: Frame, predictor: Predictor, event: str) -> Scored:
     scored = _scored(frame, known, predictor, event, _auc, OF_RUNS)
     same = {SAME_RATE: _auc(known, predictor, event, same_rate=True)}
     by_rate = known.groupby(["stratum", "lr"])[event]
-    number = {SAME_RATE: sum(int(own.sum()) * int((~own).sum()) for _, own in by_rate)}  # one with it, one without
+    number = {SAME_RATE: sum(int(own.sum()) * int((~own).sum()) for _, own in by_rate)}  # pairs: one with, one without
     return replace(scored, scopes={**scored.scopes, **same}, numbers={**scored.numbers, **number})
 
 
 def of_curves(curves: Frame, target: str) -> list[Scored]:
-    """Return Spearman's rank correlations of every predictor with ``best_lr`` or ``edge`` over the curves, ranked
-    within their strata. [] where fewer than `FEWEST_CURVES` have that, or all of each stratum have the same."""
+    """Return every predictor's Spearman correlation with ``best_lr`` or ``edge`` over curves.
+
+    Ranks are taken within strata. [] below `FEWEST_CURVES` curves, or if values never differ within a stratum.
+    """
     frame = ranked(curves, target)
     if len(frame) < FEWEST_CURVES:
         return []
@@ -146,7 +163,7 @@ def _of_curves(frame: Frame, predictor: Predictor, target: str) -> Scored:
 
 
 def _known(frame: Frame, predictor: Predictor, outcome: str) -> Frame:
-    """Return the rows of which a predictor is known, as far as they can be compared; all of them where none can."""
+    """Return the comparable rows with a known predictor, or all known rows if none is comparable."""
     known = frame[frame[predictor.column].notna()]
     able = _varying(known, outcome)
     return able if len(able) else known
@@ -160,7 +177,7 @@ def _scored(
     score: Callable[[Frame, Predictor, str], Estimate],
     predictors: Sequence[Predictor],
 ) -> Scored:
-    """Return one predictor's scores over the rows of which it is known."""
+    """Return one predictor's scores over its known rows."""
     mechanisms, strata = dict.fromkeys(frame["mechanism"]), dict.fromkeys(frame["stratum"])
     parts = {name: known[known["mechanism"] == name] for name in mechanisms} | {POOLED: known}
     sets = {name: known[known["stratum"] == name] for name in strata}
@@ -183,16 +200,16 @@ def _scored(
 
 
 def _auc(part: Frame, predictor: Predictor, event: str, same_rate: bool = False) -> Estimate:
-    """Return the area for some runs, over pairs within a stratum: between two, what a rate, a limit or a loss means
-    differs beside what is asked. ``same_rate``: of one rate, too, so that the rate itself tells nothing."""
+    """Return the AUC over pairs within a stratum; ``same_rate``: only pairs with equal rates."""
     if part.empty:
         return NOTHING
+    # Between strata, the meaning of a rate, a limit or a loss differs. At equal rates, the rate predicts nothing.
     strata = part["stratum"] + "|" + part["lr"].map("{:g}".format) if same_rate else part["stratum"]
     return auc(predictor.sign * part[predictor.column], part[event], draws_of(part), list(strata))
 
 
 def baselines(predictors: Sequence[Predictor]) -> list[Predictor]:
-    """Return the baselines that a predictor is compared with."""
+    """Return the baselines for comparison with predictors."""
     return [each for each in predictors if each.is_baseline and not each.is_told]
 
 
@@ -210,15 +227,20 @@ def _decades(known: Frame, predictor: Predictor, target: str) -> float:
 
 
 def best_baseline(scored: Sequence[Scored]) -> Scored | None:
-    """Return the baseline that does best over all, chosen after the fact, which can only make it harder to beat."""
+    """Return the best pooled baseline.
+
+    The choice is made after the fact, so a predictor can only look worse against it.
+    """
     able = [each for each in scored if each.predictor.is_baseline and not each.predictor.is_told]
     found = [each for each in able if not np.isnan(each.scopes[POOLED].value)]
     return max(found, key=lambda each: each.scopes[POOLED].value, default=None)
 
 
 def verdict(difference: Estimate) -> str:
-    """Say what a difference to a baseline amounts to: better, worse, or cannot tell (the interval includes 0, or there
-    is none)."""
+    """Return better, worse or cannot tell, from a difference to a baseline.
+
+    "cannot tell": the interval includes 0 or is missing.
+    """
     if not difference.has_interval or difference.low <= 0 <= difference.high:
         return "cannot tell"
     return "better" if difference.low > 0 else "worse"

@@ -1,9 +1,7 @@
-"""Measure how well numbers order what they are to tell apart: the area under a ROC curve and Spearman's rank
-correlation, with intervals that draw whole groups of runs with replacement.
+"""Compute AUC and Spearman's rank correlation, with intervals from resampled groups of runs.
 
-Runs are no independent draws: those of one curve share their initialisation and the order of their data, those of one
-mechanism the model. An interval over single runs would be far too narrow, so that `Draws` resamples units, each with
-all that belongs to it.
+Runs are not independent: runs on a curve share initialisation and data order, runs of a mechanism the model. An
+interval over single runs would be far too narrow. So `Draws` resamples whole units.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ import numpy as np
 import pandas as pd
 
 NUM_DRAWS = 2000
-FEWEST_UNITS = 3  # below that there is no interval
+FEWEST_UNITS = 3  # below, there is no interval
 LEAST_DEFINED = 0.9  # share of the draws in which the statistic must exist
 TAILS = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic with the ends of its 95 % interval, NaN where there is none. ``draws``: its value in each draw, by
-    which it can be compared with another one of the same `Draws`."""
+    """A statistic with its 95 % interval, NaN if none.
+
+    ``draws``: its value per draw, for comparison with another estimate from the same `Draws`.
+    """
 
     value: float
     low: float
@@ -33,7 +33,7 @@ class Estimate:
 
     @staticmethod
     def of(value: float, draws: np.ndarray) -> Estimate:
-        """Take the percentiles of the draws in which the statistic exists, where these are `LEAST_DEFINED` or more."""
+        """Take percentiles over defined draws, if at least `LEAST_DEFINED` are defined."""
         known = draws[~np.isnan(draws)]
         if np.isnan(value) or not len(draws) or len(known) < LEAST_DEFINED * len(draws):
             return Estimate(value, np.nan, np.nan, draws)
@@ -51,9 +51,14 @@ class Estimate:
 
 
 class Draws:
-    """Units drawn with replacement, as many as there are, the same ones for every statistic.
+    """Units drawn with replacement, as many as exist; equal for every statistic.
 
-    ``units``: whose each row is, of the rows that a statistic is about. Fewer than `FEWEST_UNITS` give no draws.
+    Below `FEWEST_UNITS` there are no draws.
+
+    Args:
+        units: each row's unit.
+        num: number of draws.
+        seed: for the generator.
     """
 
     def __init__(self, units: Sequence[Hashable], num: int = NUM_DRAWS, seed: int = 0):
@@ -64,25 +69,30 @@ class Draws:
         self.drawn = generator.integers(0, max(1, self.num_units), size=(num, self.num_units))
 
     def counts(self) -> np.ndarray:
-        """Return how often each unit is drawn, a row a draw."""
+        """Return each unit's count per draw, shape (draws, units)."""
         number = len(self.drawn)
         cells = self.drawn + self.num_units * np.arange(number)[:, None]
         return np.bincount(cells.ravel(), minlength=number * self.num_units).reshape(number, self.num_units) * 1.0
 
 
 def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: Sequence[Hashable] = ()) -> Estimate:
-    """Return the share of pairs, one run with the event and one without, in which the first has the higher score, a tie
-    counting half: the area under the ROC curve, which is Mann and Whitney's U over the number of pairs (Hanley and
-    McNeil 1982, Radiology 143:29). NaN where there is no such pair.
+    """Return the area under the ROC curve; NaN without pairs.
 
-    ``scores``: none NaN, ±∞ allowed. ``strata``: only pairs within one of them count, () for all pairs.
+    This is the share of pairs, one run with the event and one without, in which the former scores higher; a tie counts
+    half. Equals Mann and Whitney's U over the number of pairs (Hanley and McNeil 1982, Radiology 143:29).
+
+    Args:
+        scores: one per run; ±∞ allowed, NaN not.
+        events: whether each run had the event.
+        draws: resampled units.
+        strata: only pairs within one stratum count; () for all pairs.
     """
     s, hit = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool)
     assert not np.isnan(s).any(), "whoever leaves a run out says so"
     above = (s[hit][:, None] > s[~hit][None, :]) + 0.5 * (s[hit][:, None] == s[~hit][None, :])
     codes = _codes(strata, len(s))
     counts = (codes[hit][:, None] == codes[~hit][None, :]).astype(float)
-    # Sums over pairs of units: a draw then is a quadratic form in how often each unit was drawn.
+    # Sums over pairs of units: each draw is then a quadratic form in the units' counts.
     won, pairs = (_by_units(each, draws.codes[hit], draws.codes[~hit], draws.num_units) for each in
                   (above * counts, counts))  # fmt: skip
     total = float(pairs.sum())
@@ -93,7 +103,7 @@ def auc(scores: Sequence[float], events: Sequence[bool], draws: Draws, strata: S
 
 
 def _by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: int) -> np.ndarray:
-    """Return the sum over the pairs of each two units."""
+    """Return the pairs' sums for each two units."""
     first, second = np.eye(number)[rows], np.eye(number)[columns]
     return first.T @ pairs @ second
 
@@ -101,11 +111,18 @@ def _by_units(pairs: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: 
 def roc(
     scores: Sequence[float], events: Sequence[bool], strata: Sequence[Hashable] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ROC curve, from (0, 0) to (1, 1): at each threshold the share of runs without the event, and of those
-    with it, whose score is as high. Runs of one score are one step.
+    """Return the ROC curve from (0, 0) to (1, 1), as false and true positive rates.
 
-    ``strata``: the mean of their curves, each by its number of pairs, at equal shares of runs without the event. The
-    area below is `auc` within them. Two empty arrays where no stratum has both kinds of runs.
+    With strata, their curves are averaged at equal false positive rates, weighted by pairs. The area below equals `auc`
+    within them.
+
+    Args:
+        scores: one per run.
+        events: whether each run had the event.
+        strata: one per run; () for a single stratum.
+
+    Returns:
+        Two arrays, with one step per distinct score; empty if no stratum has both kinds of runs.
     """
     s, hit, codes = np.asarray(scores, dtype=float), np.asarray(events, dtype=bool), _codes(strata, len(scores))
     curves, pairs = [], []
@@ -119,14 +136,14 @@ def roc(
         return curves[0] if curves else (np.empty(0), np.empty(0))
     shares = np.array(pairs) / sum(pairs)
     false = np.unique(np.concatenate([x for x, _ in curves]))
-    # a curve jumps where runs with the event come one after another: from below and from above
+    # vertical steps: runs with the event follow each other, so read each curve from below and from above
     ends = [np.array([_read_off(x, y, false, side) for x, y in curves]) for side in ("left", "right")]
     true = np.stack([shares @ each for each in ends], axis=1)
     return np.repeat(false, 2), true.ravel()
 
 
 def _steps(s: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ROC curve of runs of both kinds."""
+    """Return the ROC curve for runs with both outcomes."""
     thresholds = np.unique(s)[::-1]
     false = [np.mean(s[~hit] >= each) for each in thresholds]
     true = [np.mean(s[hit] >= each) for each in thresholds]
@@ -134,8 +151,7 @@ def _steps(s: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_off(x: np.ndarray, y: np.ndarray, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
-    """Return the height of a curve that rises in steps; where it jumps, the lower end from the left, the upper from the
-    right."""
+    """Return a step curve's height; at a jump the lower end from the left, the upper from the right."""
     place = np.searchsorted(x, at, side) - (side == "right")
     return np.where(x[place] == at, y[place], np.interp(at, x, y))
 
@@ -143,11 +159,16 @@ def _read_off(x: np.ndarray, y: np.ndarray, at: np.ndarray, side: Literal["left"
 def spearman(
     first: Sequence[float], second: Sequence[float], draws: Draws, strata: Sequence[Hashable] = ()
 ) -> Estimate:
-    """Return Spearman's rank correlation, Pearson's of the ranks, equal values sharing their mean rank. NaN where one
-    of the two is constant. None may be NaN, ±∞ are allowed.
+    """Return Spearman's rank correlation; NaN if one side is constant.
 
-    ``strata``: ranks are taken within each, less their mean and over their number, and correlated over all, so that
-    nothing that differs between strata enters. One in which all of ``second`` are equal says nothing and is left out.
+    Equal values share their mean rank. With strata, ranks are taken within each, centred and divided by its size, then
+    correlated over all. So differences between strata have no effect. A stratum with constant ``second`` is left out.
+
+    Args:
+        first: one value per row; ±∞ allowed, NaN not.
+        second: as ``first``.
+        draws: resampled units.
+        strata: one per row; () for a single stratum.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     assert not (np.isnan(a).any() or np.isnan(b).any()), "whoever leaves a curve out says so"
@@ -156,7 +177,7 @@ def spearman(
 
 
 def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the rank correlation of each draw. ``weights``: how often it holds each row; ``codes``: whose stratum."""
+    """Return each draw's rank correlation, from row counts (``weights``) and stratum codes."""
     over, xx, yy = np.zeros((3, len(weights)))
     for code in range(codes.max(initial=-1) + 1):
         own = codes == code
@@ -172,19 +193,21 @@ def _rho(a: np.ndarray, b: np.ndarray, weights: np.ndarray, codes: np.ndarray) -
 
 
 def _centred(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return ranks in each draw less their mean, which is known, as shares of the number drawn."""
+    """Return centred ranks in each draw, as shares of the number drawn."""
     number = weights.sum(axis=1, keepdims=True)
     return (_ranks(values, weights) - (number + 1) / 2) / np.maximum(number, 1)
 
 
 def _codes(strata: Sequence[Hashable], number: int) -> np.ndarray:
-    """Return the stratum of each row as a number from 0 on; () is one stratum."""
+    """Return each row's stratum as a number from 0; () is one stratum."""
     return pd.factorize(np.asarray(strata, dtype=object))[0] if len(strata) else np.zeros(number, dtype=int)
 
 
 def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np.ndarray:
-    """Return the share of the values of its stratum that lie below each one, of equal ones (itself among them) half:
-    ranks from ½ on over their number."""
+    """Return for each value the share of its stratum below; equal values, itself included, count half.
+
+    These are ranks from ½ on, divided by the stratum's size.
+    """
     v, codes = np.asarray(values, dtype=float), _codes(strata, len(values))
     found = np.empty(len(v))
     for code in set(codes):
@@ -194,7 +217,7 @@ def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np
 
 
 def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return in each draw every value's rank among the drawn ones, copies sharing their mean rank."""
+    """Return each value's rank among the drawn ones, per draw; copies share their mean rank."""
     names, place = np.unique(values, return_inverse=True)
-    held = weights @ np.eye(len(names))[place]  # how often each value is there
+    held = weights @ np.eye(len(names))[place]  # each value's count
     return (np.cumsum(held, axis=1) - (held - 1) / 2)[:, place]

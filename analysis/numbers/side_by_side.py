@@ -1,4 +1,4 @@
-"""Compute ratios of throughput from turns that were taken side by side (`benchmarks.throughput`)."""
+"""Compute throughput ratios from turns measured side by side (`benchmarks.throughput`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 from analysis.study.load import Study
 
-FEWEST_TURNS = 6  # of fewer no 95 % interval of a median can be had
+FEWEST_TURNS = 6  # fewer allow no 95 % interval of a median
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Throughput of one series over another's in turns taken side by side: the median, and its 95 % interval without
-    any distribution assumed (order statistics, by the binomial law of how many turns lie below the median); (0, ∞) of
-    fewer than six turns."""
+    """Median throughput ratio of two series over turns, with a distribution-free 95 % interval.
+
+    The interval uses order statistics and the binomial law for turns below the median. (0, ∞) below six turns.
+    """
 
     median: float
     low: float
@@ -25,7 +26,13 @@ class Ratio:
 
 
 def ratio(study: Study, series: str, plain: str) -> Ratio | None:
-    """Return the throughput of one series over another's, measured side by side; None where one was not."""
+    """Return one series' throughput over another's, side by side; None if not measured.
+
+    Args:
+        study: supplies the turns.
+        series: numerator.
+        plain: denominator.
+    """
     seconds = {row["series"]: row["seconds"] for row in study.throughput.get("rows", [])}
     if not {series, plain} <= set(seconds):
         return None
@@ -37,8 +44,15 @@ def ratio(study: Study, series: str, plain: str) -> Ratio | None:
 
 
 def mean_time(study: Study, series: str, plain: str) -> float:
-    """Return the mean time of a step of one series over another's, measured side by side: the mean, since some do their
-    work every few steps. NaN where one was not measured."""
+    """Return one series' mean step time over another's, side by side; NaN if not measured.
+
+    Means, not medians: some optimizers do their work every few steps.
+
+    Args:
+        study: supplies the turns.
+        series: numerator.
+        plain: denominator.
+    """
     seconds = {row["series"]: row["seconds"] for row in study.throughput.get("rows", [])}
     if not {series, plain} <= set(seconds):
         return math.nan
@@ -46,8 +60,10 @@ def mean_time(study: Study, series: str, plain: str) -> float:
 
 
 def _place(num: int) -> int | None:
-    """Return the largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 −
-    k)-th of the sorted values, counted from 0, the median lies with at least 95 %."""
+    """Return the largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025, or None.
+
+    The k-th and (n − 1 − k)-th sorted values, counted from 0, enclose the median with at least 95 %.
+    """
     below, place = 0.0, None
     for k in range(num // 2):
         below += math.comb(num, k) / 2**num
