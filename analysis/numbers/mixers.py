@@ -62,7 +62,8 @@ def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
 def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
     """Return bounds by seed on log10 of the stable window's upper edge.
 
-    At the edge the NLL leaves 5 % of the seed's best. `NEVER` if all runs diverged. Seeds without results are left out.
+    At the edge the NLL leaves 5 % of the seed's best. `NEVER` if all runs diverged. Other seeds without a window are
+    left out.
     """
     table, found = outcomes(study, series), {}
     for seed, each in windows(study)[series].by_seed.items():

@@ -1,4 +1,4 @@
-"""Give a number its sample size and its interval, and write them as tables, figures and sentences do."""
+"""Attach sample size and interval to a number, and format both."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from scipy.special import stdtrit
 
 Scale = Literal["real", "positive", "share", "extreme"]
-REAL: Scale = "real"  # differences and slopes, of either sign; nats, which are added and lie far from 0
-POSITIVE: Scale = "positive"  # norms, ratios, rates: above 0, multiplied
+REAL: Scale = "real"  # differences and slopes with any sign; nats, additive and far from 0
+POSITIVE: Scale = "positive"  # norms, ratios, rates: above 0, multiplicative
 SHARE: Scale = "share"  # between 0 and 1
-# the largest or worst of a run: its mean over seeds describes nothing, its smallest and largest value do
+# a run's largest or worst value: a mean over seeds describes nothing, the smallest and largest do
 EXTREME: Scale = "extreme"
 
 INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 % interval of the mean (n ≥ 3)"
@@ -36,8 +36,10 @@ def t_975(degrees: int) -> float:
 
 
 def mean_interval(values: Iterable[float]) -> tuple[float, float]:
-    """Return the Student-t 95 % interval of the mean; infinite where fewer than two values are given or one is not
-    finite."""
+    """Return the Student-t 95 % interval of the mean.
+
+    Infinite below two values, or if a value is not finite.
+    """
     array = np.asarray(list(values), dtype=float)
     if len(array) < 2 or not np.isfinite(array).all():
         return (-math.inf, math.inf)
@@ -46,15 +48,14 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float]:
-    """Return the ends of a 95 % interval over three values or more that cannot leave the quantity's own range; over
-    fewer, the smallest and largest.
+    """Return a 95 % interval within the quantity's range; below three values, smallest and largest.
 
-    ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the
-    geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
-    Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
-    positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0, a
-    share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme", the
-    largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and largest.
+    Back-transformed intervals follow Bland and Altman 1996, BMJ 312:1079; for shares Brown, Cai and DasGupta 2001.
+
+    Args:
+        values: one per seed.
+        scale: "real" uses Student's t on the values (mean). "positive" uses logarithms (geometric mean). "share" uses
+            log-odds. "extreme" returns smallest and largest.
     """
     array = np.asarray(list(values), dtype=float)
     lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(
@@ -62,6 +63,9 @@ def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float
     )
     if not len(array):
         return (-math.inf, math.inf)
+    # A Student interval over three heavy-tailed positive values easily passes 0, hence the transforms. A value at the
+    # scale's end (a norm of 0, a share of 0 or 1, or beyond by rounding, as for an eigenvalue of 0) has no finite
+    # transform. The largest of many tokens ("extreme") has no mean worth estimating from a few seeds.
     if len(array) < 3 or scale == EXTREME or (scale != REAL and not (lower < array.min() and array.max() < upper)):
         return (float(array.min()), float(array.max()))
     if scale == POSITIVE:
@@ -75,8 +79,10 @@ def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its n and an interval: min–max for two values, for three or more a 95 % one on the quantity's
-    `Scale` (see `interval`), none for one."""
+    """A median with n and an interval on the quantity's `Scale` (see `interval`).
+
+    Two values: min–max. Three or more: 95 %. One: none.
+    """
 
     median: float
     low: float
@@ -85,14 +91,14 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float], scale: Scale = REAL) -> Spread:
-        """Return the spread over the finite values only; n = 0 and NaN where there is none."""
+        """Return the spread over the finite values; n = 0 and NaN if none."""
         finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
         if len(finite) == 0:
             return Spread(math.nan, math.nan, math.nan, 0)
         return Spread(float(np.median(finite)), *interval(finite, scale), len(finite))
 
     def detail(self, form=lambda value: f"{value:.3f}") -> str:
-        """Say what stands under the median: the interval and n, or n alone."""
+        """Return the line below the median: interval and n, or n alone."""
         return f"n={self.n}" if self.n < 2 else f"{form(self.low)}–{form(self.high)}, n={self.n}"
 
 
@@ -100,9 +106,11 @@ MOST_SEEDS = 100
 
 
 def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int | None:
-    """Return the smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired
-    differences, excludes 0 or, with a ``margin``, lies below it. None: more than `MOST_SEEDS`, or no number would do.
-    Fewer than two differences have no spread: None."""
+    """Return the smallest number of seeds with a decisive Student-t 95 % interval.
+
+    Decisive: at the observed mean and spread, the interval excludes 0, or lies below ``margin``. None beyond
+    `MOST_SEEDS`, or below two differences.
+    """
     values = np.asarray(differences, dtype=float)
     if len(values) < 2 or not np.isfinite(values).all():
         return None
@@ -112,8 +120,7 @@ def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int 
 
 
 def share_interval(hits: int, number: int) -> tuple[float, float]:
-    """Return the exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws
-    were seen, by bisection of binomial tails."""
+    """Return the exact (Clopper–Pearson) 95 % interval for ``hits`` in ``number`` independent draws."""
     assert 0 <= hits <= number and number > 0
 
     def at_least(share: float) -> float:  # P(X ≥ hits), rising in the share
@@ -122,13 +129,14 @@ def share_interval(hits: int, number: int) -> tuple[float, float]:
     def at_most(share: float) -> float:  # P(X ≤ hits), falling
         return math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in range(hits + 1))
 
+    # the ends solve binomial tails equal to 2.5 %
     low = 0.0 if hits == 0 else _bisect(lambda share: at_least(share) > 0.025)
     high = 1.0 if hits == number else _bisect(lambda share: at_most(share) <= 0.025)
     return low, high
 
 
 def _bisect(is_above: Callable[[float], bool]) -> float:
-    """Return the point of [0, 1] from which on a condition holds."""
+    """Return the smallest point in [0, 1] satisfying a monotone condition."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

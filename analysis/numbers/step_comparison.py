@@ -1,5 +1,4 @@
-"""Compare in pairs what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and median
-α_max. Numbers only."""
+"""Compare checkpoints' % stable steps and median α_max in pairs, diverged runs included (`step_shares`)."""
 
 from __future__ import annotations
 
@@ -18,9 +17,16 @@ HIGHEST_LRS = 2
 
 @dataclass(frozen=True)
 class StepShares:
-    """The % stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds
-    that lack one of the runs; ``diverged``: how many of the first's and of the second's runs there diverged.
-    ``differences``: by seed, in points."""
+    """% stable for two series at their highest common LRs, as means over seeds.
+
+    Attributes:
+        lrs: the compared rates.
+        first, second: % stable.
+        result: comparison in points.
+        left_out: seeds lacking one of the runs.
+        diverged: number of diverged runs in the first and the second.
+        differences: by seed, in points.
+    """
 
     lrs: tuple[float, ...]
     first: float
@@ -33,9 +39,14 @@ class StepShares:
 
 @dataclass(frozen=True)
 class Medians:
-    """Median α_max of two series at the same LRs: of the finite medians of the runs measured there (NaN where none is);
-    ``result``: of log10 of their ratio, by bounds, and ``differences`` the same by seed (NaN where only a bound is
-    known). ``left_out`` and ``diverged``: as in `StepShares`."""
+    """Median α_max for two series at equal LRs.
+
+    Attributes:
+        first, second: median over measured runs' finite medians; NaN if none.
+        result: comparison of log10(first / second), by bounds.
+        left_out, diverged: as in `StepShares`.
+        differences: log10 ratio by seed; NaN for a bound.
+    """
 
     first: float
     second: float
@@ -46,7 +57,14 @@ class Medians:
 
 
 def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TERMINAL) -> tuple[float, ...]:
-    """Return the two highest LRs at which some seed has a result of every series."""
+    """Return the two highest LRs at which some seed has results for every series.
+
+    Args:
+        study: supplies the steps.
+        names: series.
+        state: optimizer state.
+        phase: checkpoint phase.
+    """
     count = counted(study, phase, state)
     count = count[(count["outcome"].isin(COUNTED)) & count["series"].isin(names)]
     series = count.groupby(["run_lr", "seed"])["series"].nunique().unstack()
@@ -56,10 +74,17 @@ def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TER
 def compare_stable_steps(
     study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
 ) -> StepShares | None:
-    """Compare % stable of two series at ``lrs``, by default the `highest_lrs` of both; None where no seed has results
-    of both at each of them.
+    """Compare two series' % stable at equal LRs, seed by seed; None without a complete seed.
 
-    Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
+    A seed lacking one of the runs is left out.
+
+    Args:
+        study: supplies the steps.
+        first: name of one series.
+        second: name of the other.
+        state: optimizer state.
+        phase: checkpoint phase.
+        lrs: learning rates; by default the `highest_lrs` of both.
     """
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
     parts, seeds, left_out = _paired(counted(study, phase, state), (first, second), lrs)
@@ -77,8 +102,7 @@ def compare_stable_steps(
 
 
 def _paired(count: Frame, names: Sequence[str], lrs: Sequence[float]) -> tuple[list[Frame], list[int], tuple[int, ...]]:
-    """Return what counts of both series at the LRs, the seeds at which both have a result at each, and those of either
-    that are thereby left out."""
+    """Return both series' counted rows, the seeds complete in both, and the seeds left out."""
     count = count[count["run_lr"].isin(lrs) & count["outcome"].isin(COUNTED)]
     parts = [count[count["series"] == name] for name in names]
     whole = [set(part.groupby("seed")["run_lr"].nunique().loc[lambda rates: rates == len(lrs)].index) for part in parts]
@@ -95,13 +119,21 @@ def _num_diverged(parts: Sequence[Frame], seeds: Collection[int]) -> tuple[int, 
 def compare_medians(
     study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
 ) -> Medians | None:
-    """Compare the median α_max of two series by log10 of their ratio, seed by seed at the same LRs (mean over these);
-    None as in `compare_stable_steps`.
+    """Compare two series' median α_max by log10 of their ratio, seed by seed.
 
-    A run that diverged has no α_max. For the comparison alone it is taken to lie below every median that was recorded
-    at this phase and below the rate at which it diverged: a rank, as its dash has in the paper's tables, and no value.
-    A median of 0 lies below every positive one, too. Where neither run of a seed and LR was measured that LR says
-    nothing of the seed.
+    The ratio is averaged over equal LRs. If neither run of a seed and LR was measured, this LR is left out for the
+    seed.
+
+    Args:
+        study: supplies the steps.
+        first: name of one series.
+        second: name of the other.
+        state: optimizer state.
+        phase: checkpoint phase.
+        lrs: learning rates; by default the `highest_lrs` of both.
+
+    Returns:
+        None without a comparable seed.
     """
     count = counted(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
@@ -121,7 +153,7 @@ def compare_medians(
 
 
 def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor: float) -> tuple[float, float] | None:
-    """Return bounds of log10(first / second), a mean over the LRs that tell; None where none does."""
+    """Return bounds on log10(first / second), averaged over informative LRs; None if none is."""
     pairs = []
     for lr in lrs:
         runs = [part[(part["seed"] == seed) & (part["run_lr"] == lr)].iloc[0] for part in parts]
@@ -132,10 +164,12 @@ def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor:
 
 
 def _log_bounds(run: Frame, floor: float) -> tuple[float, float]:
-    """Return the lower and upper bound of log10 α_max of one run."""
+    """Return lower and upper bounds on one run's log10 α_max."""
+    # A diverged run has no α_max. Like the dash in the paper's tables it is a rank without a value: below all recorded
+    # medians in this phase and below its own rate. A median of 0 also lies below all positive ones.
     if run["outcome"] == DIVERGED:
         return -math.inf, math.log10(min(run["run_lr"], floor))
-    if math.isnan(run["median"]):  # no finite α_max at all: nothing is known of a median of finite ones
+    if math.isnan(run["median"]):  # without finite α_max the median of finite values is unknown
         return -math.inf, math.inf
     if run["median"] <= 0:
         return -math.inf, math.log10(floor)

@@ -1,12 +1,12 @@
-"""Count every run in an α_max table, figure or claim: its recorded steps, how many of them are stable, and its median
-α_max.
+"""Count every run in α_max results: recorded steps, stable steps and median α_max.
 
-A run that diverged left no terminal checkpoint to measure. It counts all the same: as 0 % stable over the steps that it
-would have recorded, or the mechanisms that diverge most would look the most stable, only their survivors being left to
-be counted. At the earliest checkpoint a run counts with what was measured there, whatever became of it later; one that
-diverged before its first checkpoint counts as 0 % there, too. No α_max is made up for either: medians are over what was
-recorded. Runs that crashed, wait or were never measured are no results: they are counted nowhere, and said. Neither is
-a step that has no α_max, because the optimizer did not move there: it is left out of the recorded steps, and said.
+A diverged run has no terminal checkpoint. It counts as 0 % stable over the steps planned for it. Otherwise the
+mechanisms with most divergences would look most stable, because only their survivors would count. At the earliest
+checkpoint a run counts with its measurement, whatever its later outcome. A run diverged before its first checkpoint
+counts as 0 % there too. No α_max is invented for either: medians use recorded steps.
+
+Crashed, waiting or unmeasured runs are no results: they are not counted but reported. A step without α_max, because the
+optimizer did not move, is treated alike.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from analysis.study.once import once_per_study
 from analysis.study.protocol import NOT_DEFINED, asked_protocol, lacks_state
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
-MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # beside NOT_DEFINED: it can have no α_max
-COUNTED = (MEASURED, DIVERGED)  # the outcomes that shares are made of
+MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # the fourth is NOT_DEFINED: no α_max exists
+COUNTED = (MEASURED, DIVERGED)  # outcomes included in shares
 PHASES = {TERMINAL: "terminal checkpoint", EARLIEST: "earliest checkpoint", LAST: "last checkpoint before the end"}
 RULE = {
     TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have "
@@ -36,13 +36,15 @@ RULE = {
 
 
 def stable_steps(rows: Frame) -> Column:
-    """Return which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite
-    loss) do not."""
+    """Return whether each recorded step's α_max exceeds the LR in force.
+
+    ∞ does; 0 and NaN (a step lost to a non-finite loss) do not.
+    """
     return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
 
 
 def finite_median(values: Column) -> float:
-    """Return the median over the finite α_max (zeros are finite); NaN where there is none."""
+    """Return the median over finite α_max (zeros are finite); NaN if none."""
     known = values.to_numpy(dtype=float)
     finite = known[np.isfinite(known)]
     return float(np.median(finite)) if len(finite) else math.nan
@@ -50,11 +52,14 @@ def finite_median(values: Column) -> float:
 
 @once_per_study
 def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
-    """Return the steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where
-    ``state`` names it.
+    """Return the steps recorded at a phase's checkpoints, with their runs' columns.
 
-    No row of a run that diverged is a terminal one, whatever it says, and no step that has no α_max by definition is
-    among them.
+    Diverged runs have no terminal rows. Steps without a defined α_max are left out.
+
+    Args:
+        study: supplies the steps.
+        phase: checkpoint phase.
+        state: optimizer state; None for all.
     """
     rows = _steps_of(study, phase, state)
     return rows[rows["method"] != NOT_DEFINED]
@@ -62,8 +67,13 @@ def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
 
 @once_per_study
 def undefined_steps(study: Study, phase: str, state: str) -> Frame:
-    """Return the steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with
-    their runs' columns."""
+    """Return the steps without α_max because the optimizer's step is zero, with their runs' columns.
+
+    Args:
+        study: supplies the steps.
+        phase: checkpoint phase.
+        state: optimizer state.
+    """
     rows = _steps_of(study, phase, state)
     return rows[rows["method"] == NOT_DEFINED]
 
@@ -84,13 +94,15 @@ def _diverged(study: Study) -> set[str]:
 
 
 def phases_of(rows: Frame) -> list[str]:
-    """List the phases of a probe's rows, the terminal one first."""
+    """List the phases in a probe's rows, the terminal one first."""
     return sorted(set(rows["phase"]), key=lambda phase: (phase != TERMINAL, phase))
 
 
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
-    """Return the phases and states that were measured: terminal before earliest and last, paper before checkpoint.
-    Where runs diverged and the terminal checkpoints were asked for, they are among it even if no run has one."""
+    """Return the measured phases and states: terminal before earliest and last, paper before checkpoint.
+
+    If runs diverged, requested terminal checkpoints are included even without any row.
+    """
     pairs = set(study.curvature[["phase", "state"]].drop_duplicates().itertuples(index=False, name=None))
     if _diverged(study):
         pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _asked(study)
@@ -98,16 +110,17 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
 
 
 def drawn_phases(study: Study) -> list[str]:
-    """Return the phases that figures show: all but the last checkpoints of runs that ended early, which stand at as
-    many different steps, each in a row of a table of their own."""
+    """Return the phases shown in figures: all except the last checkpoints before an early end.
+
+    Those are at many different steps, and have their own table.
+    """
     found = [phase for phase, _ in phases_and_states(study)]
     found += [phase for each in study.spectra.values() for phase in each["phase"]]
     return [phase for phase in dict.fromkeys(found) if phase != LAST]
 
 
 def _asked(study: Study) -> set[tuple[str, str]]:
-    """Return the phases and states that the sweep itself was to measure, without states that no run's optimizer
-    defines."""
+    """Return the phases and states requested in the sweep, without states undefined for every run."""
     curvature = asked_protocol(study)
     phases = (TERMINAL, EARLIEST) if curvature.get("phase") == "all" else (curvature.get("phase"),)
     states = [state for state in curvature.get("state") or () if not lacks_state(study, state).all()]
@@ -116,13 +129,19 @@ def _asked(study: Study) -> set[tuple[str, str]]:
 
 @once_per_study
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
-    """Return a table with a row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
+    """Return a table with one row per run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
-    ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or
-    no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
-    diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
-    ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only the
-    runs that were measured.
+    - ``outcome``: measured, diverged, not defined, or not measured (no result). Not defined: the run's optimizer lacks
+      the state, or no step has an α_max.
+    - ``steps``: recorded, or planned for a diverged run; 0 if not defined or not measured.
+    - ``hits``: steps selected by ``which``.
+    - ``median``: median over the run's finite α_max; NaN if none.
+
+    Args:
+        study: supplies the steps.
+        phase: checkpoint phase; outside terminal and earliest, only measured or undefined runs are listed.
+        state: optimizer state.
+        which: selects steps; by default the stable ones.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
@@ -146,9 +165,11 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
 
 
 def planned_count(study: Study, rows: Frame) -> int:
-    """Return how many steps a run that diverged would have recorded: as many as the protocol of ``rows`` says, of the
-    study's other rows where there are none, or of its sweep; where no protocol was kept, as many as most runs
-    recorded."""
+    """Return the number of steps planned for a diverged run.
+
+    Source: the protocol in ``rows``, or without one the most frequent recorded number there. Without rows: the same for
+    the whole study, then the sweep's protocol, then 1.
+    """
     for known in (rows, study.curvature):
         numbers = [
             json.loads(text)["recorded_steps"]
@@ -162,26 +183,28 @@ def planned_count(study: Study, rows: Frame) -> int:
 
 
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
-    """Return the series that have a result, in the study's order."""
+    """Return the series with a result, in the study's order."""
     found = set(count.loc[count["outcome"].isin(COUNTED), "series"])
     return tuple(name for name in study.series if name in found)
 
 
 def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
-    """Return the series of which no run can have a result, since its optimizer has no such state or its steps no α_max,
-    in the study's order."""
+    """Return the series for which no run can have a result, in the study's order.
+
+    Their optimizer lacks the state, or their steps have no α_max.
+    """
     found = set(count["series"]) - set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
     return tuple(name for name in study.series if name in found)
 
 
 def share(count: Frame) -> float:
-    """Return the share of the counted steps that are hits, each step with the same weight; NaN where nothing counts."""
+    """Return the share of hits among counted steps, weighted equally; NaN without steps."""
     steps = int(count["steps"].to_numpy().sum())
     return int(count["hits"].to_numpy().sum()) / steps if steps else math.nan
 
 
 def notes(count: Frame) -> list[str]:
-    """Return what a cell's numbers do not show, e.g. ``["diverged 2/3", "not measured 1/3"]``."""
+    """Return a cell's uncounted or diverged runs, e.g. ``["diverged 2/3", "not measured 1/3"]``."""
     outcomes = count["outcome"].tolist()
     return [
         f"{outcome} {number}/{len(outcomes)}"

@@ -1,17 +1,14 @@
-"""Compute the stable window: the learning rates around the best one whose NLL is within 5 % of it.
+"""Compute stable windows: learning rates around the best with an NLL within 5 % of the best.
 
-Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to
-1.36), 5 % of it are more than half of what was learned beyond token frequencies: such a window is lenient, and whoever
-shows it says so.
+If the best is less than 10 % below the token-frequency NLL, then 5 % is more than half the learning. On DNA this is the
+case (1.386 nats, good models 1.22 to 1.36). Such a window is lenient, and reports must say so.
 
-Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL.
-Three neighbours allow no interpolation, and the edge is then the last rate that was measured inside:
+Edges are interpolated linearly in log10 LR against NLL, between the last rate inside and the first outside. Three kinds
+of neighbour allow no interpolation. The edge is then the last measured rate inside:
 
-- the grid ends (`open`): the window may go on without limit, its width is a lower bound;
-- nobody measured the neighbour, because it failed or never ran (`unmeasured`): the same, a crash being no evidence of
-  instability;
-- the neighbour diverged (`diverged`): the true edge lies between the two rates, so the width has a lower and an upper
-  bound.
+- `open`: the grid ends. The window may continue without limit, so its width is a lower bound.
+- `unmeasured`: the neighbour failed or never ran. Same as open: a crash is no evidence for instability.
+- `diverged`: the neighbour diverged. The true edge lies between both rates, so the width has lower and upper bounds.
 """
 
 from __future__ import annotations
@@ -28,15 +25,20 @@ from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.study.once import once_per_study
 
 TOLERANCE = 0.05
-HALF = 0.5  # of the nats between the token-frequency NLL and the best NLL
+HALF = 0.5  # share of the nats between the token-frequency NLL and the best NLL
 VALIDATION, GENERATIVE = "val_nll", "gen_nll"
 Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One end of a window: the rate reported, why it ends there, and the furthest rate at which the true edge can lie
-    (0 or ∞: unknown)."""
+    """One end of a window.
+
+    Attributes:
+        lr: reported rate.
+        kind: reason for the end.
+        furthest_lr: furthest possible rate for the true edge (0 or ∞: unknown).
+    """
 
     lr: float
     kind: Kind
@@ -53,28 +55,28 @@ class Window:
     best_nll: float
     threshold_nll: float
     grid: tuple[float, float]
-    half_nll: float | None = None  # where half of what was learned beyond token frequencies is lost; None: not known
+    half_nll: float | None = None  # NLL with half the learning beyond token frequencies lost; None if unknown
 
     @property
     def is_lenient(self) -> bool:
-        """Whether rates count as stable at which more than half of what was learned is lost."""
+        """Whether rates losing more than half the learning count as stable."""
         return self.half_nll is not None and self.threshold_nll > self.half_nll
 
     @property
     def width(self) -> float:
-        """Decades between the reported edges: never more than was shown."""
+        """Decades between the reported edges, a lower bound on the true width."""
         return math.log10(self.high.lr / self.low.lr)
 
     @property
     def width_max(self) -> float:
-        """The widest that the true window can be: ∞ where an edge is open or unmeasured."""
+        """Largest possible width of the true window in decades; ∞ if an edge is open or unmeasured."""
         if self.low.furthest_lr == 0 or math.isinf(self.high.furthest_lr):
             return math.inf
         return math.log10(self.high.furthest_lr / self.low.furthest_lr)
 
     @property
     def width_max_in_grid(self) -> float:
-        """The widest that its part within the swept range can be."""
+        """Largest possible width within the swept range, in decades."""
         low, high = max(self.low.furthest_lr, self.grid[0]), min(self.high.furthest_lr, self.grid[1])
         return math.log10(high / low)
 
@@ -88,17 +90,20 @@ class Window:
 
     @property
     def fills_grid(self) -> bool:
-        """Open at both ends of the sweep."""
+        """Whether the window reaches both ends of the sweep."""
         return self.low.kind == "open" and self.high.kind == "open"
 
 
 def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
-    """Return the stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of
-    these NLLs.
+    """Return the stable window of one curve; None without a finite run.
 
-    ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged,
-    ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so
-    that a negative NLL (a density) works too.
+    The tolerance is relative to the best NLL's magnitude, so negative NLLs (densities) work too.
+
+    Args:
+        lrs: distinct learning rates, in any order.
+        nlls: NLL (nats) per rate; ``inf`` if diverged, ``nan`` without a result.
+        tolerance: allowed relative excess over the best.
+        unigram: token-frequency NLL; NaN if unknown or not comparable.
     """
     order = np.argsort(np.asarray(lrs, dtype=float))
     x, y = np.asarray(lrs, dtype=float)[order], np.asarray(nlls, dtype=float)[order]
@@ -119,7 +124,7 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
 
 
 def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) -> Edge:
-    """Walk from the best rate outwards until the first one that is not inside."""
+    """Walk outwards from the best rate to the first one outside."""
     unknown = math.inf if step > 0 else 0.0
     inside, outside = best, best + step
     while 0 <= outside < len(x) and y[outside] <= threshold:
@@ -136,10 +141,10 @@ def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) 
 
 
 def outcome(run, column: str = VALIDATION) -> float:
-    """Return a run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a
-    crash took it.
+    """Return a run's NLL for windows and medians: ∞ if diverged, NaN without a result.
 
-    A finished run without a finite validation NLL counts as diverged; without a generative one it was not scored.
+    Failed and unfinished runs have no result. A finished run without a finite validation NLL counts as diverged;
+    without a generative NLL, as not scored.
     """
     if run.status == "diverged":
         return math.inf
@@ -150,18 +155,18 @@ def outcome(run, column: str = VALIDATION) -> float:
 
 
 def by_rate_and_seed(runs: Frame, values: Sequence[float] | Column, of_several: Literal["median", "first"]) -> Frame:
-    """Return a table, learning rate × seed, both sorted, of one number per run; NaN where no run has both.
+    """Return a table, learning rate × seed, both sorted, with one number per run; NaN if missing.
 
     Args:
         runs: columns ``lr`` and ``seed``.
-        values: a number for each row of ``runs``.
-        of_several: what counts of several runs of one rate and seed, NaN left out.
+        values: one number per row in ``runs``.
+        of_several: reduction for runs with equal rate and seed; NaN is skipped.
     """
     numbers = np.asarray(values, dtype=float)
     (rates, row), (seeds, column) = (np.unique(runs[name].to_numpy(), return_inverse=True) for name in ("lr", "seed"))
     table = np.full((len(rates), len(seeds)), math.nan)
     table[row, column] = numbers
-    # DataFrame.pivot_table takes twenty times as long where every run has its own cell, as in a sweep
+    # DataFrame.pivot_table is twenty times slower if every run has its own cell, as in a sweep
     if len(np.unique(row * len(seeds) + column)) < len(numbers):
         frame = pd.DataFrame({"row": row, "column": column, "value": numbers})
         cells = frame.groupby(["row", "column"])["value"].agg(of_several)
@@ -171,23 +176,30 @@ def by_rate_and_seed(runs: Frame, values: Sequence[float] | Column, of_several: 
 
 @once_per_study
 def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
-    """Return a table, LR × seed, of each run's `outcome`; NaN where the sweep has no such run."""
+    """Return a table, LR × seed, with each run's `outcome`; NaN if the sweep lacks the run.
+
+    Args:
+        study: supplies the runs.
+        series: name of the series.
+        column: NLL column.
+    """
     runs = study.of(series)
     needed = runs[["lr", "seed", "status", column]]
     return by_rate_and_seed(needed, [outcome(run, column) for run in needed.itertuples(index=False)], "median")
 
 
 def median_line(table: Frame) -> Column:
-    """Return the median over seeds at each LR. A divergence counts as ∞, so an LR at which half of the seeds diverged
-    lies outside every window."""
+    """Return the median over seeds at each LR.
+
+    A divergence counts as ∞, so an LR with half the seeds diverged lies outside every window.
+    """
     rows = [row[~np.isnan(row)] for row in table.to_numpy(dtype=float)]
     return pd.Series([float(np.median(row)) if len(row) else math.nan for row in rows], index=table.index)
 
 
 @dataclass(frozen=True)
 class SeriesWindows:
-    """The window of one series' median line, and one window for each seed (None where no run of that seed is
-    finite)."""
+    """The window of a series' median line, and one per seed (None without a finite run)."""
 
     series: str
     median: Window | None
@@ -200,14 +212,19 @@ class SeriesWindows:
 
 @once_per_study
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
-    """Return the windows of every series of a study, in the study's order, on the validation NLL or the generative one
-    (which no token-frequency NLL belongs to)."""
+    """Return every series' windows, in the study's order.
+
+    Args:
+        study: supplies the runs.
+        tolerance: allowed relative excess over the best.
+        column: validation or generative NLL; the latter has no token-frequency NLL.
+    """
     result = {}
     for series in study.series:
         table = outcomes(study, series, column)
         line = median_line(table)
         unigram = float(study.of(series)["unigram_nll"].median()) if column == VALIDATION else math.nan
-        # A seed without any result is no evidence either way; one whose runs all diverged is, and keeps its None.
+        # A seed without results is no evidence and is left out; a seed with divergences alone keeps its None.
         by_seed = {
             int(s): window(table.index, table[s], tolerance, unigram) for s in table.columns if table[s].notna().any()
         }
@@ -215,25 +232,33 @@ def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION
     return result
 
 
-KEPT = 0.95  # of the best share
-RECALL = "recall"  # the objective that is judged by its answers
+KEPT = 0.95  # fraction of the best share still inside a window
+RECALL = "recall"  # the objective judged by its answers
 
 
 def compares_recall(study: Study) -> bool:
-    """Return whether every run of a study is judged by its answers."""
+    """Return whether every run is judged by its answers."""
     return not study.is_search and set(study.runs["objective"]) == {RECALL}
 
 
 def shortfalls(study: Study, series: str, column: str) -> Frame:
-    """Return a table, LR × seed, of each run's share with its sign turned, so that less is better as of an NLL: ∞ where
-    the run diverged, NaN where there is no result."""
+    """Return a table, LR × seed, with each run's negated share, so that less is better.
+
+    ∞ if diverged, NaN without a result.
+
+    Args:
+        study: supplies the runs.
+        series: name of the series.
+        column: share column.
+    """
     return outcomes(study, series, column).map(lambda share: share if share == float("inf") else -share)
 
 
 def share_windows(study: Study, column: str) -> dict[str, SeriesWindows]:
-    """Return the windows of every series of a study, in the study's order, on the share in ``column``; as
-    `analysis.numbers.windows.windows` on the NLL, whose ``best_nll`` and ``threshold_nll`` are the negative of a share
-    here."""
+    """Return every series' windows on the share in ``column``, in the study's order.
+
+    As `analysis.numbers.windows.windows`, but ``best_nll`` and ``threshold_nll`` are negated shares.
+    """
     found = {}
     for series in study.series:
         table = shortfalls(study, series, column)

@@ -1,7 +1,7 @@
-"""Read one study's files into one frozen object: this is the only place of `analysis` that touches a study's folder.
+"""Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
-It imports the files' columns from `stability.runs.schema`, which imports nothing. That, and the words of
-`stability.runs.recorded_words`, is all of `stability` that `analysis` knows.
+Column names come from `stability.runs.schema`, a module without imports. Besides these, `analysis` uses only the words
+in `stability.runs.recorded_words` from `stability`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from stability.printable import visible
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, YOUNGER, own_columns
 
 if TYPE_CHECKING:
-    # pandas annotates its results as unions of all that can come out: checked against those, every second line is a
-    # false error.
+    # pandas annotates results as unions of every possible type, so a type checker would report false errors everywhere
     Frame = Any
     Column = Any
 else:
     Frame = pd.DataFrame
     Column = pd.Series
 
-# the `what` that writes a table of another name
+# table: the probe's `what`, if named differently
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": "training_free"}
-THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
-# By the name of every table.
+THROUGHPUT_VERSION = 1  # version in `results/throughput.json` (`benchmarks.throughput.VERSION`)
+# Columns by table.
 COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}
 
 FINISHED = ("stable", "spiked", "plateaued")
@@ -44,11 +43,12 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the further tables that it has (`schema.OPTIONAL`).
+    """A study's three tables, its `study.json`, and further tables by kind and name (`schema.OPTIONAL`).
 
-    `runs` carries the columns that `naming.with_series` adds to its file's: `setting`, `series`, `base` and `label`.
-    ``tokenizer``: the folder with what its structure tokenizer does. ``throughput``: what `benchmarks.throughput`
-    measured side by side, {} where it did not.
+    Attributes:
+        runs: with `setting`, `series`, `base` and `label` added by `naming.with_series`.
+        tokenizer: folder with the structure tokenizer's results, or None.
+        throughput: side-by-side measurement from `benchmarks.throughput`; {} if not measured.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Study:
 
     @cached_property
     def series(self) -> tuple[str, ...]:
-        """Every series, sa sc mix sw first, the others by name; settings together, the plain residual first."""
+        """Every series: settings together, the plain residual first; then sa sc mix sw, others by name."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
         return tuple(
             pair.series
@@ -75,8 +75,10 @@ class Study:
 
     @property
     def is_search(self) -> bool:
-        """Whether every run has settings of its own (`search=optuna`), or is a part of one (`search=pbt`): tables of
-        learning rate against mechanism mean nothing then."""
+        """Whether the study is a search (`search=optuna`, `search=pbt`).
+
+        Runs then have individual settings or are parts, and tables by learning rate and mechanism are meaningless.
+        """
         return not self.searches.keys().isdisjoint({"search", "lineage"})
 
     @property
@@ -86,7 +88,7 @@ class Study:
 
     @property
     def fingerprint(self) -> str:
-        """The first 12 hex digits of the data's fingerprint (of each, where the study holds several data sets)."""
+        """First 12 hex digits of each data set's fingerprint."""
         known = sorted({value[:12] for value in self.runs["data_fingerprint"] if value})
         return (
             ", ".join(known)
@@ -96,7 +98,7 @@ class Study:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The spec that the sweep left, {} where there is none."""
+        """The sweep's spec; {} if not recorded."""
         spec = self.study.get("spec")
         return spec if isinstance(spec, dict) else {}
 
@@ -110,28 +112,32 @@ class Study:
         return dict(iter(self.runs.groupby("series")))
 
     def with_run(self, frame: Frame) -> Frame:
-        """Return `curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`,
-        `setting`, `seed` and LR (`run_lr`)."""
+        """Return a table with its runs' `series`, `mechanism`, `setting`, `seed` and LR (`run_lr`).
+
+        ``frame``: `curvature`, `curves`, or a table in `spectra` or `probes` with run ids.
+        """
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
 
     def probed(self, name: str) -> Frame:
-        """Return the rows of one of `probes` as `with_run` does, and their series' place among all, ``order``."""
+        """Return one table in `probes` as `with_run` does, with ``order``: the series' position."""
         rows = self.with_run(self.probes[name])
         return rows.assign(order=rows["series"].map({series: place for place, series in enumerate(self.series)}))
 
 
 def paper_rank(mechanism: str) -> tuple[int, str]:
-    """Sort key: the paper's four mechanisms in a fixed order, then the rest by name."""
+    """Return a sort key: the paper's four mechanisms in order, then others by name."""
     return (PAPER_ORDER.index(mechanism) if mechanism in PAPER_ORDER else len(PAPER_ORDER), mechanism)
 
 
 def load(study_dir: Path | str | Study) -> Study:
-    """Read ``<runs_dir>/studies/<name>/study.json`` and ``results/{runs,curvature,curves}.parquet``. A study that was
-    read before is returned as it is, with all that was computed of it since.
+    """Read a study's ``study.json`` and tables in ``results/``.
 
-    Errors: ``ValueError`` of one line where a file is missing (it names the command that makes it), unreadable, or of
-    another schema version.
+    The folder is ``<runs_dir>/studies/<name>``. A `Study` is returned as is, with its cached results.
+
+    Raises:
+        ValueError: a file is missing, unreadable, or has another schema version. The message is one line with the
+            command to write the file.
     """
     if isinstance(study_dir, Study):
         return study_dir
@@ -149,7 +155,7 @@ def load(study_dir: Path | str | Study) -> Study:
     }  # fmt: skip
     if multiples.are_rates_of_their_own(manifest):
         frames, extra = multiples.of_tables(frames, extra, manifest)
-    for axis in ("mechanism", *naming.SETTING_AXES):  # names of a file from elsewhere: figures draw what they are given
+    for axis in ("mechanism", *naming.SETTING_AXES):  # names from foreign files may hold unprintable characters
         frames["runs"][axis] = [visible(each) if isinstance(each, str) else each for each in frames["runs"][axis]]
     frames["runs"] = naming.with_series(frames["runs"], manifest)
     return Study(
@@ -163,16 +169,17 @@ def load(study_dir: Path | str | Study) -> Study:
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
-    """Return the results of the structure tokenizer in the study's pool that its objective names; None where it names
-    none, or that one was not measured."""
+    """Return the results folder of the objective's structure tokenizer; None without one or if not measured."""
     identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return folder if identity and (folder / "summary.json").is_file() else None
 
 
 def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Read the side-by-side throughput of a study; {} where none was measured, ``ValueError`` where the file is of
-    another version. ``renamed``: series' names by those that an older file may have for them."""
+    """Read a study's side-by-side throughput; {} if not measured, ``ValueError`` for another version.
+
+    ``renamed``: current series names by older files' names.
+    """
     path = study_dir / "results" / "throughput.json"
     if not path.is_file():
         return {}
@@ -187,7 +194,7 @@ def _throughput(study_dir: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_throughput(found: Any) -> bool:
-    """Return whether a file holds the rows of `benchmarks.throughput`, of this version."""
+    """Return whether a file has rows from `benchmarks.throughput` in this version."""
     if not isinstance(found, dict) or found.get("version") != THROUGHPUT_VERSION or not found.get("rows"):
         return False
     return isinstance(found["rows"], list) and all(isinstance(row, dict) and "series" in row for row in found["rows"])
@@ -207,12 +214,12 @@ def _manifest(study_dir: Path) -> dict[str, Any]:
 
 
 def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
-    """Return the command that makes the study's results: its own where `study.json` recorded one."""
+    """Return the command that makes the study's results, as recorded in `study.json` if possible."""
     return str(manifest.get("command") or f"python -m stability.sweep name={study_dir.name}")
 
 
 def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
-    """Return the command that makes one table."""
+    """Return the command that writes one table."""
     if name in OPTIONAL["generation"]:
         return f"python -m stability.generate ckpt={study_dir}"
     if name in OPTIONAL["probes"]:
@@ -223,8 +230,10 @@ def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
 
 
 def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
-    """Read one table of a study's results; ``ValueError`` with the command that writes it again where it is missing, no
-    parquet file, of another version or without a column."""
+    """Read one results table; ``ValueError`` if missing, unreadable, outdated or lacking a column.
+
+    The message has the command to write the table again.
+    """
     path = study_dir / "results" / f"{name}.parquet"
     command = _command(study_dir, name, manifest)
     if not path.is_file():
@@ -253,8 +262,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
-    """Read the schema's version from the file's own key, else from the attributes that pandas stores; None where
-    neither has one."""
+    """Read the schema version from the file's own key or pandas' attributes; None without either."""
     raw, attributes = metadata.get(b"schema_version"), metadata.get(b"PANDAS_ATTRS", b"{}")
     try:
         raw = json.loads(attributes).get("schema_version") if raw is None else raw
@@ -264,8 +272,8 @@ def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
 
 
 def _typed(frame: Frame) -> Frame:
-    """Return text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of
-    its own in parquet."""
+    """Return text columns as str ("" for null) and all others as float64 (NaN for null)."""
+    # an all-null column has no type in parquet, so types are set here
     columns = {
         column: _text(frame[column])
         if column in TEXT
@@ -276,12 +284,13 @@ def _typed(frame: Frame) -> Frame:
 
 
 def _text(column: Column) -> Column:
-    """Return a column as str, "" for null; each of its values is turned into one once, as most stand in many rows."""
+    """Return a column as str, "" for null."""
+    # most values repeat, so each distinct one is converted once
     codes, values = pd.factorize(column)
-    known = np.array(["", *map(str, values)], dtype=object)  # the code of a null is -1
+    known = np.array(["", *map(str, values)], dtype=object)  # a null has code -1, hence the + 1
     return pd.Series(known[codes + 1], index=column.index, dtype=object)
 
 
 def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:
-    """Sort key of checkpoints' names: terminal, earliest, then any other by its step."""
+    """Return a sort key for phases: terminal, earliest, then others by step."""
     return phase != "terminal", naming.natural(phase)

@@ -1,5 +1,7 @@
-"""Turn the learning rates of a study with `lr=scaled` into multiples of each optimizer's reference rate: rates of two
-optimizers have different units, and no table or figure then puts one beside the other."""
+"""Convert learning rates in a study with `lr=scaled` into multiples of each optimizer's reference rate.
+
+Rates of two optimizers have different units. After conversion no table or figure mixes them.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,36 @@ if TYPE_CHECKING:
 else:
     Frame, Column = pd.DataFrame, pd.Series
 
-# Columns in units of a learning rate, of whatever table.
+# Columns in units of a learning rate, in all tables.
 RATES = (
     "lr", "alpha", "alpha_max", "parity_alpha_max", "critical_lr", "best_lr", "best_low", "best_high", "verdict_lr",
     "verdict_next_lr", "nll_lr", "nll_next_lr", "lowest_lr", "highest_lr",
 )  # fmt: skip
-TEXTS = ("verdict_exceptions", "nll_exceptions")  # rates with spaces between them
-ROUNDING = 0.006  # relative, by which a rate in three digits lies beside its multiple
+TEXTS = ("verdict_exceptions", "nll_exceptions")  # rates separated by spaces
+ROUNDING = 0.006  # largest relative error of a rate rounded to three digits
 TOLD = "LR and α_max are multiples of each optimizer's reference rate."
 
 
 def references(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Return each optimizer's reference rate by its name, as ``study.json`` has them; {} where it has none."""
+    """Return each optimizer's reference rate from ``study.json``; {} if not recorded."""
     return dict(manifest.get("lr_references") or {})
 
 
 def are_rates_of_their_own(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a study swept multiples of reference rates that differ."""
+    """Return whether a study swept multiples of differing reference rates."""
     return bool(manifest.get("lr_multiples")) and len(set(references(manifest).values())) > 1
 
 
 def of_tables(
     frames: Mapping[str, Frame], extra: Mapping[str, Mapping[str, Frame]], manifest: Mapping[str, Any]
 ) -> tuple[dict[str, Frame], dict[str, dict[str, Frame]]]:
-    """Return a study's tables, as `analysis.study.load` has them, with `converted` rates."""
+    """Return a study's tables with `converted` rates.
+
+    Args:
+        frames: required tables by name, as read by `analysis.study.load`.
+        extra: optional tables by kind and name.
+        manifest: content of ``study.json``.
+    """
     own, nominal, runs = references(manifest), manifest["lr_multiples"], frames["runs"]
     by_run = {run: own[name] for run, name in zip(runs["run_id"], runs["optimizer"], strict=True) if name in own}
     found = {name: converted(each, by_run, nominal if name == "runs" else ()) for name, each in frames.items()}
@@ -49,11 +57,13 @@ def of_tables(
 
 
 def converted(frame: Frame, by_run: Mapping[str, float], nominal: Sequence[float] = ()) -> Frame:
-    """Return a table with its `RATES` over the reference rate of each row's run (``by_run``: by run id).
+    """Return a table with its `RATES` divided by each run's reference rate.
 
-    ``nominal``: the multiples that were swept, for tables whose rates are those of runs: a rate was rounded to three
-    digits, and is its own multiple again; a further one (`lr=edge`) is rounded to three digits. () of a table of
-    measurements: nothing is rounded.
+    Args:
+        frame: table with ``run_id``.
+        by_run: reference rate by run id.
+        nominal: swept multiples, for tables of runs' rates: a rate rounded to three digits becomes its multiple again.
+            Other rates (`lr=edge`) are rounded to three digits. () for measurements: no rounding.
     """
     if "run_id" not in frame or frame.empty:
         return frame
@@ -74,7 +84,7 @@ def converted(frame: Frame, by_run: Mapping[str, float], nominal: Sequence[float
 
 
 def _nearest(rate: float, nominal: Sequence[float]) -> float:
-    """Return the swept multiple that a rate is, up to its rounding, or the rate in three digits."""
+    """Return the swept multiple equal to a rate up to rounding, else the rate in three digits."""
     if pd.isna(rate) or not nominal:
         return rate
     best = min(nominal, key=lambda each: abs(each - rate))

@@ -1,5 +1,4 @@
-"""Name the series of a study: the one place that says what a line of a figure, a row of a table and the subject of a
-sentence are called."""
+"""Name a study's series, for figures, tables and sentences alike."""
 
 from __future__ import annotations
 
@@ -16,28 +15,28 @@ if TYPE_CHECKING:
 else:
     Frame = pd.DataFrame
 
-# Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
+# Axes besides mechanism, lr and seed: averages never mix runs with different values.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
-# Settings that say which kind of a mechanism a run has, by mechanism: a name has them if they are ablated or unusual.
+# Settings that define a mechanism's kind: part of the name if ablated or unusual.
 NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope",)}
-BLIND = "(blind)"  # after the name of a mechanism that cannot distinguish a text from its mirror image
+BLIND = "(blind)"  # suffix for mechanisms unable to distinguish a text from its mirror image
 
 
 def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
-    """Add what the runs are called.
+    """Add name columns to the runs.
 
-    - ``setting``: the other axes that vary in this study, the variant of an ablation last; "" where none does.
-    - ``series``: mechanism (sa+ca with its cross mechanism) and setting: what one line of a figure shows. A base is
-      named by its kind as its variants are, ``two_way of=gla`` beside ``two_way of=retnet``, and so is a single
-      mechanism of an unusual kind, sc with its rope. `BLIND` follows if it is blind to order.
-    - ``base``: the series that a variant of an ablation belongs to; its own for the rest.
-    - ``label``: the series without those axes that are not the mechanism's own.
-    - ``earlier``: the series as files of older versions have it.
+    - ``setting``: the varying axes except mechanism, an ablation's variant last; "" if none varies.
+    - ``series``: mechanism (sa+ca with its cross mechanism) and setting; one line in a figure. A base is named by its
+      kind, as its variants are: ``two_way of=gla`` beside ``two_way of=retnet``. A single mechanism of an unusual kind
+      is too, e.g. sc with its rope. `BLIND` follows if order-blind.
+    - ``base``: the base series for an ablation's variant, else the series itself.
+    - ``label``: the series without axes outside the mechanism.
+    - ``earlier``: the series as named in older files.
     """
-    # A float's last digit must not split one learning rate in two columns.
+    # Rounding errors must not split one learning rate into two columns.
     runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
     varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]
-    # With cross=auto each mechanism has its own: a name's second half, unless one mechanism comes with several.
+    # With cross=auto each mechanism has one cross mechanism, named after "+". If one has several, cross is an axis.
     varying += ["cross"] if (runs.groupby("mechanism")["cross"].nunique() > 1).any() else []
     named = [
         f"{m}+{cross}" if cross and "cross" not in varying else m
@@ -60,7 +59,7 @@ def with_series(runs: Frame, manifest: Mapping[str, Any]) -> Frame:
 
 
 def earlier(runs: Frame) -> dict[str, str]:
-    """Return every series by the name that files of older versions have for it."""
+    """Return current series names by older files' names."""
     return dict(zip(runs["earlier"], runs["series"], strict=True))
 
 
@@ -69,8 +68,7 @@ def _joined(*parts: str) -> str:
 
 
 def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the part of each base's name after the mechanism: its settings of `NAMED_IN_BASE` that are ablated or
-    unusual."""
+    """Return the kind part of each base's name: ablated or unusual settings in `NAMED_IN_BASE`."""
     ablated = {
         (item["part"], item["setting"]): f"{item['setting']}={value_text(value['value'])}"
         for item in manifest.get("ablations") or []
@@ -86,8 +84,10 @@ def _base_names(runs: Frame, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _labels(axis: str, values: list[str]) -> list[str]:
-    """Return what a series' name says of an axis, one of each run. A size that all runs have is left out: of "nano" and
-    "nano precision=bf16" are left "" and "precision=bf16"."""
+    """Return an axis's part of each run's series name.
+
+    A size common to all runs is left out: "nano" and "nano precision=bf16" become "" and "precision=bf16".
+    """
     if axis == "data_fingerprint":
         return [value[:12] or "none" for value in values]
     sizes = {value.partition(" ")[0] for value in values}
@@ -97,12 +97,12 @@ def _labels(axis: str, values: list[str]) -> list[str]:
 
 
 def setting_rank(setting: str) -> tuple[bool, Any]:
-    """Sort key: settings by name, those with the plain residual before the others that they are compared with."""
+    """Return a sort key: settings by name, with the plain residual first."""
     return (setting.split(" ")[0] != "identity", natural(setting))
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:
-    """Sort key under which window=8 comes before window=12."""
+    """Return a sort key with window=8 before window=12."""
     return tuple(
         (part, 0.0) if index % 2 == 0 else ("", float(part))
         for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))

@@ -1,5 +1,7 @@
-"""Keep what is computed from a study for as long as the study lives: the same windows stand behind a report's tables,
-its figures and every claim, and are computed once."""
+"""Cache results computed from a study for the study's lifetime.
+
+A report's tables, figures and claims share the same windows, for instance.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ Computed = TypeVar("Computed", bound=Callable[..., Any])
 
 
 def once_per_study(compute: Computed) -> Computed:
-    """Return a function of a study, and of arguments that can be hashed, that computes each result once and gives every
-    caller a shallow copy. A study is not changed after it was read."""
+    """Wrap a function of a study and hashable arguments, with each result computed once.
+
+    Every caller gets a shallow copy. A study does not change after reading.
+    """
     kept: WeakKeyDictionary[Study, dict[Any, Any]] = WeakKeyDictionary()
 
     @wraps(compute)

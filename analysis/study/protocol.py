@@ -1,5 +1,4 @@
-"""Say what a reader of an α_max table must know of how it was measured: the protocol in one line, and the methods that
-were used."""
+"""Describe how α_max was measured: the protocol in one line, and the methods used."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from analysis.words import listed, plural
 
 
 def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
-    """Return the protocol in one line, from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or
-    clipping norm reads as the run's own. ``dropout``, where it is among them, is the share that the run drops in
-    training.
+    """Return the protocol in one line.
 
-    ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in
-    each of its states.
+    Args:
+        protocol: fields as in `stability.config.curvature.CurvatureSpec`. A null batch or clipping norm means the run's
+            own. ``dropout``, if present, is the run's share in training.
+        gradients: slope in α_max by optimizer state, if recorded; by default as requested in the protocol.
     """
     decay = "included" if protocol["weight_decay"] else "left out"
     clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"
@@ -36,34 +35,41 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
 
 
 def gradient_of(protocol: Mapping[str, Any], state: str) -> str:
-    """Say whose slope a protocol asks for in an optimizer state, as
-    `stability.config.curvature.CurvatureSpec.gradient_of` has it."""
+    """Return the gradient requested for an optimizer state.
+
+    As in `stability.config.curvature.CurvatureSpec.gradient_of`.
+    """
     gradient = str(protocol["gradient"])
     return gradient if gradient != "auto" else "clipped" if state == "paper" else "true"
 
 
 def _slope(gradients: Mapping[str, str]) -> str:
-    """Name the slope, e.g. ``"slope of the clipped gradient"``; where states differ, of which gradient in which."""
+    """Name the slope, e.g. ``"slope of the clipped gradient"``; by state if they differ."""
     if len(set(gradients.values())) == 1:
         return f"slope of the {next(iter(gradients.values()))} gradient"
     return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
 
 
-# the method of a recorded step without an α_max: it is neither stable nor unstable, and no share counts it
+# method of a recorded step without α_max: neither stable nor unstable, and excluded from shares
 NOT_DEFINED = "not defined"
 NOUNS = {
     "warmup_batches": ("warm-up batch", "warm-up batches"),
     "warmup_steps": ("warm-up step", "warm-up steps"),
     "recorded_steps": ("recorded step", "recorded steps"),
 }
-WHOLE = {*NOUNS, "batch", "method"}  # that every record of a protocol has
-# Fields younger than some files, and what was done before there were these.
+WHOLE = {*NOUNS, "batch", "method"}  # fields in every recorded protocol
+# Newer fields, with the values older files imply.
 BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_norm": None}
 
 
 def stated_in(study: Study, rows: Frame, state: str) -> str:
-    """Return the protocol as `stated` does; where a table of an optimizer state has no row, the one by which the state
-    was measured elsewhere in the study, or was to be."""
+    """Return the protocol as `stated`; without rows, the one measured elsewhere or planned.
+
+    Args:
+        study: supplies the other measurements.
+        rows: recorded steps in a table.
+        state: optimizer state.
+    """
     if len(rows):
         return stated(rows)
     others = study.curvature.loc[study.curvature["state"] == state, "protocol"]
@@ -75,8 +81,7 @@ def stated_in(study: Study, rows: Frame, state: str) -> str:
 
 
 def stated(rows: Frame) -> str:
-    """Return the protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they
-    came to, with counts."""
+    """Return the steps' protocol and methods with counts; several protocols with their numbers of runs."""
     counts: dict[str, int] = {}
     for text, group in rows.groupby("protocol"):
         if text:
@@ -91,8 +96,10 @@ def stated(rows: Frame) -> str:
 
 
 def gradients(rows: Frame) -> dict[str, str]:
-    """Return by optimizer state, sorted from paper on, whose slope the rows hold: by their own column, else by their
-    protocol; several as "true or clipped"."""
+    """Return the slope's gradient by optimizer state, from paper on; several as "true or clipped".
+
+    Taken from the rows' own column, else from their protocol.
+    """
     found: dict[str, set[str]] = {}
     for state, own, protocol in set(zip(rows["state"], rows["gradient"], rows["protocol"], strict=True)):
         told = own or (gradient_of(BEFORE | json.loads(protocol), state) if protocol else "")
@@ -102,9 +109,11 @@ def gradients(rows: Frame) -> dict[str, str]:
 
 
 def is_literal(rows: Frame) -> bool:
-    """Return whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size:
-    gradient clipped to 1 in everything, decay in u, 5 batches of warm-up, 5 steps, 25 recorded. False without such
-    rows."""
+    """Return whether the rows in state "paper" follow section 5.2.1 literally, except for the batch size.
+
+    That is: gradient clipped to 1 throughout, decay in u, 5 warm-up batches, 5 steps, 25 recorded. False without such
+    rows.
+    """
     paper = rows[rows["state"] == "paper"]
     if paper.empty or gradients(paper) != {"paper": "clipped"} or (paper["protocol"] == "").any():
         return False
@@ -115,8 +124,7 @@ LITERAL = {"warmup_batches": 5, "warmup_steps": 5, "recorded_steps": 25, "weight
 
 
 def states_explained(rows: Frame) -> str:
-    """Say what the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the
-    letter."""
+    """Describe the optimizer states in a study, and whether "paper" follows the paper literally."""
     slopes, literal = gradients(rows), is_literal(rows)
     follows = "follows the paper's protocol to the letter" if literal else "starts from the paper's warm-up"
     own = f", here with the slope of the {slopes.get('paper')} gradient, in the protocol that the tables state"
@@ -130,8 +138,7 @@ def states_explained(rows: Frame) -> str:
 
 
 def asked_protocol(study: Study) -> dict[str, Any]:
-    """Return the protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in
-    place of nulls; {} where it was not to."""
+    """Return the sweep's own α_max protocol, with nulls replaced by the runs' batch and clipping norm; or {}."""
     spec = study.spec
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
     return protocol | {
@@ -140,8 +147,10 @@ def asked_protocol(study: Study) -> dict[str, Any]:
 
 
 def base_rates(study: Study) -> str:
-    """Say in a sentence, with a space before it, that LR and α_max are base rates where roles of parameters train at
-    multiples of them; "" where all train at one rate."""
+    """Return a sentence, with a leading space, if parameter roles train at multiples of the base rate.
+
+    Otherwise "".
+    """
     spec = study.spec
     optimizers = [each for each in spec.get("optimizer") or [] if isinstance(each, dict)]
     scales: dict[str, list[float]] = {}
@@ -159,14 +168,16 @@ def base_rates(study: Study) -> str:
     return f" LR and α_max are the base rate: of the parameters' roles {listed(whose)}."
 
 
-# The project's optimizers that keep Adam's averages, for which state "paper" is defined: known here for runs that left
-# no file to say it. A test holds it to them.
+# Optimizers with Adam's averages, for which state "paper" is defined: a fallback for runs without a record.
+# A test compares this list with the optimizers.
 ADAMS = ("adamw",)
 
 
 def lacks_state(study: Study, state: str) -> Column:
-    """Return which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer
-    is decides, not what became of a run. Where no run's file tells, state "paper" is one that Adam alone has."""
+    """Return for each row in ``study.runs`` whether its optimizer lacks an optimizer state.
+
+    The optimizer decides, not the run's outcome. Without a record, state "paper" needs Adam.
+    """
     told = study.runs["undefined_states"].map(lambda names: state in names.split())
     lacking = set(study.runs.loc[told, "optimizer"])
     if state == "paper":
@@ -177,8 +188,7 @@ def lacks_state(study: Study, state: str) -> Column:
 
 
 def undefined_states(study: Study) -> str:
-    """Return the optimizer states that were asked for and that some runs' optimizer does not define, in a sentence
-    each; "" where there is none."""
+    """Return a sentence for each requested state undefined for some optimizer; "" if none."""
     told = {state for names in study.runs["undefined_states"] for state in names.split()}
     asked = {*told, *study.curvature["state"], *asked_protocol(study).get("state", ())}
     why = (
@@ -195,7 +205,7 @@ def undefined_states(study: Study) -> str:
 
 
 def methods(rows: Frame) -> str:
-    """Return the methods used, with counts of steps."""
+    """Return the methods used, with their numbers of steps."""
     return listed(
         f"{method or 'not recorded'} ({plural(count, 'step')})"
         for method, count in rows["method"].value_counts().items()

@@ -1,5 +1,7 @@
-"""Say what α_max means for optimizers whose step is not their rate times a direction, or holds something that training
-renews. Files of recorded steps say which these are."""
+"""Explain α_max for optimizers whose step is not rate times direction, or that freeze renewed state.
+
+The recorded steps' protocols identify these optimizers.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,16 @@ from analysis.study.once import once_per_study
 from analysis.words import listed
 
 MOST_IN_A_CAPTION = 2
-OPTIMIZER = "optimizer"  # of a protocol: the flags of `stability.optimizers.AbstractOptimizer` that are not the usual
+OPTIMIZER = "optimizer"  # protocol key: unusual flags of `stability.optimizers.AbstractOptimizer`
 
 
 def step_terms(study: Study) -> str:
-    """Say in a sentence for each optimizer of a study, with a space before it, what is to be known of its α_max; ""
-    where that is a learning rate like any other."""
+    """Return a sentence with a leading space for each optimizer with an unusual α_max, or ""."""
     return "".join(f" {sentence}" for sentence in explained(_protocols(study)))
 
 
 def terms_in_brief(study: Study) -> str:
-    """Say the same beneath a table or a figure: as it is where that is short, else whose α_max the text explains, so
-    that each of many captions does not repeat it."""
+    """Return these sentences for a caption if short, else a reference to the report's section."""
     known = _terms(_protocols(study))
     if sum(len(_sentences(name, terms)) for name, terms in known.items()) <= MOST_IN_A_CAPTION:
         return step_terms(study)
@@ -36,7 +36,7 @@ def _protocols(study: Study) -> frozenset[str]:
 
 
 def explained(protocols: Iterable[str]) -> list[str]:
-    """Return these sentences from the protocols of recorded steps, optimizers by name."""
+    """Return these sentences from recorded protocols, sorted by optimizer."""
     found = _terms(protocols)
     return [sentence for name in sorted(found) for sentence in _sentences(name, found[name])]
 
@@ -47,7 +47,7 @@ def _terms(protocols: Iterable[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _sentences(name: str, terms: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each of an optimizer's flags that changes what its α_max says."""
+    """Return a sentence for each flag that changes an optimizer's α_max."""
     found = []
     if terms.get("is_multiplier"):
         found.append(

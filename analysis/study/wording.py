@@ -1,5 +1,7 @@
-"""Say what the runs of a study have in common and no column says: objective, tokens, size, steps, from the words and
-the spec that its sweep left in `study.json`."""
+"""Describe what a study's runs share: objective, tokens, size and steps.
+
+The terms and the spec come from `study.json`.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,20 @@ from stability.runs.words import Words
 
 
 def words(study: Study) -> Words:
-    """Return what the study's objective calls things."""
+    """Return the terms of the study's objective."""
     return recorded(study.study, set(study.runs["objective"]))
 
 
 def objective(study: Study) -> str:
-    """Name the objective, ``"score_entropy, absorbing graph, geometric noise"``; the names alone where nothing more is
-    to be said."""
+    """Name the objective, e.g. ``"score_entropy, absorbing graph, geometric noise"``.
+
+    The name alone if the record has no summary.
+    """
     return words(study).summary or listed(sorted(set(study.runs["objective"]) - {""}))
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
-    """Return the rows of "What was run"."""
+    """Return the rows under "What was run"."""
     rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
     rows += [("Mechanisms", text)] if (text := mechanisms(study)) else []
     start = [("Initialisation", weights(study))] if weights(study) else []
@@ -34,8 +38,10 @@ def facts(study: Study) -> list[tuple[str, str]]:
 
 
 def mechanisms(study: Study) -> str:
-    """Name the mechanisms' settings that are not the defaults, ``"sc: rank=8"``, their readings of a paper's formula,
-    and those that are blind to order; "" if there are none."""
+    """Name each mechanism's non-default settings (``"sc: rank=8"``), formula readings and order-blindness.
+
+    "" if there are none.
+    """
     bases = study.runs[study.runs["variant"] == ""]
     rows = sorted({tuple(map(str, row)) for row in bases[["mechanism", "settings", "reading"]].itertuples(index=False)})
     parts = [f"{mechanism}: {'; '.join(filter(None, said))}" for mechanism, *said in rows if any(said)]
@@ -44,15 +50,17 @@ def mechanisms(study: Study) -> str:
 
 
 def reference_rates(study: Study) -> str:
-    """Name each optimizer's reference rate, e.g. ``"adamw 1e-3, sgd 1e-1; LR and α_max are multiples of them"``; ""
-    where the study does not have them."""
+    """Name each optimizer's reference rate, or "" if not recorded.
+
+    E.g. ``"adamw 1e-3, sgd 1e-1; LR and α_max are multiples of them"``.
+    """
     known = multiples.references(study.study)
     text = ", ".join(f"{name} {lr_text(lr)}" for name, lr in known.items())
     return f"{text}; LR and α_max are multiples of them" if study.is_in_multiples else text
 
 
 def weights(study: Study) -> str:
-    """Say whose weights the runs of the study start from; "" where each draws its own from its seed."""
+    """Name the runs' initial weights; "" if each run draws its own from its seed."""
     asked = _part(study, "init")
     if not asked:
         return ""
@@ -61,8 +69,10 @@ def weights(study: Study) -> str:
 
 
 def _model(study: Study) -> str:
-    """Return the model's name with the parts of its backbone that are not the usual ones, its size and the number of
-    its parameters, e.g. ``"nano ffn=glu: 2 layers, …"``."""
+    """Return the model's name with unusual backbone parts, its size and parameters.
+
+    E.g. ``"nano ffn=glu: 2 layers, …"``.
+    """
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
     names = listed(sorted(set(study.runs["model"]) - {""}))
     if not known:
@@ -88,12 +98,11 @@ MASK = "mask_diagonal"
 
 
 def sees_itself(study: Study, series: str) -> bool | None:
-    """Return whether `sa` or `attentionx` sees its diagonal; None where the record does not say: no spec, no direction
-    of its objective, another mechanism.
+    """Return whether `sa` or `attentionx` sees its diagonal; None if unknown.
 
-    A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the
-    mechanism's default, which for `attentionx` is to see it where causal and not where bidirectional. A spec from
-    before `sa` had the setting is of runs that saw it.
+    Unknown: the record lacks the spec or the objective's direction, or the mechanism is another. An ablation's variant
+    (``mask_diagonal=true``) overrides the study's spec. Defaults: `sa` sees the diagonal; so do specs older than its
+    setting. `attentionx` sees it if causal, not if bidirectional.
     """
     row = study.of(series).iloc[0]
     parts = {part.get("name"): part for part in study.spec.get("mechanism", [])}
