@@ -1,4 +1,4 @@
-"""Put a study's sections together, in the report's order: their pieces for a document, their figures as files."""
+"""Assemble a study's sections in the report's order: pieces for a document, figures as files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def title(name: str) -> str:
 
 
 def subtitle(study: Study) -> str:
-    """Return in one line which series, rates and seeds a study has."""
+    """Return a study's series, rates and seeds in one line."""
     lrs = sorted(set(study.runs["lr"]))
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     span += " times each optimizer's own" if study.is_in_multiples else ""
@@ -34,19 +34,27 @@ def subtitle(study: Study) -> str:
 
 
 def sections(study: Study) -> list[Section]:
-    """Return those sections that have something to say of the study."""
+    """Return the sections with content for the study."""
     return [section for section in contents.SECTIONS if section.applies(study)]
 
 
 def pieces(study: Study, prefix: str = "") -> Iterator[Pieces]:
-    """Yield the pieces of each section, whose pictures have files named ``<prefix><name>.pdf``; nothing is written.
-    Whoever saves their figures does so under `RC`, as they were drawn."""
+    """Yield each section's pieces, with pictures named ``<prefix><name>.pdf``; nothing is written.
+
+    Figures must be saved under `RC`, as they were drawn.
+    """
     for section in sections(study):
         yield section.body(study, {each.name: (each,) for each in pictures(section, study, prefix)})
 
 
 def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
-    """Draw a section's figures, or return those that were drawn for another document."""
+    """Draw a section's figures, or return those drawn for another document.
+
+    Args:
+        section: section to draw.
+        study: its data.
+        prefix: start of the file names.
+    """
     return [
         Picture(name, each.figure, each.caption, f"{prefix}{name}.pdf") for name, each in _drawn(study, section).items()
     ]
@@ -62,22 +70,23 @@ TOGETHER = "All studies together"
 
 
 def together(studies: Sequence[Study]) -> Pieces:
-    """Return what is said of several studies as one, beyond each one's own sections; () where there is nothing."""
+    """Return the pieces about several studies as one; () for a single study or without content."""
     return prediction.together(studies, "together-") if len(studies) > 1 else ()
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure into a file, whose suffix says its format; a reader never sees a half-written one."""
+    """Write a figure in the format of the path's suffix, atomically."""
     return replaced(path, rendered(figure, path.suffix[1:]))
 
 
-PDFS: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()  # a figure stands in a report and in a file of its own
+PDFS: WeakKeyDictionary[Figure, bytes] = WeakKeyDictionary()  # shared by the report and the figure's own file
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
-    """Return a figure as ``kind`` (svg, pdf, png). Without a date the same study gives the same bytes."""
+    """Return a figure as ``kind`` (svg, pdf, png)."""
     if kind == "pdf" and figure in PDFS:
         return PDFS[figure]
+    # without a date, equal studies yield equal bytes
     dates: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     lay_out(figure)
     content = io.BytesIO()
@@ -89,7 +98,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def save_pictures(pieces: Pieces, folder: Path) -> None:
-    """Write the figures among the pieces into their files in ``folder``."""
+    """Write the figures among the pieces into ``folder``."""
     for piece in pieces:
         if isinstance(piece, Picture):
             save(piece.figure, folder / piece.file)

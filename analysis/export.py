@@ -1,4 +1,4 @@
-"""Write a study's tables and figures as single files, for a paper, a talk or another program."""
+"""Write a study's tables and figures as single files, for papers, talks or other programs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ FIGURES = ("pdf", "svg", "png")
 
 
 def export(study_dir: Path | str | Study, folder: Path | str) -> list[Path]:
-    """Write every table of a study's report as ``tables/<name>.csv``, ``.md``, ``.tex`` and ``.parquet``, and every
-    figure as ``figures/<name>.pdf``, ``.svg`` and ``.png``; return the paths. A table is named after its title.
+    """Write a study's tables and figures as files, and return their paths.
 
-    Errors: as `load`.
+    Tables: ``tables/<name>.csv``, ``.md``, ``.tex`` and ``.parquet``, named after the title. Figures:
+    ``figures/<name>.pdf``, ``.svg`` and ``.png``.
+
+    Raises:
+        ValueError: as `load`.
     """
     return _write(assembly.pieces(load(study_dir)), Path(folder))
 
 
 def export_paper(study_dirs: Sequence[Path | str | Study], folder: Path | str) -> list[Path]:
-    """Write the tables and figures of `analysis.report.build_paper` as `export` does those of one study."""
+    """Write the tables and figures of `analysis.report.build_paper`, as `export` does for one study."""
     return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder))
 
 
@@ -42,7 +45,13 @@ def _write(parts: Iterable[Pieces], folder: Path) -> list[Path]:
 
 
 def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg") -> list[Path]:
-    """Write the report's figures as single files (`nll.svg`, …), for a README or a talk, and return their paths."""
+    """Write the report's figures as single files (`nll.svg`, …), and return their paths.
+
+    Args:
+        study_dir: folder of the study.
+        folder: target, created if missing.
+        suffix: format.
+    """
     study, folder = load(study_dir), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = (tuple(assembly.pictures(section, study)) for section in assembly.sections(study))
@@ -56,7 +65,7 @@ def _write_figures(pieces: Pieces, folder: Path, suffixes: Sequence[str]) -> lis
 
 
 def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
-    """Yield the tables with names of their own, numbered where two have one title."""
+    """Yield tables with unique names; equal titles are numbered."""
     for piece in pieces:
         if isinstance(piece, Table):
             plain = re.sub(r"[^a-z0-9]+", "-", piece.title.lower().replace("α", "alpha")).strip("-")

@@ -1,5 +1,7 @@
-"""Declare what a table shows: a quantity once, with its heading, what a seed's rows come to, its number format and the
-scale of its interval; and build tables of such quantities over the places (series, learning rate, layer, …) of rows."""
+"""Declare table columns, and build tables over places (series, learning rate, layer, …).
+
+A column states its heading, the number per seed, the format and the interval's scale.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,20 @@ def percent(value: float) -> str:
 
 
 def spread_cell(spread: Spread, form: Form = power) -> Cell:
-    """Return a cell of a median over seeds, its interval and n; ``--`` without any."""
+    """Return a cell with the median over seeds, interval and n; ``--`` if empty."""
     return Cell(form(spread.median), spread.detail(form)) if spread.n else Cell("--")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity of which a table shows the median over seeds, its interval and n.
+    """A column with the median over seeds, interval and n.
 
-    - ``label``: heads its column.
-    - ``by_seed``: a number a seed, of the rows of one place.
-    - ``form``: writes such a number; ``ends``: those of the interval, ``from … to``, where they may be negative.
-    - ``scale``: of the interval (`analysis.numbers.spread.Scale`).
+    Attributes:
+        label: heading.
+        by_seed: one number per seed, from one place's rows.
+        form: formats a number.
+        scale: interval's scale (`analysis.numbers.spread.Scale`).
+        ends: formats the interval's ends as ``from … to``, for possibly negative numbers.
     """
 
     label: str
@@ -46,7 +50,7 @@ class Measure:
     ends: Form | None = None
 
     def cell(self, rows: Frame) -> Cell:
-        """Return the cell of one place."""
+        """Return the cell for one place."""
         spread = Spread.of(self.by_seed(rows), self.scale)
         if self.ends is None or spread.n < 2:
             return spread_cell(spread, self.form)
@@ -55,7 +59,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Text:
-    """A column of words, or of a number without an interval: ``write`` writes it, of the rows of one place."""
+    """A column of words, or a number without an interval; ``write`` formats one place's rows."""
 
     label: str
     write: Callable[[Frame], str]
@@ -66,7 +70,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Place:
-    """A column whose value is the same in all rows of a place, and says which place it is."""
+    """A column that identifies a place: constant within its rows."""
 
     label: str
     column: str
@@ -81,7 +85,7 @@ SERIES, RATE, LAYER = (
 
 
 def over_rows(values: Callable[[Frame], Column], how: str = "median") -> Callable[[Frame], Column]:
-    """Return what takes the median (or another summary, ``how``) over each seed's rows of a value a row."""
+    """Return a function for the median (or ``how``) of ``values`` over each seed's rows."""
     return lambda rows: values(rows).groupby(rows["seed"]).agg(how)
 
 
@@ -93,13 +97,13 @@ def grid_table(
     measures: Sequence[Measure | Text],
     groups: Sequence[tuple[str, int]] = (),
 ) -> Table:
-    """Return a table with a row for each place that the rows have, the series in the study's order.
+    """Return a table with one row per place, series in the study's order.
 
     Args:
-        title, caption: of the table.
-        rows: with ``order`` (`Study.probed`), ``seed`` and the columns of the places.
-        places: what tells the rows of the table apart, the first columns.
-        measures: the columns after them.
+        title, caption: as printed.
+        rows: with ``order`` (`Study.probed`), ``seed`` and the places' columns.
+        places: identify the table's rows; first columns.
+        measures: remaining columns.
         groups: headings over several columns, each with their number.
     """
     body = []
@@ -111,12 +115,14 @@ def grid_table(
 
 
 def phase_tables(rows: Frame, make: Callable[[Frame, str], Iterable[Table]]) -> list[Table]:
-    """Return what ``make`` makes of the rows of each phase and of its name, the terminal one first; nothing where it
-    makes a table without rows."""
+    """Return the tables made by ``make`` from each phase's rows and name, terminal first.
+
+    Tables without rows are left out.
+    """
     named = ((phase, PHASES.get(phase, phase)) for phase in phases_of(rows))
     return [table for phase, name in named for table in make(rows[rows["phase"] == phase], name) if table.rows]
 
 
 def rows_of_run(frame: Frame, name: str) -> Frame:
-    """Return one run's own rows as those of a study of this series alone."""
+    """Return one run's rows in the form of a study with this series alone."""
     return frame.assign(series=name, run_lr=frame["lr"], seed=0, order=0)

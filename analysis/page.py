@@ -1,5 +1,4 @@
-"""Make reports/<name>.html: one page that needs nothing beside itself, with the tables of the PDF and its figures to
-zoom into."""
+"""Make reports/<name>.html: one self-contained page with the PDF's tables and zoomable figures."""
 
 from __future__ import annotations
 
@@ -40,10 +39,18 @@ nav a { display: block; } img { max-width: 100%; } .plotly-graph-div { border: 1
 
 
 def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.html`` about one study or several, and return its path. The same results give the
-    same bytes.
+    """Write ``<reports_dir>/<name>.html`` about one or several studies, and return its path.
 
-    Errors: as `analysis.study.load.load`; ``RuntimeError`` where plotly is not installed.
+    Equal results yield equal bytes.
+
+    Args:
+        study_dirs: studies, or their folders.
+        name: file name, and title for several studies.
+        reports_dir: target folder.
+
+    Raises:
+        ValueError: as `analysis.study.load.load`.
+        RuntimeError: plotly is not installed.
     """
     studies = [load(study_dir) for study_dir in study_dirs]
     several = len(studies) > 1
@@ -63,8 +70,16 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
 
 
 def build_paper_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.html`` with the tables and figures of `analysis.report.build_paper`. Errors: as
-    `build_page`."""
+    """Write ``<reports_dir>/<name>.html`` with the tables and figures of `analysis.report.build_paper`.
+
+    Args:
+        study_dirs: studies, or their folders.
+        name: file name and title.
+        reports_dir: target folder.
+
+    Raises:
+        ValueError, RuntimeError: as `build_page`.
+    """
     studies = [load(study_dir) for study_dir in study_dirs]
     page = _Page()
     page.add(contents.pieces(studies))
@@ -72,7 +87,7 @@ def build_paper_page(study_dirs: Sequence[Path | str | Study], name: str, report
 
 
 class _Page:
-    """A page as it grows: the links to its headings, and its parts."""
+    """A page under construction: links to headings, and parts."""
 
     def __init__(self) -> None:
         self.links: list[str] = []
@@ -80,7 +95,7 @@ class _Page:
         self.numbers = Numbers()
 
     def add(self, parts: Iterable[Pieces], before: str = "") -> None:
-        """Append the parts of a report; ``before``: begins the anchors of their headings."""
+        """Append a report's parts; ``before`` prefixes the headings' anchors."""
         for piece in (piece for pieces in parts for piece in pieces):
             if isinstance(piece, Heading):
                 anchor = f"{before}{piece.text}"
@@ -90,7 +105,14 @@ class _Page:
                 self.parts.append(shown(piece, self.numbers))
 
     def write(self, title: str, below: str, name: str, reports_dir: Path | str) -> Path:
-        """Write the page under its title, with a line below that where there is one, and return its path."""
+        """Write the page and return its path.
+
+        Args:
+            title: main heading.
+            below: line below the title; "" for none.
+            name: file name.
+            reports_dir: target folder.
+        """
         head = f"<h1>{text(title)}</h1>" + (f"<p>{text(below)}</p>" if below else "")
         rest = (
             f'<title>{text(title)}</title>\n<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n'
@@ -103,14 +125,14 @@ class _Page:
 
 
 def policy(page: str) -> str:
-    """Return a Content-Security-Policy: the page loads nothing, and runs its own scripts alone, by their hashes.
-    Plotly writes styles as it draws, and saves a figure through data: and blob: pictures."""
+    """Return a Content-Security-Policy: no loading, and only the page's own scripts, by hash."""
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
     hashes = sorted({base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts})
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
     rules = (
         "default-src 'none'",
         f"script-src {allowed}",
+        # plotly writes styles while drawing, and saves figures through data: and blob: pictures
         "style-src 'unsafe-inline'",
         "img-src data: blob:",
         "base-uri 'none'",
@@ -120,7 +142,7 @@ def policy(page: str) -> str:
 
 
 class Numbers:
-    """A count of the tables and figures so far."""
+    """Counters for tables and figures."""
 
     def __init__(self) -> None:
         self.tables = self.figures = 0
@@ -143,7 +165,7 @@ def shown(piece: Piece, numbers: Numbers) -> str:
 
 
 def text(words: str) -> str:
-    """Return text in which nothing is taken for markup; α_max with its index."""
+    """Return text escaped for HTML, with α_max's index as a subscript."""
     return html.escape(visible(words, keep="\n\t")).replace("α_max", "α<sub>max</sub>")
 
 
@@ -156,7 +178,7 @@ def _link(anchor: str, words: str) -> str:
 
 
 def _table(table: Table, number: int) -> str:
-    """Return a table under its caption, headings of groups over those of columns."""
+    """Return a table with caption, group headings and column headings."""
     sides = table.align or ("left",) + ("center",) * (len(table.header) - 1)
     groups = "".join(f'<th colspan="{span}">{text(words)}</th>' for words, span in table.groups)
     names = "".join(f'<th class="{side}">{text(name)}</th>' for name, side in zip(table.header, sides, strict=True))
@@ -171,14 +193,14 @@ def _table(table: Table, number: int) -> str:
 
 
 def _cell(cell: Cell, side: str) -> str:
-    cell = cell.whole or cell  # a page has room where a sheet has not
+    cell = cell.whole or cell  # a page has more room than a sheet
     words = f"<b>{text(cell.text)}</b>" if cell.bold else text(cell.text)
     below = "".join(f'<span class="detail">{text(line)}</span>' for line in cell.detail.split("\n") if line)
     return f'<td class="{side}">{words}{below}</td>'
 
 
 def _picture(picture: Picture, number: int) -> str:
-    """Return a figure as plotly draws it; one that plotly has no words for (three dimensions) as a picture."""
+    """Return a figure for plotly, or as a picture if plotly cannot express it (three dimensions)."""
     caption = f"<figcaption><b>Figure {number}:</b> {text(picture.caption)}</figcaption>"
     try:
         spec = described(picture.figure)
@@ -196,7 +218,7 @@ def _image(picture: Picture) -> str:
 
 
 def _plotly() -> str:
-    """Return plotly's library for the browser. Errors: ``RuntimeError`` of one line where it is not installed."""
+    """Return plotly's browser library; ``RuntimeError`` in one line if not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

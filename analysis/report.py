@@ -1,4 +1,7 @@
-"""Make reports/<name>.pdf from a study's results, and what a sweep prints at its end. Reads parquet only, no torch."""
+"""Make reports/<name>.pdf from a study's results, and the text printed after a sweep.
+
+Reads result files only, without torch.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,26 @@ from stability.printable import visible
 
 
 def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.pdf`` and return its path; a reader never sees a half-written one.
+    """Write ``<reports_dir>/<name>.pdf`` atomically, and return its path.
 
-    Errors: ``ValueError`` where the study's files are missing or of another schema version (see `load`).
+    Raises:
+        ValueError: study files are missing or have another schema version (see `load`).
+        RuntimeError: typst is not installed.
     """
     return build_together([study_dir], Path(study_dir).resolve().name, reports_dir)
 
 
 def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another, and what is said of them as one.
-    Errors: as `build`."""
+    """Write ``<reports_dir>/<name>.pdf`` about several studies, one by one and then jointly.
+
+    Args:
+        study_dirs: studies, or their folders.
+        name: file name and title.
+        reports_dir: target folder.
+
+    Raises:
+        ValueError, RuntimeError: as `build`.
+    """
     studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
@@ -47,8 +60,18 @@ def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_
 
 
 def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
-    """Write ``<reports_dir>/<name>.pdf``, many studies in one grid of sizes and modalities in the consensus paper's
-    tables and figures. Errors: as `build`."""
+    """Write ``<reports_dir>/<name>.pdf`` in the consensus paper's layout.
+
+    Studies form one grid by size and modality.
+
+    Args:
+        study_dirs: studies, or their folders.
+        name: file name and title.
+        reports_dir: target folder.
+
+    Raises:
+        ValueError, RuntimeError: as `build`.
+    """
     studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
@@ -59,10 +82,12 @@ def build_paper(study_dirs: Sequence[Path | str | Study], name: str, reports_dir
 
 
 def _compiled(text: Callable[[Path], str], path: Path) -> Path:
-    """Write a document, ``text`` of the folder in which its figures are to lie, as a PDF into ``path``. Errors:
-    ``RuntimeError`` without typst."""
+    """Write a document as a PDF; ``text`` maps the figures' folder to the source.
+
+    ``RuntimeError`` without typst.
+    """
     try:
-        import typst  # here, so that tables are printed where it is not installed
+        import typst  # imported late: tables are printed without it
     except ImportError:
         raise RuntimeError(f"{path.name} needs typst: pip install typst, or choose report=false") from None
     with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
@@ -73,7 +98,7 @@ def _compiled(text: Callable[[Path], str], path: Path) -> Path:
 
 
 def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)) -> str:
-    """Return the plain text that a sweep prints at its end: what each section has for it. ``phases``: see `Section`."""
+    """Return the text printed after a sweep: each section's tables; ``phases``: see `Section`."""
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]
     sections = [section for section in (*first, *contents.PRINTED_LAST) if section.applies(study)]
@@ -82,7 +107,7 @@ def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)
 
 
 def _typst(parts: Iterable[Pieces], folder: Path) -> str:
-    """Return all parts of a report as typst; their figures lie in ``folder``."""
+    """Return a report's parts as typst source, and write their figures into ``folder``."""
     source = ""
     for pieces in parts:
         assembly.save_pictures(pieces, folder)
@@ -91,7 +116,7 @@ def _typst(parts: Iterable[Pieces], folder: Path) -> str:
 
 
 def _printed(part: typeset.Table | str) -> str:
-    """Return a table as it is, a paragraph in lines of 110."""
+    """Return a table unchanged, or a paragraph in lines of 110 characters."""
     if isinstance(part, typeset.Table):
         return part.text()
     part = visible(part, keep="\n")

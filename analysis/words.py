@@ -1,4 +1,4 @@
-"""Write numbers and lists as tables, figures and sentences have them."""
+"""Format numbers and lists for tables, figures and sentences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 
 def power(value: float, digits: int = 2) -> str:
-    """Return a number in short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones;
-    0 and ∞ as they are."""
+    """Return a number in short scientific notation as in the paper's tables: 2.2e-3.
+
+    ``digits``: significant digits. 0 and ∞ are unchanged, NaN is ``--``.
+    """
     if math.isnan(value):
         return "--"
     if value == 0 or math.isinf(value):
@@ -23,7 +25,7 @@ def power(value: float, digits: int = 2) -> str:
 
 
 def lr_text(lr: float) -> str:
-    """Return a learning rate as the user wrote it: 3e-4, 7.5e-4, 1e-1."""
+    """Return a learning rate as typed by users: 3e-4, 7.5e-4, 1e-1."""
     mantissa, _, exponent = power(lr, digits=4).partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}" if exponent else mantissa
 
@@ -39,7 +41,7 @@ def short_count(number: float) -> str:
 
 
 def count_range(numbers: Iterable[float]) -> str:
-    """Return the range of a count over runs: one number where all agree."""
+    """Return a count's range over runs, or one number if all agree."""
     finite = [number for number in numbers if math.isfinite(number)]
     if not finite:
         return "not recorded"
@@ -71,15 +73,17 @@ def listed(words: Iterable[str]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]; a long list as `shortened` has it."""
+    """Return a value as on the command line: 4, 0.1, true, [sa,sc]; long lists as in `shortened`."""
     if isinstance(value, list):
         return shortened(f"[{','.join(map(value_text, value))}]")
     return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def shortened(label: str) -> str:
-    """Return a label with names that follow each other in a list counted: pattern=[gla,gla,gla,sa] becomes
-    pattern=[3×gla,sa]; numbers stay as they are."""
+    """Return a label with repeated names counted: pattern=[gla,gla,gla,sa] becomes pattern=[3×gla,sa].
+
+    Numbers are unchanged.
+    """
     return re.sub(r"\[([^\[\]]+)\]", lambda found: f"[{','.join(_counted(found[1].split(',')))}]", label)
 
 
@@ -94,8 +98,10 @@ def _counted(items: list[str]) -> Iterator[str]:
 
 
 def wrapped(name: str, width: int) -> str:
-    """Return a name over lines of at most ``width`` characters: broken at its spaces; a longer word after "=" or ",",
-    where that does not do after "_", and only where nothing does between any two letters."""
+    """Return a name in lines of at most ``width`` characters.
+
+    Breaks at spaces; in longer words after "=" or ",", else after "_", else between any letters.
+    """
     lines = [""]
     for word in name.split(" "):
         glue = " " if lines[-1] else ""
@@ -109,7 +115,7 @@ def wrapped(name: str, width: int) -> str:
 
 
 def _pieces(word: str, width: int, separators: tuple[str, ...]) -> list[str]:
-    """Return a word in parts of at most ``width`` characters; whole where it fits."""
+    """Return a word in parts of at most ``width`` characters; whole if short."""
     if len(word) <= width:
         return [word]
     if not separators:
@@ -119,8 +125,11 @@ def _pieces(word: str, width: int, separators: tuple[str, ...]) -> list[str]:
 
 
 def without_folders(command: str) -> str:
-    """Return a recorded command with the names of files and folders alone: ``data.path=/home/me/x.txt`` becomes
-    ``data.path=x.txt``. A path below the working folder and a name like ``openai/gpt2`` stay."""
+    """Return a recorded command with only the last names of paths: ``data.path=/home/me/x.txt`` becomes
+    ``data.path=x.txt``.
+
+    Paths below the working folder and names like ``openai/gpt2`` are unchanged.
+    """
     program, *words = re.split(r" (?=[+~]*\w[\w.]*=)", command)
     return " ".join([*(_last_name(word) for word in program.split(" ")), *map(_value_without_folders, words)])
 
@@ -133,7 +142,7 @@ def _value_without_folders(word: str) -> str:
 
 
 def _last_name(value: str) -> str:
-    """Return the last name of a path from the root, the home or a parent folder, after ``ckpt:`` and quotes."""
+    """Return the last name of a path from root, home or a parent folder, after ``ckpt:`` and quotes."""
     found = re.fullmatch(r"(\s*['\"]?(?:\w+:)?)((?:~|\.\.?(?=/)|[A-Za-z]:\\|/).*?)([/\\]*['\"]?\s*)", value, re.DOTALL)
     if found is None:
         return value
@@ -142,5 +151,5 @@ def _last_name(value: str) -> str:
 
 
 def without_places(text: str) -> str:
-    """Return a sentence, e.g. the reason of a failure, with the last names of the absolute paths in it."""
+    """Return a sentence, e.g. a failure's reason, with absolute paths cut to their last names."""
     return re.sub(r"(?<![\w/.:<])~?/(?:[^\s/'\":]+/)+", "", text)

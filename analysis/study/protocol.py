@@ -176,7 +176,7 @@ ADAMS = ("adamw",)
 def lacks_state(study: Study, state: str) -> Column:
     """Return for each row in ``study.runs`` whether its optimizer lacks an optimizer state.
 
-    The optimizer decides, not the run's outcome. Without a record, state "paper" needs Adam.
+    The optimizer decides, not the run's outcome. Without a record or a measurement, state "paper" needs Adam.
     """
     told = study.runs["undefined_states"].map(lambda names: state in names.split())
     lacking = set(study.runs.loc[told, "optimizer"])

@@ -1,4 +1,4 @@
-"""Explain α_max for optimizers whose step is not rate times direction, or that freeze renewed state.
+"""Explain α_max for unusual optimizers: step not rate times direction, or state frozen while measuring.
 
 The recorded steps' protocols identify these optimizers.
 """
