@@ -73,7 +73,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as on the command line: 4, 0.1, true, [sa,sc]; long lists as in `shortened`."""
+    """Return a value as on the command line: 4, 0.1, true, [sa,sc]. Long lists as in `shortened`."""
     if isinstance(value, list):
         return shortened(f"[{','.join(map(value_text, value))}]")
     return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
@@ -142,7 +142,7 @@ def _value_without_folders(word: str) -> str:
 
 
 def _last_name(value: str) -> str:
-    """Return the last name of a path from root, home or a parent folder, after ``ckpt:`` and quotes."""
+    """Return the last name of a path from root, home or a parent folder. ``ckpt:`` and quotes are kept."""
     found = re.fullmatch(r"(\s*['\"]?(?:\w+:)?)((?:~|\.\.?(?=/)|[A-Za-z]:\\|/).*?)([/\\]*['\"]?\s*)", value, re.DOTALL)
     if found is None:
         return value

@@ -79,8 +79,8 @@ def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int 
 def would_tell(differences: Sequence[float], margin: float = math.nan) -> str:
     """Say how many seeds would decide, e.g. ``"… about 7 seeds would be needed to tell."``.
 
-    Returns "" below two seeds, or if a difference is not finite. With a ``margin``, deciding means an interval below
-    it.
+    Returns "" below two seeds, or if a difference is not finite. With a ``margin``, the interval must lie below the
+    margin; otherwise 0 must be excluded.
     """
     if len(differences) < 2 or not all(math.isfinite(each) for each in differences):
         return ""

@@ -72,7 +72,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Return the claims on schemes and mixers against the plain one; [] if the study lacks either."""
+    """Return the claims on schemes and mixers against the plain one. [] if the study lacks either."""
     if not (compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study)):
         return []
     lacking = why_untrained(study)
@@ -93,7 +93,7 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return the claims on one setting; "not judged" if sa or sc is missing or untrained.
+    """Return the claims on one setting, with "not judged" for missing or untrained sa or sc.
 
     Order: untrained mechanisms, windows and best NLLs, limits, α_max.
     """
@@ -212,6 +212,7 @@ def _coverage(study: Study) -> list[Claim]:
 
 
 def _scale(study: Study) -> Claim:
+    """Return a remark on the runs' parameters, steps, tokens and seeds."""
     finished = study.runs[study.runs["status"].isin(FINISHED)]
     runs = finished if len(finished) else study.runs
     steps = count_range(runs["num_steps"])
@@ -229,7 +230,7 @@ LOW_PASS = (
 
 
 def low_pass_claims(study: Study) -> Iterator[Claim]:
-    """Yield a claim for each series whose consensus layers' spectra were probed at its best rate."""
+    """Yield a claim for each series with consensus spectra probed at its best rate."""
     if "spectra" not in study.probes:
         return
     finished = study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
@@ -244,7 +245,7 @@ def low_pass_claims(study: Study) -> Iterator[Claim]:
 
 
 def _low_pass_claim(series: str, rows: Frame) -> Claim:
-    """Judge one series by 2ηλ_max at its best rate: per-seed median over layers, heads and sequences."""
+    """Judge one series by 2ηλ_max at its best rate. Per seed, the median over layers, heads and sequences."""
     per_seed = (rows["step_size"] / rows["step_limit"]).groupby(rows["seed"]).median()
     spread = Spread.of(per_seed, POSITIVE)
     gain, left = rows["gain"].median(), (rows["variance_after"] / rows["variance_before"]).median()

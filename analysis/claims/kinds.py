@@ -205,7 +205,7 @@ def rule(numbers: list[Numbers], plain: Numbers) -> str:
 
 
 def step_ratio(each: Numbers, plain: Numbers) -> float:
-    """Return the median step time relative to the plain one's, over common seeds; NaN if none."""
+    """Return the median step time relative to the plain one's, over common seeds. NaN if none."""
     ratios = [each.step_s[seed] / plain.step_s[seed] for seed in each.step_s.keys() & plain.step_s.keys()]
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     return float(np.median(known)) if known else math.nan

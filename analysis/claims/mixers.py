@@ -95,7 +95,7 @@ def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str
 
 
 def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
-    """Yield the claims on the lower NLL of two mixers; none unless the study is causal.
+    """Yield the claims on the lower NLL of two mixers, for causal studies only.
 
     The annexes describe causal models. ``by_mechanism``: each mechanism's base series.
     """

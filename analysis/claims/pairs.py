@@ -76,9 +76,9 @@ def compares_mechanisms(study: Study) -> bool:
 
 @once_per_study
 def pairs_of(study: Study) -> list[Pair]:
-    """Return all pairs: a plain series and one differing in its residual or rival mechanism alone.
+    """Return all pairs: a plain series and one with another residual or rival mechanism.
 
-    Residual pairs include `FURTHER`.
+    Nothing else differs between both. Residual pairs include `FURTHER`.
     """
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     found = [
@@ -107,7 +107,7 @@ def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, 
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """Yield each AttentionX mask variant with each `sa`, same mask first; then both masks per mechanism."""
+    """Yield each AttentionX mask variant with each `sa`, same mask first. Then both masks per mechanism."""
     masks = group[group["variant"].str.match(r"(mask_diagonal=\w+)?$")]
     for name, plain in RIVALS.items():
         own, beside = (masks[masks["mechanism"] == each]["series"] for each in (name, plain))
@@ -130,6 +130,15 @@ def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
 
 
 def same_mask(study: Study, series: str, other: str) -> bool | None:
-    """Return whether two series see or hide their own position alike; None if not recorded."""
+    """Return whether two series see or hide their own position alike.
+
+    Args:
+        study: supplies the record.
+        series: name of one series.
+        other: name of the other.
+
+    Returns:
+        None if not recorded.
+    """
     seen = [sees_itself(study, each) for each in (series, other)]
     return None if None in seen else seen[0] == seen[1]

@@ -88,7 +88,7 @@ def _on_runs(scored: Scored, event: str) -> Claim:
 
 
 def _set_by_set(scored: Scored) -> str:
-    """Compare a ratio to the rate with the rate alone within each set; "" for a single set.
+    """Compare a ratio to the rate with the rate alone, set by set. "" for a single set.
 
     A mean may hide differences between sets.
     """
@@ -125,6 +125,7 @@ def claims_on_curves(curves: Frame, scored: Sequence[Scored], target: str) -> li
 
 
 def _on_curves(scored: Scored, target: str) -> Claim:
+    """Return the claim on one predictor's rank correlation with a rate."""
     found, name = scored.scopes[POOLED], _opening(scored.predictor.name)
     subject = f"{name}: {TARGETS[target]}"
     if math.isnan(found.value):
@@ -258,12 +259,14 @@ def compared(runs: Frame) -> str:
 
 
 def entered(frame: Frame, what: str, all_sets: int) -> str:
-    """Name the sets behind a question and the units its intervals draw; "" if not judged.
+    """Name the sets behind a question and the units its intervals draw.
+
+    "" if the question is not judged.
 
     Args:
         frame: `telling` or `ranked`.
         what: the question in words.
-        all_sets: number of sets in the study.
+        all_sets: number of sets in all.
     """
     if frame.empty:
         return ""
@@ -311,7 +314,7 @@ def interval_text(estimate: Estimate) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return an AUC or a correlation in two digits, with a real minus but no −0.00."""
+    """Return an AUC or a correlation in two digits. With a real minus, but no −0.00."""
     return f"{value + 0.0:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 

@@ -117,7 +117,7 @@ def _largest(alpha: Frame, column: str, statement: str) -> Claim:
 
 
 def _improves(ablation: Frame) -> Iterator[Claim]:
-    """Yield whether a larger ξ, r or w lowers both NLLs at each printed step (D.3)."""
+    """Yield whether a larger ξ, r or w lowers both NLLs at each step (D.3)."""
     for field, rows in ablation.groupby("field", sort=False):
         steps = rows.sort_values("value")[["validation_nll", "generative_nll"]].diff().dropna()
         falls = bool((steps < 0).all(axis=None))

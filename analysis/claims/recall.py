@@ -40,7 +40,10 @@ RIVALS = (
 
 
 def claims(study: Study) -> list[Claim]:
-    """Return the claims on every pair in `RIVALS` present in the study; [] for other objectives."""
+    """Return the claims on every pair in `RIVALS` present in the study.
+
+    [] for other objectives.
+    """
     share = wording.words(study).share
     if not compares_recall(study) or share is None or share.column not in study.runs:
         return []
@@ -64,13 +67,13 @@ def _claims(study: Study, share: ShareWords) -> Iterator[Claim]:
 
 
 def _best(study: Study, series: str, share: ShareWords) -> float:
-    """Return the median over seeds of each seed's best share; 0 for a seed with diverged runs only."""
+    """Return the median over seeds of each seed's best share. A seed with diverged runs only has 0."""
     best = -shortfalls(study, series, share.column).min(axis=0)
     return float(np.median(np.maximum(best.dropna(), 0.0))) if best.notna().any() else float("nan")
 
 
 def _with_shares(claim: Claim, pair: Pair, best: Mapping[str, float]) -> Claim:
-    """Return a claim with both recalled shares; "holds" only if one recalls and the other does not."""
+    """Return a claim with both recalled shares. "holds" only if one recalls and the other does not."""
     does = {name: value >= RECALLS for name, value in best.items()}
     if claim.verdict != "holds" or does[pair.other] and not does[pair.plain]:
         return claim

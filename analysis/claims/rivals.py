@@ -241,7 +241,7 @@ def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
 
 
 def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:
-    """Return verdict and text for a pair's windows; width 0 for a seed diverged at every rate."""
+    """Return verdict and text for a pair's windows. A seed diverged at every rate has width 0."""
     lost = diverged_everywhere(study, other.series), diverged_everywhere(study, plain.series)
     result: Comparison = compare_windows(other, plain, lost)
     widths = [

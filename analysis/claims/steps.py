@@ -40,7 +40,7 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequence[Side]) -> list[Claim]:
-    """Return the claims on sc's % stable and median α_max in one phase and optimizer state.
+    """Return the claims on sc's % stable and median α_max in one phase and state.
 
     "not judged" if some mechanism has nothing to compare.
     """
@@ -127,7 +127,7 @@ def _largest(
 
 
 def _effect(each: StepShares | Medians) -> float:
-    """Return the leader's lead, in points or decades; ∞ over a series without median or with 0.
+    """Return the leader's lead, in points or decades. ∞ over a series without median or with 0.
 
     A series lacks a median if all its runs diverged.
     """

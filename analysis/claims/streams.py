@@ -113,7 +113,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
 
 
 def _exact(rows: Frame, series: str) -> Iterator[Claim]:
-    """Judge whether all row and column sums equal 1 to rounding, in single matrices and their product."""
+    """Judge whether all row and column sums equal 1 to rounding. Both single matrices and their product count."""
     own = rows[rows["series"] == series]
     if own.empty:
         return
@@ -186,7 +186,7 @@ def _drift_by_seed(single: Column, product: Column, series: str, statement: str)
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positions: str) -> Iterator[Claim]:
-    """Judge the share of outliers at the series' best rate; the paper uses one rate per size.
+    """Judge the share of outliers at the series' best rate. The paper uses one rate per size.
 
     ``positions`` is the objective's word for positions.
     """

@@ -195,7 +195,7 @@ def _widths(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
-    """Report seeds in which one diverged inside the other's window or at every rate; "" if none."""
+    """Report seeds with a divergence inside the other's window or at every rate. "" if none."""
     told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
     for (name, found, lost), (other, others, _) in (named, named[::-1]):
         inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
@@ -223,7 +223,7 @@ def within(*results: Comparison) -> str:
 
 
 def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
-    """Say that a window reaches the sweep's end and is a lower bound; "" if none does."""
+    """Say that a window reaches the sweep's end and is a lower bound. "" if none does."""
     opened = []
     for name, found in named:
         assert found.median is not None

@@ -104,7 +104,7 @@ class _Width:
 
     @staticmethod
     def of(found: SeriesWindows, seed: int, lost: Lost) -> _Width | None:
-        """Return the seed's width; 0 if all its runs diverged, None if unknown because runs are missing."""
+        """Return the seed's width. 0 if all its runs diverged, None if unknown because runs are missing."""
         if seed in lost:
             return _Width(0.0, 0.0, 0.0, lost[seed])
         one = found.by_seed[seed]
@@ -155,7 +155,7 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
 def _decide(
     bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float
 ) -> tuple[int, tuple[float, float]]:
-    """Decide as `decide`, from both widths' bounds, or by the sign if all seeds' bounds are strict."""
+    """Decide as `decide`, from both widths' bounds. If all seeds' bounds are strict, the sign decides."""
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
     rounding = 1e-9
@@ -187,13 +187,16 @@ class Bests:
 
 
 def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
-    """Compare the best NLLs of two series seed by seed; None without a valid pair (`_bests_of_seed`).
+    """Compare the best NLLs of two series seed by seed.
 
     Args:
         study: supplies the runs.
         first: name of one series.
         second: name of the other.
         column: NLL column.
+
+    Returns:
+        None without a valid pair (`_bests_of_seed`).
     """
     tables = [outcomes(study, name, column) for name in (first, second)]
     lrs, seeds = (
@@ -212,7 +215,7 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
-    """Return both series' lowest NLL over common rates, ∞ for one diverged at all its rates.
+    """Return both series' lowest NLL over common rates. One diverged at all its rates has ∞.
 
     None if both diverged everywhere. None also if one has no finite NLL at common rates, but missing runs or other
     rates may have one.

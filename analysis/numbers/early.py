@@ -213,7 +213,7 @@ def _spectra(study: Study) -> Frame:
 
 
 def _logged(curves: Frame, frame: Frame) -> Frame:
-    """Return medians of logged losses and gradient norms by run, up to k and from k to the horizon."""
+    """Return medians of logged losses and gradient norms by run. Up to k, and from k to the horizon."""
     rows = curves.join(frame[["step", "horizon", "window"]].rename(columns={"step": "k"}), on="run_id")
     rows = rows[(rows["step"] > 0) & (rows["step"] <= rows["horizon"])]
     found = {}
@@ -242,7 +242,10 @@ def _fates(frame: Frame) -> np.ndarray:
 
 
 def named(frame: Frame, most: int = 6) -> str:
-    """Name runs by series and rate with counts: ``"sa 3e-2 (3), sc 1e-1"``; beyond ``most`` only a number."""
+    """Name runs by series and rate with counts, e.g. ``"sa 3e-2 (3), sc 1e-1"``.
+
+    Beyond ``most`` kinds only their number is given.
+    """
     counts = frame.groupby(["series", "lr"], sort=False).size()
     told = [
         f"{series} {lr_text(lr)}" + (f" ({number})" if number > 1 else "") for (series, lr), number in counts.items()

@@ -191,7 +191,7 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
 
 
 def room(found: Window) -> Bounds:
-    """Return lower and upper bounds, in decades, from a window's best rate to its upper edge."""
+    """Return bounds, in decades, from a window's best rate to its upper edge."""
     return math.log10(found.high.lr / found.best_lr), math.log10(found.high.furthest_lr / found.best_lr)
 
 
@@ -208,7 +208,7 @@ def edges_of(study: Study) -> dict[str, Any]:
 
 
 def _of_edge(row: Any) -> Bounds:
-    """Return bounds in decades from the best rate to the edge by verdict, as bracketed by `lr=edge`."""
+    """Return bounds in decades from the best rate to `lr=edge`'s edge by verdict."""
     if not (math.isfinite(row.best_lr) and math.isfinite(row.verdict_lr)):
         return math.nan, math.nan
     most = math.log10(row.verdict_next_lr / row.best_lr) if math.isfinite(row.verdict_next_lr) else math.inf
@@ -216,9 +216,9 @@ def _of_edge(row: Any) -> Bounds:
 
 
 def _to_stable(runs: Frame, best_lr: float) -> Bounds:
-    """Return bounds in decades from a grid's best rate to its largest rate stable in every seed.
+    """Return bounds in decades from a grid's best rate to its largest stable rate.
 
-    The upper bound is the next rate, or ∞ if none.
+    Stable means a stable verdict in every seed. The upper bound is the next rate, or ∞ if none.
     """
     stable = [float(lr) for lr, part in runs.groupby("lr") if set(part["status"]) == {"stable"}]
     if not stable or not math.isfinite(best_lr):

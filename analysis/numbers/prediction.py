@@ -163,7 +163,7 @@ def _of_curves(frame: Frame, predictor: Predictor, target: str) -> Scored:
 
 
 def _known(frame: Frame, predictor: Predictor, outcome: str) -> Frame:
-    """Return the comparable rows with a known predictor, or all known rows if none is comparable."""
+    """Return the comparable rows with a known predictor. All known rows if none is comparable."""
     known = frame[frame[predictor.column].notna()]
     able = _varying(known, outcome)
     return able if len(able) else known

@@ -15,7 +15,7 @@ import pandas as pd
 
 NUM_DRAWS = 2000
 FEWEST_UNITS = 3  # below, there is no interval
-LEAST_DEFINED = 0.9  # share of the draws in which the statistic must exist
+LEAST_DEFINED = 0.9  # minimum share of draws with a defined statistic
 TAILS = (0.025, 0.975)
 
 
@@ -151,7 +151,7 @@ def _steps(s: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_off(x: np.ndarray, y: np.ndarray, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
-    """Return a step curve's height; at a jump the lower end from the left, the upper from the right."""
+    """Return a step curve's height. At a jump: the lower end from the left, the upper from the right."""
     place = np.searchsorted(x, at, side) - (side == "right")
     return np.where(x[place] == at, y[place], np.interp(at, x, y))
 
@@ -204,9 +204,9 @@ def _codes(strata: Sequence[Hashable], number: int) -> np.ndarray:
 
 
 def shares_below(values: Sequence[float], strata: Sequence[Hashable] = ()) -> np.ndarray:
-    """Return for each value the share of its stratum below; equal values, itself included, count half.
+    """Return for each value the share of its stratum below.
 
-    These are ranks from ½ on, divided by the stratum's size.
+    Equal values, itself included, count half. These are ranks from ½ on, divided by the stratum's size.
     """
     v, codes = np.asarray(values, dtype=float), _codes(strata, len(values))
     found = np.empty(len(v))

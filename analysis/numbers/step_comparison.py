@@ -74,7 +74,7 @@ def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TER
 def compare_stable_steps(
     study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
 ) -> StepShares | None:
-    """Compare two series' % stable at equal LRs, seed by seed; None without a complete seed.
+    """Compare two series' % stable at equal LRs, seed by seed.
 
     A seed lacking one of the runs is left out.
 
@@ -85,6 +85,9 @@ def compare_stable_steps(
         state: optimizer state.
         phase: checkpoint phase.
         lrs: learning rates; by default the `highest_lrs` of both.
+
+    Returns:
+        None without a complete seed.
     """
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
     parts, seeds, left_out = _paired(counted(study, phase, state), (first, second), lrs)

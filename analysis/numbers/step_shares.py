@@ -110,9 +110,9 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
 
 
 def drawn_phases(study: Study) -> list[str]:
-    """Return the phases shown in figures: all except the last checkpoints before an early end.
+    """Return the phases shown in figures: all but the last checkpoints before an early end.
 
-    Those are at many different steps, and have their own table.
+    These are at many different steps, and have their own table.
     """
     found = [phase for phase, _ in phases_and_states(study)]
     found += [phase for each in study.spectra.values() for phase in each["phase"]]
@@ -129,7 +129,9 @@ def _asked(study: Study) -> set[tuple[str, str]]:
 
 @once_per_study
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
-    """Return a table with one row per run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
+    """Return a table with one row per run.
+
+    Columns: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
     - ``outcome``: measured, diverged, not defined, or not measured (no result). Not defined: the run's optimizer lacks
       the state, or no step has an α_max.

@@ -1,10 +1,11 @@
-"""Compute stable windows: learning rates around the best with an NLL within 5 % of the best.
+"""Compute stable windows: learning rates with an NLL within 5 % of the best.
 
 If the best is less than 10 % below the token-frequency NLL, then 5 % is more than half the learning. On DNA this is the
 case (1.386 nats, good models 1.22 to 1.36). Such a window is lenient, and reports must say so.
 
-Edges are interpolated linearly in log10 LR against NLL, between the last rate inside and the first outside. Three kinds
-of neighbour allow no interpolation. The edge is then the last measured rate inside:
+A window is contiguous around the best rate. Edges are interpolated linearly in log10 LR against NLL, between the last
+rate inside and the first outside. Three kinds of neighbour allow no interpolation. The edge is then the last measured
+rate inside:
 
 - `open`: the grid ends. The window may continue without limit, so its width is a lower bound.
 - `unmeasured`: the neighbour failed or never ran. Same as open: a crash is no evidence for instability.
@@ -69,7 +70,7 @@ class Window:
 
     @property
     def width_max(self) -> float:
-        """Largest possible width of the true window in decades; ∞ if an edge is open or unmeasured."""
+        """Largest possible width of the true window in decades. ∞ if an edge is open or unmeasured."""
         if self.low.furthest_lr == 0 or math.isinf(self.high.furthest_lr):
             return math.inf
         return math.log10(self.high.furthest_lr / self.low.furthest_lr)
@@ -155,12 +156,15 @@ def outcome(run, column: str = VALIDATION) -> float:
 
 
 def by_rate_and_seed(runs: Frame, values: Sequence[float] | Column, of_several: Literal["median", "first"]) -> Frame:
-    """Return a table, learning rate × seed, both sorted, with one number per run; NaN if missing.
+    """Return a table, learning rate × seed, both sorted, with one number per run.
 
     Args:
         runs: columns ``lr`` and ``seed``.
         values: one number per row in ``runs``.
         of_several: reduction for runs with equal rate and seed; NaN is skipped.
+
+    Returns:
+        NaN for missing runs.
     """
     numbers = np.asarray(values, dtype=float)
     (rates, row), (seeds, column) = (np.unique(runs[name].to_numpy(), return_inverse=True) for name in ("lr", "seed"))
@@ -176,12 +180,15 @@ def by_rate_and_seed(runs: Frame, values: Sequence[float] | Column, of_several: 
 
 @once_per_study
 def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
-    """Return a table, LR × seed, with each run's `outcome`; NaN if the sweep lacks the run.
+    """Return a table, LR × seed, with each run's `outcome`.
 
     Args:
         study: supplies the runs.
         series: name of the series.
         column: NLL column.
+
+    Returns:
+        NaN for runs missing from the sweep.
     """
     runs = study.of(series)
     needed = runs[["lr", "seed", "status", column]]
@@ -242,7 +249,7 @@ def compares_recall(study: Study) -> bool:
 
 
 def shortfalls(study: Study, series: str, column: str) -> Frame:
-    """Return a table, LR × seed, with each run's negated share, so that less is better.
+    """Return a table, LR × seed, with each run's negated share: less is better.
 
     ∞ if diverged, NaN without a result.
 

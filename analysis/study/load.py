@@ -1,7 +1,7 @@
 """Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
-Column names come from `stability.runs.schema`, a module without imports. Besides these, `analysis` uses only the words
-in `stability.runs.recorded_words` from `stability`.
+Column names come from `stability.runs.schema`, a module without imports. Otherwise `analysis` imports from `stability`
+only `printable`, `runs.words` and `runs.recorded_words`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
     Frame = pd.DataFrame
     Column = pd.Series
 
-# table: the probe's `what`, if named differently
+# table name: the probe's name, if different
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": "training_free"}
 THROUGHPUT_VERSION = 1  # version in `results/throughput.json` (`benchmarks.throughput.VERSION`)
 # Columns by table.
@@ -66,7 +66,10 @@ class Study:
 
     @cached_property
     def series(self) -> tuple[str, ...]:
-        """Every series: settings together, the plain residual first; then sa sc mix sw, others by name."""
+        """Every series in report order.
+
+        Settings together, the plain residual first. Within a setting: sa sc mix sw, then others by name.
+        """
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
         return tuple(
             pair.series
@@ -169,7 +172,7 @@ def load(study_dir: Path | str | Study) -> Study:
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
-    """Return the results folder of the objective's structure tokenizer; None without one or if not measured."""
+    """Return the results folder of the objective's structure tokenizer. None without one or if not measured."""
     identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return folder if identity and (folder / "summary.json").is_file() else None
@@ -201,6 +204,7 @@ def _is_throughput(found: Any) -> bool:
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
+    """Read `study.json`; ``ValueError`` if missing or not a JSON object."""
     path = study_dir / "study.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

@@ -84,7 +84,7 @@ def converted(frame: Frame, by_run: Mapping[str, float], nominal: Sequence[float
 
 
 def _nearest(rate: float, nominal: Sequence[float]) -> float:
-    """Return the swept multiple equal to a rate up to rounding, else the rate in three digits."""
+    """Return the swept multiple equal to a rate up to rounding. Other rates are rounded to three digits."""
     if pd.isna(rate) or not nominal:
         return rate
     best = min(nominal, key=lambda each: abs(each - rate))

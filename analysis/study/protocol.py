@@ -109,10 +109,10 @@ def gradients(rows: Frame) -> dict[str, str]:
 
 
 def is_literal(rows: Frame) -> bool:
-    """Return whether the rows in state "paper" follow section 5.2.1 literally, except for the batch size.
+    """Return whether the rows in state "paper" follow section 5.2.1 literally.
 
-    That is: gradient clipped to 1 throughout, decay in u, 5 warm-up batches, 5 steps, 25 recorded. False without such
-    rows.
+    The batch size may differ. Literally: gradient clipped to 1 throughout, decay in u, 5 warm-up batches, 5 steps, 25
+    recorded. False without such rows.
     """
     paper = rows[rows["state"] == "paper"]
     if paper.empty or gradients(paper) != {"paper": "clipped"} or (paper["protocol"] == "").any():
@@ -138,7 +138,10 @@ def states_explained(rows: Frame) -> str:
 
 
 def asked_protocol(study: Study) -> dict[str, Any]:
-    """Return the sweep's own α_max protocol, with nulls replaced by the runs' batch and clipping norm; or {}."""
+    """Return the sweep's own α_max protocol; {} without one.
+
+    The runs' batch and clipping norm replace nulls.
+    """
     spec = study.spec
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
     return protocol | {
@@ -147,9 +150,9 @@ def asked_protocol(study: Study) -> dict[str, Any]:
 
 
 def base_rates(study: Study) -> str:
-    """Return a sentence, with a leading space, if parameter roles train at multiples of the base rate.
+    """Return a sentence if parameter roles train at multiples of the base rate, else "".
 
-    Otherwise "".
+    The sentence has a leading space.
     """
     spec = study.spec
     optimizers = [each for each in spec.get("optimizer") or [] if isinstance(each, dict)]
@@ -168,7 +171,7 @@ def base_rates(study: Study) -> str:
     return f" LR and α_max are the base rate: of the parameters' roles {listed(whose)}."
 
 
-# Optimizers with Adam's averages, for which state "paper" is defined: a fallback for runs without a record.
+# Optimizers with Adam's averages, so with a defined state "paper": a fallback for runs without a record.
 # A test compares this list with the optimizers.
 ADAMS = ("adamw",)
 

@@ -18,7 +18,10 @@ OPTIMIZER = "optimizer"  # protocol key: unusual flags of `stability.optimizers.
 
 
 def step_terms(study: Study) -> str:
-    """Return a sentence with a leading space for each optimizer with an unusual α_max, or ""."""
+    """Return a sentence for each optimizer with an unusual α_max, or "".
+
+    Each has a leading space.
+    """
     return "".join(f" {sentence}" for sentence in explained(_protocols(study)))
 
 

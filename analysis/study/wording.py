@@ -1,4 +1,4 @@
-"""Describe what a study's runs share: objective, tokens, size and steps.
+"""Describe the common properties of a study's runs: objective, tokens, size and steps.
 
 The terms and the spec come from `study.json`.
 """
