@@ -93,7 +93,7 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return the claims on one setting, with "not judged" for missing or untrained sa or sc.
+    """Return the claims on one setting; "not judged" without trained sa and sc.
 
     Order: untrained mechanisms, windows and best NLLs, limits, α_max.
     """

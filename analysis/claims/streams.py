@@ -79,7 +79,7 @@ def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
 
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
 NEGLIGIBLE_SHARE = 1e-3  # of positions; the paper's word is "non-negligible", its number is not in the text at hand
-OUTLIER_LOG_RANGE = 30.0  # the authors'
+OUTLIER_LOG_RANGE = 30.0  # the authors' threshold
 EXACTLY = "mHC-lite's mixing matrices and their products are exactly doubly stochastic"
 
 

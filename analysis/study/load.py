@@ -30,7 +30,7 @@ else:
     Frame = pd.DataFrame
     Column = pd.Series
 
-# table name: the probe's name, if different
+# table name: its probe's `what=` value, if different
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm", "training_free_layers": "training_free"}
 THROUGHPUT_VERSION = 1  # version in `results/throughput.json` (`benchmarks.throughput.VERSION`)
 # Columns by table.
