@@ -42,10 +42,7 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
     add_plugins(values.get("plugins"))
     with uncollected():
         spec = checked(kind, values)
-        if isinstance(spec, SweepSpec):
-            spec = spec.settled()
-            spec.kinds()  # check every run's rules before data are prepared
-        return cast(AnySettings, spec)
+        return cast(AnySettings, spec.settled()) if isinstance(spec, SweepSpec) else spec
 
 
 def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec:

@@ -53,10 +53,11 @@ class Plan:
             ValueError: the data cannot be prepared, or a rule of `stability.plan.rules` is broken; at most two lines.
         """
         pool = Path(spec.runs_dir).resolve()
+        runs = spec.kinds()  # a run that breaks a rule is refused before data are prepared for it
         corpus, is_read = (cache.prepare_for_plan if spec.dry_run else _prepare)(spec.data, pool / "cache")
         corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
         objective = build_objective(spec, corpus.format)
-        kinds = tuple(ResolvedRun(name_kind(run, label), run, corpus.format) for label, run in spec.kinds())
+        kinds = tuple(ResolvedRun(name_kind(run, label), run, corpus.format) for label, run in runs)
         spec, notes = resolve_weights(spec, kinds, pool / "cache")
         plan = cls(spec, corpus, is_read, objective, kinds, spec.points(corpus.fingerprint), notes)
         check_rules(OF_PLAN, plan)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from stability.config import Place
+from stability.config import Place, Settings
 from stability.mechanisms.sa import SoftmaxAttention
 
 
 class WithWeights(SoftmaxAttention):
-    class Config(SoftmaxAttention.Config):
+    class Config(Settings):
         start: Annotated[str | None, Place()] = None
 
 
