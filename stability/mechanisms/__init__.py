@@ -1,4 +1,4 @@
-"""Sequence mechanisms, one file each. ``build("sc", width=64, heads=4, window=2)`` makes one layer's module."""
+"""Sequence mechanisms, one file each; ``build("sc", width=64, heads=4, window=2)`` makes a layer."""
 
 from __future__ import annotations
 
@@ -39,12 +39,23 @@ def build(
     num_layers: int = 1,
     **settings: Any,
 ):
-    """Return one mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc):
-    ``forward(x_BND, context_BJD, mask_BN=None, context_mask_BJ=None) -> y_BND``.
+    """Return one mechanism as a module for one layer.
 
-    ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown
-    name, an unknown or ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot
-    do.
+    A self mechanism has ``forward(x_BND, mask_BN=None) -> y_BND``. A cross mechanism (ca, cc) has ``forward(x_BND,
+    context_BJD, mask_BN=None, context_mask_BJ=None) -> y_BND``.
+
+    Args:
+        name: the mechanism's name, e.g. "sc".
+        width: D, features per position.
+        heads: H, a divisor of ``width``.
+        direction: "bidirectional" or "causal".
+        layer: index from 0.
+        num_layers: layers in the model.
+        settings: fields of the mechanism's Config, e.g. ``window=4``.
+
+    Raises:
+        ValueError: unknown name, unknown or ill-typed setting, width not divisible by ``heads``, or unsupported
+            direction.
     """
     from stability.config.parts import settings_of
     from stability.registry import Registry

@@ -1,5 +1,7 @@
-"""A sequence mechanism is a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a context
-(B, J, D)."""
+"""Base classes for sequence mechanisms: modules that mix positions, (B, N, D) → (B, N, D).
+
+A cross mechanism also reads a context (B, J, D).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
 @dataclass(frozen=True)
 class MixerShape:
-    """The place of a mixer: what the backbone knows of it and its own settings do not.
+    """Facts about a mixer's place in the backbone, as opposed to its own settings.
 
-    ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
-    choose by it). ``rope``: the rotation by which the mixer tells positions apart; None: it turns nothing, whatever its
-    own settings say, since positions are told elsewhere or not at all. ``dropout``: the share of its weights that an
-    attention drops in training mode; a mixer without such weights leaves it alone, and its output is dropped anyway.
-    ``num_positions``: how long the sequences are that the model is made for (`model.positions`); None: nobody says.
+    ``direction``: "bidirectional" or "causal". ``layer``: index from 0 among ``num_layers``; patterns such as `mix` use
+    it. ``rope``: rotation for positions; None if positions are encoded elsewhere or not at all, and then the mixer
+    rotates nothing, whatever its settings. ``dropout``: rate for attention weights in training mode; mixers without
+    such weights ignore it, and their output has dropout anyway. ``num_positions``: sequence length of the model
+    (`model.positions`); None if unknown.
     """
 
     width: int
@@ -52,11 +54,14 @@ class MixerShape:
 
     @property
     def use(self) -> Use:
-        """The part of this that matters to kernels."""
+        """The fields relevant to kernels."""
         return Use(self.width, self.heads, self.direction, self.dropout)
 
     def require_pairs(self) -> None:
-        """Raise a ``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
+        """Raise a one-line ``ValueError`` for an odd head width.
+
+        RoPE rotates pairs of features.
+        """
         if self.head_width % 2:
             even = [
                 heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0
@@ -68,11 +73,15 @@ class MixerShape:
 
 
 def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_BN") -> Tensor:
-    """Return ``x_BND`` with zeros where the mask is False; unchanged without a mask. A factor of zero would not silence
-    a NaN.
+    """Return ``x_BND`` with zeros at padded positions; unchanged without a mask.
 
-    Errors: ``ValueError`` of one line, under the argument's ``name``, for a mask of another shape or of another dtype
-    than bool.
+    Args:
+        x_BND: (B, N, D).
+        mask_BN: True at valid positions; None without padding.
+        name: the mask's argument name, for messages.
+
+    Raises:
+        ValueError: wrong shape or dtype of the mask.
     """
     if mask_BN is None:
         return x_BND
@@ -86,11 +95,12 @@ def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_
             f"{name} has dtype {str(mask_BN.dtype).removeprefix('torch.')}; expected bool, True where a position is "
             "valid"
         )
+    # not a product: 0 · NaN is NaN
     return torch.where(mask_BN[..., None], x_BND, 0.0)
 
 
 def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
-    """Raise a ``ValueError`` of one line for a context of another width or batch than the source's."""
+    """Raise a one-line ``ValueError`` if the context's width or batch differs from the source's."""
     batch, _, width = x_BND.shape
     if context_BJD.ndim != 3 or context_BJD.shape[0] != batch or context_BJD.shape[2] != width:
         raise ValueError(
@@ -100,22 +110,23 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
 
 
 def _check_kernels(mechanism: type[KernelUser], config: Any, shape: MixerShape) -> None:
-    """Raise a ``ValueError`` of one line where settings that ask for kernels stand beside some that these do not
-    compute."""
+    """Raise a one-line ``ValueError`` if the chosen kernels do not support other settings."""
     for asked in mechanism.kernels(config):
         asked.inside("mechanism").check(shape.use)
 
 
 class AbstractMechanism(KernelUser, OwnInit):
-    """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements
-    `forward`. What its constructor starts in a way of its own, it names in `own_init`.
+    """Base class for every self mechanism.
 
-    ``trainable``: False for a mechanism that only stands in for another one in a model that is trained, e.g. one that
-    skips what hardly counts; runs and tokenizers refuse it, and say what it is ``used_for``.
+    A subclass has a `Config`, declares its `directions` and implements `forward`. `own_init` lists parameters with an
+    initialisation of their own.
 
-    ``piecewise_smooth``: True for one that selects by its own scores (the best positions, the best blocks). Between two
-    changes of the selection it is smooth, and its second derivative is that of the piece; `margin` says how far away
-    the next change is.
+    ``trainable``: False for a mechanism that only replaces another one in a trained model, e.g. to skip small weights.
+    Runs and tokenizers refuse it and print ``used_for``.
+
+    ``piecewise_smooth``: True if the mechanism selects positions or blocks by its own scores. It is smooth between two
+    changes in the selection, and its second derivative is the current piece's. `margin` measures the distance to the
+    next change.
     """
 
     family: ClassVar[str] = "mechanisms"
@@ -129,7 +140,7 @@ class AbstractMechanism(KernelUser, OwnInit):
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
-        """Return the module for one layer. Patterns over the layers return another mechanism's module here."""
+        """Return the module for one layer; a pattern over layers returns another mechanism's module."""
         if shape.direction not in cls.supported_directions(config):
             possible = ", ".join(sorted(cls.supported_directions(config)))
             raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {possible}")
@@ -143,80 +154,108 @@ class AbstractMechanism(KernelUser, OwnInit):
 
     @classmethod
     def untrained(cls, config: Any) -> tuple[type[AbstractMechanism], ...]:
-        """Return the classes among those that the settings name, this one too, that are not to be trained; () where
-        all are."""
+        """Return the non-trainable classes among those in the settings, this class included."""
         return () if cls.trainable else (cls,)
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
-        """Return the number of layers that the settings need; more than one only for patterns over the layers."""
+        """Return the minimum number of layers; above one only for patterns over layers."""
         return 1
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        """Raise a ``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+        """Raise a one-line ``ValueError`` if the settings do not fit ``num_positions``."""
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
-        """Raise a ``ValueError`` of one line where the settings do not fit a model of so many ``heads``."""
+        """Raise a one-line ``ValueError`` if the settings do not fit ``heads``."""
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
-        """Return whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a
-        sweep's data have none."""
+        """Return whether `forward` requires ``edges=`` with each batch, e.g. a molecule's bonds.
+
+        A sweep's data have no edges.
+        """
         return False
 
     @classmethod
     def blind_to_order(cls, config: Any) -> bool:
-        """Return whether a trained layer gives nearly the mirrored output for the mirrored text, as far as its own
-        means go (with position=rope)."""
+        """Return whether a trained layer maps mirrored text to nearly mirrored output.
+
+        Only the mechanism's own means count (with position=rope).
+        """
         return False
 
     @classmethod
     def reading(cls, config: Any) -> str:
-        """Return the reading of its paper's formula that a layer computes, and why, for a report's first page; "" if
-        the paper leaves no choice."""
+        """Return the chosen reading of the paper's formula, and why, for a report's first page.
+
+        Empty if the paper leaves no choice.
+        """
         return ""
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:
-        """Return whether `forward` calls its ``nn.Linear`` modules, so that another kind of linear map may stand for
-        them; False where it takes their weights itself."""
+        """Return whether `forward` calls its ``nn.Linear`` modules.
+
+        If so, another kind of linear map can replace them. False if `forward` uses their weights directly.
+        """
         return True
 
     def start_local(self, bias: float) -> None:
-        """Begin with each position looking at its neighbours, the more so the larger ``bias`` is (`model.qk_bias`,
-        called where it is not 0). Nothing where the mechanism has no such start."""
+        """Start with attention to neighbours, stronger for larger ``bias`` (`model.qk_bias`).
+
+        Called only if the bias is not 0. Default: no effect.
+        """
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
+        """Return the multiply-adds for one forward pass over one sequence, projections included.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: N.
+        """
         raise NotImplementedError
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Return how many numbers one layer has to keep of a sequence of ``num_positions`` to go on reading: keys and
-        values, or a recurrent state. None where it cannot go on position by position, since earlier ones see later
-        ones."""
+        """Return the numbers one layer stores per sequence to continue reading.
+
+        They are keys and values, or a recurrent state.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: positions read so far.
+
+        Returns:
+            The count, or None if earlier positions see later ones, so that reading cannot continue by position.
+        """
         return None
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Return the least difference, a scalar, between a score that is selected by and the value at which the
-        selection changes; inf where nothing can change. For mechanisms that are `piecewise_smooth`."""
+        """Return the smallest gap between a selecting score and its switching value, a scalar.
+
+        It is inf if nothing can change. Only for `piecewise_smooth` mechanisms.
+        """
         raise NotImplementedError
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Mix positions. ``mask_BN``: True where a position is valid; what the others hold changes no valid output. One
-        that has a loss of its own returns a `WithLoss`, whose output that is."""
+        """Mix positions, (B, N, D) → (B, N, D).
+
+        ``mask_BN``: True at valid positions; values at padding change no valid output. A mechanism with its own loss
+        returns a `WithLoss` around the output.
+        """
         raise NotImplementedError
 
 
 class AbstractCrossMechanism(KernelUser, OwnInit):
-    """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism
-    (``cross=ca``), never alone.
+    """Base class for every mechanism that adds information from a context to a source.
 
-    The context is given whole, and no source position reads another one here: that is the self mechanism's affair, and
-    so is causality.
+    It accompanies a self mechanism (``cross=ca``), never alone. The whole context is given. Source positions do not
+    read one another here: the self mechanism does this, and enforces causality.
     """
 
     family: ClassVar[str] = "mechanisms"
@@ -235,28 +274,44 @@ class AbstractCrossMechanism(KernelUser, OwnInit):
 
     @classmethod
     def untrained(cls, config: Any) -> tuple[type[AbstractCrossMechanism], ...]:
-        """Return this class where it is not to be trained, else ()."""
+        """Return this class if it is not trainable, else ()."""
         return () if cls.trainable else (cls,)
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """Return the settings for a context whose entries are not positions of the source, even where there happen to
-        be as many."""
+        """Return the settings for a context whose entries are not source positions.
+
+        The two lengths may still be equal.
+        """
         return config
 
     def start_local(self, bias: float) -> None:
-        """Begin with each source position at its own place in the context, as ``model.qk_bias`` has it; for a context
-        that stands position by position beside the source. Nothing where the mechanism has no such start."""
+        """Start with attention to the same place in the context, as ``model.qk_bias`` sets.
+
+        Only for a context aligned with the source. Default: no effect.
+        """
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
-        """Raise a ``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
-        ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
+        """Raise if the settings do not fit the lengths.
+
+        Messages name settings as ``cross.<setting>``; ``cross=auto`` adds the mechanism's name.
+
+        Args:
+            config: the mechanism's settings.
+            num_positions: N, source length.
+            num_context: J, context length.
+
+        Raises:
+            ValueError: one line.
+        """
 
     @classmethod
     def reading(cls, config: Any) -> str:
-        """Return the reading of its paper's formula that a layer computes, and why, for a report's first page; "" if
-        the paper leaves no choice."""
+        """Return the chosen reading of the paper's formula, and why, for a report's first page.
+
+        Empty if the paper leaves no choice.
+        """
         return ""
 
     @classmethod
@@ -266,8 +321,14 @@ class AbstractCrossMechanism(KernelUser, OwnInit):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
-        """Return the multiply-adds of one forward pass over one source of ``num_positions`` and one context of
-        ``num_context``, projections included."""
+        """Return the multiply-adds for one forward pass, projections included.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: N, source length.
+            num_context: J, context length.
+        """
         raise NotImplementedError
 
     def forward(
@@ -278,9 +339,15 @@ class AbstractCrossMechanism(KernelUser, OwnInit):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Tensor:
-        """Return what each source position takes from the context, (B, N, D). Masks: True where an entry is valid.
+        """Return the context's contribution to each source position, (B, N, D).
 
-        What the others hold changes no valid output. A row whose context is wholly padded must come out finite,
-        derivatives too; whatever it is, the block adds nothing to such a row.
+        Values at padding change no valid output. A row whose context is all padding must be finite, derivatives too;
+        the block adds nothing to such a row.
+
+        Args:
+            x_BND: source.
+            context_BJD: context.
+            mask_BN: True at valid source positions; None without padding.
+            context_mask_BJ: True at valid context entries; None without padding.
         """
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""The two edge sets of cross-consensus: source positions i to context positions j, those in a window or all (paper
-C.1).
+"""Edge sets for cross-consensus, from source positions i to context positions j (paper C.1).
 
-``rows`` are the source positions that an edge set covers, so that a caller can go through a long sequence block by
-block. Edges come last in every tensor: P of them per sequence.
+Edges are all pairs, or those in a window. ``rows`` are the covered source positions, so that a caller can process a
+long sequence in blocks. Edges are the last axis in every tensor: P per sequence.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from torch import Tensor
 
 
 class WindowedEdges:
-    """The edges i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by
-    slices alone."""
+    """Edges i → j for |i − j| ≤ w, j = i included, with equal lengths (Eq. 38).
+
+    They are computed per offset, with slices only.
+    """
 
     def __init__(self, window: int, num_positions: int):
         reach = min(window, num_positions - 1)
@@ -33,7 +34,7 @@ class WindowedEdges:
         )
 
     def at_targets(self, at_context: Tensor) -> Tensor:
-        """Return the context's value at each edge's end, (…, P)."""
+        """Return the context's value at each edge's target, (…, P)."""
         return torch.cat([at_context[..., j] for j in self.targets], -1)
 
     def collect(self, flow: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class WindowedEdges:
 
 
 class CompleteEdges:
-    """Every i → j from the source positions ``first`` … ``last`` − 1 to a context of ``num_context``."""
+    """All edges i → j from source positions ``first`` … ``last`` − 1 to ``num_context`` entries."""
 
     def __init__(self, first: int, last: int, num_context: int):
         self.rows, self.num_context = slice(first, last), num_context
@@ -55,7 +56,7 @@ class CompleteEdges:
         return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
 
     def at_targets(self, at_context: Tensor) -> Tensor:
-        """Return the context's value at each edge's end, (…, P)."""
+        """Return the context's value at each edge's target, (…, P)."""
         return at_context[..., None, :].expand(*at_context.shape[:-1], self.num_rows, -1).flatten(-2)
 
     def collect(self, flow: Tensor) -> Tensor:
