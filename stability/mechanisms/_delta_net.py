@@ -1,5 +1,4 @@
-"""Define what the mechanisms of the delta rule share: projections, short convolution, keys of length 1, strengths of
-writing, norm of each head."""
+"""Shared parts for delta-rule mechanisms: projections, short convolution, unit keys, write strengths, head norm."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class DeltaSettings(Settings):
-    """Settings that every mechanism of the delta rule has."""
+    """Settings shared by all delta-rule mechanisms."""
 
     conv: int = Field(default=4, ge=1, description="positions that the short convolutions of q, k and v read")
     expand_v: int = Field(default=1, ge=1, description="width of a head's values in widths of its keys")
@@ -36,14 +35,15 @@ class DeltaSettings(Settings):
 
 
 class AbstractDeltaNet(AbstractWithKernels):
-    """Base of the mechanisms whose state is written by the delta rule: y = W_o gated(norm(S_tᵀ q_t)) with
-    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ per head. What the state holds at a key is replaced, by
-    the share β, not added to.
+    """Base class for mechanisms with a delta-rule state.
 
-    q, k, v are silu(conv(W x)), each feature convolved along the positions; q and k have length 1, q is then divided by
-    √K. β = σ(W_β x), twice that with ``negative_eigenvalues`` (Grazzi et al. 2025, arXiv:2411.12537): above 1 a write
-    turns what the state holds at a key into its opposite. The state is S (K, V), K the head width. A subclass says what
-    a and the output's gate are.
+    Per head S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ and y = W_o gated(norm(S_tᵀ q_t)). A write
+    replaces the share β of the content at a key, instead of adding to it. S is (K, V), K the head width. Subclasses
+    define a and the output gate.
+
+    q, k, v are silu(conv(W x)), each feature convolved along positions. q and k are scaled to length 1, then q is
+    divided by √K. β = σ(W_β x), doubled with ``negative_eigenvalues`` (Grazzi et al. 2025, arXiv:2411.12537). Above 1 a
+    write reverses the sign of the content at a key.
     """
 
     def __init__(self, config: Any, shape: MixerShape):
@@ -63,7 +63,7 @@ class AbstractDeltaNet(AbstractWithKernels):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count projections, convolution, and the chunks' matrix products and triangular systems."""
+        """Count projections, convolution, and each chunk's matrix products and triangular system."""
         width, values = shape.width, shape.width * config.expand_v
         size = chunk_size(config.chunk, num_positions)
         of_rule = products_per_chunk(
@@ -75,12 +75,12 @@ class AbstractDeltaNet(AbstractWithKernels):
 
     @classmethod
     def gate_weights(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
-        """Return how many weights the maps of the decay and of the output's gate have."""
+        """Return the weight counts of the decay's maps and of the output gate's."""
         return 0, 0
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the numbers of all heads' states, and of the last inputs of the convolution."""
+        """Return the size of all heads' states plus the convolution's last inputs."""
         values = shape.width * config.expand_v
         return shape.head_width * values + (config.conv - 1) * (2 * shape.width + values)
 
@@ -94,8 +94,11 @@ class AbstractDeltaNet(AbstractWithKernels):
     def written_and_read(
         self, x_BND: Tensor, mask_BN: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return q, k (B, H, N, K), v (B, H, N, V), β (B, H, N) and ln a (B, H, N, K or 1) or None: what `delta_rule`
-        takes. At padding, which x holds as zeros, β and ln a are 0."""
+        """Return the arguments for `delta_rule`; β and ln a are 0 at padding.
+
+        x must be zero at padding. The result is q, k (B, H, N, K), v (B, H, N, V), β (B, H, N) and ln a (B, H, N, K or
+        1) or None.
+        """
         convolved = F.silu(self.conv(self.qkv(x_BND), mask_BN=mask_BN))
         q_BHNK, k_BHNK, v_BHNV = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in convolved.split(self.rows, -1)
@@ -117,25 +120,33 @@ class AbstractDeltaNet(AbstractWithKernels):
         )
 
     def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B N H *"] | None:
-        """Return ln a ≤ 0 of every head, (…, K) with one for each feature of the keys or (…, 1); None: a = 1."""
+        """Return ln a ≤ 0 per head, (…, K) or (…, 1) for all features; None if a = 1."""
         return None
 
     def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
-        """Return what the last map is given of the normed reads."""
+        """Return the input to the output projection, from normed reads."""
         return y_BNHV
 
 
 def started_rates(num: int, least: float, most: float = 16.0) -> nn.Parameter:
-    """Return A_log, (num,), with e^A_log drawn from U(least, most); Mamba2 and its followers are released with 16."""
+    """Return A_log, (num,), with e^A_log drawn from U(least, most).
+
+    Mamba2 and its followers use most = 16.
+
+    Args:
+        num: number of rates.
+        least: lower end.
+        most: upper end.
+    """
     return nn.Parameter(torch.empty(num).uniform_(least, most).log())
 
 
 def started_steps(num: int) -> nn.Parameter:
-    """Return dt_bias, (num,), with softplus(dt_bias) drawn log-uniformly from [0.001, 0.1], as released."""
+    """Return dt_bias, (num,), with softplus(dt_bias) log-uniform in [0.001, 0.1], as released."""
     dt = torch.empty(num).uniform_(math.log(1e-3), math.log(1e-1)).exp()
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
 
 
 def log_of_decay(a_log: Tensor, steps: Tensor) -> Tensor:
-    """Return ln a = −e^A_log · softplus(steps), for steps of which the last axis is that of A_log."""
+    """Return ln a = −e^A_log · softplus(steps); the last axis of ``steps`` is that of A_log."""
     return -at_least_float32(a_log).exp() * F.softplus(steps)

@@ -1,9 +1,9 @@
-"""Compute the delta rule with decay, S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ and y_t = S_tᵀ q_t,
-chunk by chunk in matrix products: M chunks of C positions; V is here the width of a head's values.
+"""Delta rule with decay, computed in chunks by matrix products.
 
-Within a chunk, what position i changes of the state is k_i u_iᵀ, where the u solve a triangular system (the WY form:
-Yang et al. 2024, arXiv:2406.06484, section 3; with decay Yang et al. 2025, arXiv:2412.06464, section 3.3, and with one
-for each feature Kimi Team 2025, arXiv:2510.26692, section 3).
+S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ and y_t = S_tᵀ q_t, in M chunks of C positions. V is the value
+width per head here. Within a chunk, position i adds k_i u_iᵀ to the state, and the u solve a triangular system. This WY
+form is from Yang et al. 2024, arXiv:2406.06484, section 3; with decay from Yang et al. 2025, arXiv:2412.06464, section
+3.3; with decay per feature from Kimi Team 2025, arXiv:2510.26692, section 3.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ def delta_rule(
     *,
     chunk: int,
 ) -> Float[Tensor, "B H N V"]:
-    """Return y_t, what each position reads of the state, its own change of it included; in float32 or wider.
+    """Return y_t, each position's read after its own write, in float32 or wider.
 
-    ``log_decay``: ln a ≤ 0, (…, K) with one for each feature of the keys or (…, 1) with one for all; None: nothing is
-    forgotten. β = 0 and ln a = 0, as at padding, leave the state as it is. ``chunk``: positions that are computed at
-    once, a power of two; the result does not depend on it. Time and memory are linear in N.
+    β = 0 and ln a = 0, as at padding, leave the state unchanged. Time and memory are linear in N.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        beta_BHN: write strengths β.
+        log_decay: ln a ≤ 0, (…, K) per key feature or (…, 1) shared by all; None without decay.
+        chunk: positions computed at once, a power of two; does not change the result.
     """
     num, size = q_BHNK.shape[2], chunk_size(chunk, q_BHNK.shape[2])
     with in_float32(q_BHNK.device):
@@ -43,7 +49,7 @@ def delta_rule(
             scores, overlaps, since, until = _decayed_products(q, k, decay)
             first, last, q_first = k * since, k * until, q * since
             kept = since[..., -1, :, None] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        # (I + strictly lower part of β_i k_i·k_j) U = β v; the state S before the chunk takes W S from it
+        # (I + strictly lower part of β_i k_i·k_j) U = β v; with the state S before the chunk it is U − W S
         wanted = beta * torch.cat((v, first), -1)
         solved = torch.linalg.solve_triangular(beta * overlaps, wanted, upper=False, unitriangular=True)
         u, w = solved.split((v.shape[-1], k.shape[-1]), -1)
@@ -53,13 +59,21 @@ def delta_rule(
 
 
 def chunk_size(chunk: int, num_positions: int) -> int:
-    """Return how many positions are computed at once: ``chunk``, or the power of two that holds a shorter sequence."""
+    """Return ``chunk``, or the power of two that covers a shorter sequence."""
     return min(chunk, 1 << (num_positions - 1).bit_length())
 
 
 def products_per_chunk(size: int, key_width: int, value_width: int, *, decays: bool) -> float:
-    """Return the multiply-adds of matrix products and of the triangular system in one chunk of ``size`` positions of
-    one head."""
+    """Return the multiply-adds of one chunk of one head.
+
+    They include the matrix products and the triangular system.
+
+    Args:
+        size: positions per chunk.
+        key_width: K.
+        value_width: V.
+        decays: whether the state decays.
+    """
     both = key_width + value_width
     pairs = size * (size + 1) * key_width if decays else 2 * size * size * key_width
     system = size * (size - 1) / 2 * both
@@ -68,19 +82,19 @@ def products_per_chunk(size: int, key_width: int, value_width: int, *, decays: b
 
 
 def _in_chunks(x: Tensor, size: int) -> Float[Tensor, "B H M C *"]:
-    """Return x (B, H, N, …) in chunks, with zeros after the end, where nothing is written and nothing forgotten."""
+    """Return x (B, H, N, …) in chunks, padded with zeros: no writes, no decay."""
     return F.pad(at_least_float32(x), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
 
 
 def _decayed_products(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ_K q_i k_j Π_{j < l ≤ i} a_l for the pairs j ≤ i of each chunk, 0 for the others, and the same of k for
-    q, both (…, C, C); the products of the decays from the chunk's beginning to each position, its own included, and
-    from after each position to the chunk's end, (…, C, K) or (…, C, 1).
+    """Return decayed products q·k and k·k, and decays from each chunk's start and to its end.
 
-    Blocks are joined to blocks of twice the size: between the two halves of a block each decay is one from i back to
-    the halves' border times one from there to j. Every factor is a product of decays, ≤ 1, so that nothing overflows
-    and no small difference of large logarithms is taken, however much is forgotten.
+    The products are Σ_K q_i k_j Π_{j < l ≤ i} a_l for pairs j ≤ i in each chunk, 0 for others, and the same with k for
+    q, both (…, C, C). The decays are products from the chunk's start up to and including each position, and from after
+    each position to the chunk's end, (…, C, K) or (…, C, 1).
     """
+    # Blocks are merged into blocks twice as large: between two halves each decay is one from i back to the border times
+    # one from there to j. Every factor is ≤ 1: nothing overflows, and no large logarithms are subtracted.
     rows = torch.stack((q, k), -2)  # (…, C, 2, K)
     products = (rows * k[..., None, :]).sum(-1)[..., None, :, None]  # (…, blocks, positions, 2, positions)
     since, until = decay[..., None, :], torch.ones_like(decay)[..., None, :]
@@ -99,12 +113,12 @@ def _decayed_products(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tens
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """Return every first and every second block of ``x``, whose blocks are along ``dim``."""
+    """Return every first and every second block of ``x`` along ``dim``."""
     return x.unflatten(dim, (-1, 2)).unbind(dim)
 
 
 def _states_before(carried_BHMKK: Tensor, written_BHMKV: Tensor) -> Float[Tensor, "B H M K V"]:
-    """Return the state at each chunk's beginning, zero at the first's: S ← P S + X from chunk to chunk."""
+    """Return the state at each chunk's start: S ← P S + X, from zero."""
     state_BHKV = torch.zeros_like(written_BHMKV[:, :, 0])
     states = [state_BHKV]
     for carried_BHKK, written_BHKV in list(zip(carried_BHMKK.unbind(2), written_BHMKV.unbind(2), strict=True))[:-1]:

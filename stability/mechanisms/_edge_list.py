@@ -1,5 +1,7 @@
-"""The general form of self-consensus: any set of directed edges, gathered at its ends and added up again (Algorithm 1,
-line 8, literally)."""
+"""General form of self-consensus: any directed edges, by gather and scatter-add.
+
+It follows Algorithm 1, line 8, literally.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from stability.models.position import Rope
 
 
 class EdgeList:
-    """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
+    """Directed edges i → j, each with R_ij.
 
-    ``relative``: the rotation ρ of disagreements ρ(i − j)u_i − u_j; None: they are u_i − u_j.
+    Out-edges add R_ij(u_i − u_j) to g_i; in-edges subtract R_ki(u_k − u_i). ``relative``: rotation ρ for disagreements
+    ρ(i − j)u_i − u_j; None for u_i − u_j.
     """
 
     def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, relative: Rope | None):
@@ -25,14 +28,14 @@ class EdgeList:
         self.factor_BE = edges.factor(mask_BN)
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
-        """Return the source's part and the target's for each edge, (H, 1, X, B·E)."""
+        """Return the sum of source part and target part per edge, (H, 1, X, B·E)."""
         return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
-        """Return the disagreement of each edge, (H, 1, K, B, E)."""
+        """Return the disagreement per edge, (H, 1, K, B, E)."""
         at_i_HKBE = _gathered(u_HKBN, self.source_M).unflatten(-1, self.shape)
         if self.relative is not None:
-            # ρ(i − j)u_i; sin changes its sign with the distance
+            # ρ(i − j)u_i; the tables are indexed by |i − j|, and sin is odd
             distance_BE = self.edges.source_BE - self.edges.target_BE
             tables = cos_sin(at_i_HKBE, self.num_positions, self.relative)
             cos, sin = (table[:, distance_BE.abs()] for table in tables)
@@ -40,15 +43,15 @@ class EdgeList:
         return (at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape))[:, None]
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
-        """Return g, (…, N): each edge's flow added at its source and taken off at its target."""
+        """Return g, (…, N): each edge's flow added at its source, subtracted at its target."""
         return self._at_ends(flow_HKBE, -1)
 
     def degrees(self, weight_HBE: Tensor) -> Tensor:
-        """Return the sum of each node's out-edges and in-edges, (H, B, N)."""
+        """Return the sum over each node's out-edges and in-edges, (H, B, N)."""
         return self._at_ends(weight_HBE, 1)
 
     def _at_ends(self, of_edges: Tensor, sign: int) -> Tensor:
-        """Return (…, B, N): each edge's number added at its source, and times ``sign`` at its target."""
+        """Return (…, B, N): each edge's number added at its source, times ``sign`` at its target."""
         if self.factor_BE is not None:
             of_edges = of_edges * self.factor_BE
         flat = of_edges.flatten(-2)
@@ -57,8 +60,11 @@ class EdgeList:
         return nodes.unflatten(-1, (self.shape[0], self.num_positions))
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they
-        differ within the batch."""
+        """Return sources, targets and R (times the gate) for the existing edges.
+
+        Raises:
+            ValueError: edges differ within the batch.
+        """
         if len(self.edges.source_BE) > 1:
             raise ValueError(
                 f"each of the {self.shape[0]} sequences has edges of its own; give edge_weights one sequence at a time"

@@ -1,9 +1,8 @@
-"""Hold what self- and cross-consensus share: the edge MLPs of Algorithms 2 and 3, the weights R that they make, and the
-step sizes.
+"""Shared parts for self- and cross-consensus: edge MLPs (Algorithms 2 and 3), weights R, step sizes.
 
-Axes beside the legend's: P the edges, or unordered pairs, of one sequence; T the directions in which an MLP's outputs
-belong to one entry of P (2 where P counts unordered pairs, 1 where it counts directed edges). Features lead and edges
-come last: every reduction over features then runs over long contiguous rows.
+Extra axes beside the legend's: P, edges or unordered pairs per sequence; T, directions per entry of P (2 if P counts
+unordered pairs, 1 if directed edges). Features come first and edges last, so that reductions over features run over
+long contiguous rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from stability.models.precision import rounds_products
 LARGEST = {"window": 16, "rank": 16, "edge_hidden": 256, "heads of width": 128}  # of kernels.consensus
 
 
-# not "absolute", the letter of the paper's C.3: it is blind to order (facts 1, reports/consensus_readings.pdf)
+# the default is not "absolute", the paper's literal C.3: blind to order (facts 1, reports/consensus_readings.pdf)
 RopeOfEdges = Annotated[
     Literal["absolute", "relative", "gradient", "none"],
     Field(
@@ -37,7 +36,7 @@ RopeOfEdges = Annotated[
     ),
 ]
 
-# of the consensus paper's C.3, for a report's first page
+# readings of the consensus paper's C.3, for a report's first page
 READINGS = {
     "gradient": "the energy of the rotated embeddings falls along its gradient, as C.3 says in words; by C.3's formula "
     "(rope=absolute) a text and its mirror image cannot be distinguished",
@@ -48,7 +47,7 @@ READINGS = {
 
 
 class ConsensusSettings(Settings):
-    """The settings of the edge MLP and of the step, the same in self- and cross-consensus."""
+    """Settings for edge MLP and step, shared by self- and cross-consensus."""
 
     window: int = Field(
         default=2, ge=1, description="w: positions on each side that share an edge with a position; cut at the ends"
@@ -60,9 +59,8 @@ class ConsensusSettings(Settings):
         description="r: rows of Λ, the rank of an edge's anisotropic part; 0: scalar weights, R = α I",
     )
     edge_hidden: int = Field(default=16, ge=1, le=2**20, description="ξ: hidden width of the edge MLP")
-    # One η for each iteration, not for each position too (as an earlier implementation learns): a parameter for each
-    # position would tie the layer to
-    # one sequence length, and lengths vary here.
+    # One η per iteration, not per position as in an earlier implementation: parameters per position would fix the
+    # sequence length, and lengths vary here.
     step_size: float = Field(
         default=0.1,
         gt=0,
@@ -81,8 +79,8 @@ class ConsensusSettings(Settings):
     edge_mlp: Literal["shared", "separate"] = Field(
         default="shared", description="one first layer for α, β and Λ, or one for each"
     )
-    # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc then ends at 3.21 nats, at 4
-    # at 3.12 (two seeds).
+    # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc ends at 3.21 nats with 1, at
+    # 3.12 with 4 (two seeds).
     edge_gain: float = Field(
         default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default"
     )
@@ -90,11 +88,10 @@ class ConsensusSettings(Settings):
 
 
 class EdgeWeights(NamedTuple):
-    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²): Λ before its rows are normalised. Gain and Λ are None
-    at rank 0.
+    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²), Λ before row normalisation.
 
-    ``norm_HBP``: Σ_T (α + β), a bound of ‖Σ_T R‖, since ‖ΛᵀΛ‖ ≤ its trace = 1 with rows of norm 1/√r; of
-    ``step="bounded"`` alone.
+    Gain and Λ are None at rank 0. ``norm_HBP``: Σ_T (α + β), only with ``step="bounded"``. It bounds ‖Σ_T R‖, since
+    ‖ΛᵀΛ‖ ≤ trace = 1 with rows of norm 1/√r.
     """
 
     alpha_HTBP: Tensor
@@ -103,15 +100,20 @@ class EdgeWeights(NamedTuple):
     norm_HBP: Tensor | None = None
 
     def over(self, bound_HBP: Tensor) -> EdgeWeights:
-        """Return R over a bound for each head, sequence and edge (or 1 in place of an axis). One of 0, of a sequence
-        without edges, is left out."""
+        """Return R divided by a bound per head, sequence and edge.
+
+        Any axis may have size 1. A bound of 0, for a sequence without edges, counts as 1.
+        """
         bound_HTBP = _nonzero(bound_HBP)[:, None]
         gain_HTRBP = None if self.gain_HTRBP is None else self.gain_HTRBP / bound_HTBP[:, :, None]
         return EdgeWeights(self.alpha_HTBP / bound_HTBP, gain_HTRBP, self.lambda_HTRKBP)
 
     def flow(self, difference_HTKBP: Tensor) -> Tensor:
-        """Return Σ_T R·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in the
-        gain. The difference is one for each T, or one for all (T = 1)."""
+        """Return Σ_T R·difference per entry of P.
+
+        The difference is one per T, or one for all (T = 1). Λ is never normalised explicitly: its row norms are in the
+        gain.
+        """
         if difference_HTKBP.shape[1] == 1:
             isotropic_HKBP = self.alpha_HTBP.sum(1)[:, None] * difference_HTKBP[:, 0]
         else:
@@ -122,7 +124,7 @@ class EdgeWeights(NamedTuple):
         return isotropic_HKBP + ((self.gain_HTRBP * along_HTRBP)[:, :, :, None] * self.lambda_HTRKBP).sum((1, 2))
 
     def dense(self, head_width: int) -> Tensor:
-        """Return R itself, (B, H, T·P, K, K)."""
+        """Return R as matrices, (B, H, T·P, K, K)."""
         identity_KK = torch.eye(head_width, dtype=self.alpha_HTBP.dtype, device=self.alpha_HTBP.device)
         r_BHTPKK = self.alpha_HTBP.permute(2, 0, 1, 3)[..., None, None] * identity_KK
         if self.gain_HTRBP is not None and self.lambda_HTRKBP is not None:
@@ -133,8 +135,10 @@ class EdgeWeights(NamedTuple):
 
 
 class EdgeNetwork(nn.Module):
-    """The parameters behind the edges, one MLP per head. A mixin: they stand beside the projections, under the names
-    that checkpoints hold."""
+    """Parameters for the edges, one MLP per head; a mixin.
+
+    They sit next to the projections, under the names in checkpoints.
+    """
 
     config: Any
     heads: int
@@ -142,7 +146,7 @@ class EdgeNetwork(nn.Module):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        """Return which of these settings `kernels.consensus` does not compute."""
+        """Return the first setting not supported by `kernels.consensus`, or None."""
         if mlps_of(config) > 1:
             return "edge_mlp=separate"
         if config.step == "bounded":
@@ -154,8 +158,7 @@ class EdgeNetwork(nn.Module):
         return next(over, None)
 
     def add_edge_parameters(self, config: ConsensusSettings, shape: MixerShape) -> None:
-        """Create the parameters of the edge MLPs (Algorithms 2 and 3) and, where they are learned, of the step
-        sizes."""
+        """Create the parameters for the edge MLPs (Algorithms 2 and 3) and learned step sizes."""
         self.config, self.heads = config, shape.heads
         hidden, head_width, num_mlps, num_scalars = (
             config.edge_hidden,
@@ -163,8 +166,8 @@ class EdgeNetwork(nn.Module):
             mlps_of(config),
             2 if config.rank else 1,
         )
-        # (H, 2, ξ, d_H): [:, 0] acts on the source's and [:, 1] on the target's embedding; the MLPs for α, β, Λ follow
-        # one another along ξ
+        # (H, 2, ξ, d_H): [:, 0] acts on the source's and [:, 1] on the target's embedding; the MLPs for α, β, Λ are
+        # concatenated along ξ
         self.pair_weight = _uniform(
             2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=config.edge_gain
         )
@@ -193,22 +196,21 @@ class EdgeNetwork(nn.Module):
         return y_MD.unflatten(0, u_HKBN.shape[2:])
 
     def step_sizes(self) -> Sequence[float | Tensor]:
-        """Return η of each iteration."""
+        """Return η per iteration."""
         if self.config.step == "learned":
             return F.softplus(self.step_before_softplus).unbind()
         return (self.config.step_size,) * self.config.iterations
 
     def heads_in_turn(self, device: torch.device) -> list[slice]:
-        """Return the heads that are computed at once: on a CPU one at a time, since its Λ then stays in the cache
-        (measured: a fifth faster in the larger benchmark), elsewhere all. Elsewhere all at once."""
+        """Return the slices of heads computed at once: one head on a CPU, all elsewhere."""
+        # on a CPU one head's Λ stays in the cache (measured: a fifth faster in the larger benchmark)
         at_once = 1 if device.type == "cpu" else self.heads
         return [slice(head, head + at_once) for head in range(0, self.heads, at_once)]
 
     def at_ends(self, x_BND: Tensor, ends: slice = slice(None)) -> list[Tensor]:
-        """Return what a node gives to the first layer as an edge's source and as its target, each (H, X, B, N);
-        ``ends`` takes one of the two.
+        """Return each node's first-layer terms as edge source and as target, (H, X, B, N) each.
 
-        The layer is linear in [y_i; y_j]: two products per node, one sum per edge.
+        ``ends`` selects one of the two. The layer is linear in [y_i; y_j]: two products per node, one sum per edge.
         """
         x_H1KM = x_BND.flatten(0, 1).t().unflatten(0, (self.heads, 1, -1))
         node_HTXM = self.pair_weight[:, ends] @ x_H1KM
@@ -220,12 +222,18 @@ class EdgeNetwork(nn.Module):
         return [node_HXM.unflatten(-1, x_BND.shape[:2]) for node_HXM in biased]
 
     def for_kernels(self) -> tuple[Tensor | None, ...]:
-        """Return the edge MLPs' second layers, as `kernels.consensus` takes them."""
+        """Return the edge MLPs' second layers in the argument order of `kernels.consensus`."""
         of_lambda = (self.lambda_weight, self.lambda_bias) if self.config.rank else (None, None)
         return self.scalar_weight, self.scalar_bias, *of_lambda
 
     def edge_weights_of(self, hidden_HTXM: Tensor, heads: slice, batch_and_edges: tuple[int, int]) -> EdgeWeights:
-        """Return R of some ``heads`` from the activations of their edge MLPs' first layers (Algorithm 2, Eq. 36)."""
+        """Return R from the first layers' activations (Algorithm 2, Eq. 36).
+
+        Args:
+            hidden_HTXM: activations.
+            heads: slice over heads.
+            batch_and_edges: (B, P).
+        """
         scalars_HTSM = F.softplus(self._scalars(hidden_HTXM, heads))
         alpha_HTBP = scalars_HTSM[:, :, 0].unflatten(-1, batch_and_edges)
         is_bounded = self.config.step == "bounded"
@@ -246,7 +254,7 @@ class EdgeNetwork(nn.Module):
         )
 
     def _scalars(self, hidden_HTXM: Tensor, heads: slice) -> Tensor:
-        """Return α and β before their softplus, (H, T, 2, B·P); α alone at rank 0."""
+        """Return α and β before softplus, (H, T, 2, B·P); only α at rank 0."""
         weight, bias = self.scalar_weight[heads, None], self.scalar_bias[heads, None, :, None]
         if mlps_of(self.config) == 1:
             return weight @ hidden_HTXM + bias
@@ -255,37 +263,42 @@ class EdgeNetwork(nn.Module):
 
 
 def precision_on(device: torch.device) -> str:
-    """Return in which precision kernels take products on a device, as torch would."""
+    """Return the precision for kernels' products on a device, same as torch's."""
     if torch.is_autocast_enabled(device.type):
         return "bf16"
     return "tf32" if rounds_products(device) else "ieee"
 
 
 def mlps_of(config: ConsensusSettings) -> int:
-    """Return the number of the edge MLP's first layers; at rank 0 there is α alone, and nothing to separate."""
+    """Return the number of first layers in the edge MLP: 1 or 3.
+
+    At rank 0 there is only α, and so 1.
+    """
     return 3 if config.edge_mlp == "separate" and config.rank else 1
 
 
 def cost_per_edge(config: ConsensusSettings, shape: MixerShape) -> float:
-    """Return the multiply-adds of one directed edge over all heads: α (and β) and Λ with its rows' norms once, then
-    R·(u_i − u_j) in each iteration."""
+    """Return the multiply-adds per directed edge over all heads.
+
+    α, β and Λ with its row norms count once, R·(u_i − u_j) in each iteration.
+    """
     of_lambda = config.rank * shape.head_width
     once = (2 if config.rank else 1) * config.edge_hidden + of_lambda * (config.edge_hidden + 1)
     return float(shape.heads * (once + config.iterations * (2 * of_lambda + shape.head_width)))
 
 
 def _nonzero(squares: Tensor) -> Tensor:
-    """Return the squared norms, 1 for a zero row, which Eq. 36 leaves as it is. Zero means: 1/square³ overflows; second
-    derivatives hold that power."""
+    """Return the squared norms, with 1 for zero rows, left unchanged by Eq. 36."""
+    # zero is any value for which 1/square³, a factor in second derivatives, overflows
     return torch.where(squares > torch.finfo(squares.dtype).tiny ** (1 / 3), squares, 1.0)
 
 
 def _uniform(fan_in: int, *shape: int, gain: float = 1.0) -> nn.Parameter:
-    """Draw torch's own initialisation of a linear layer, for weights and biases, times ``gain``."""
+    """Draw torch's initialisation for a linear layer, times ``gain``."""
     bound = gain * fan_in**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _softplus_inverse(value: float) -> float:
-    """Return log(e^value − 1), which overflows for no value."""
+    """Return log(e^value − 1) without overflow."""
     return value + math.log(-math.expm1(-value))

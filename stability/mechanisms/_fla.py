@@ -1,5 +1,7 @@
-"""Define recurrences that torch's own products compute, or kernels of ours (`kernels.recurrent`), or those of
-flash-linear-attention (`kernels.recurrences`)."""
+"""Recurrences with three implementations: torch, our kernels, flash-linear-attention's kernels.
+
+They are in `kernels.recurrent` (ours) and `kernels.recurrences` (flash-linear-attention).
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from stability.mechanisms._delta_rule import delta_rule
 from stability.mechanisms._impl import Use
 from stability.mechanisms._recurrent import AbstractRecurrent
 
-WIDEST_KEYS = 256  # of a head, of which `kernels.recurrent` takes no more
+WIDEST_KEYS = 256  # per head, limit of `kernels.recurrent`
 
 
 class AbstractWithKernels(AbstractRecurrent):
-    """A recurrence of which there are kernels, beside a reference that gives the same: ``impl`` of its `Config` says
-    which computes it. The kernels take chunks of their own size, ``chunk`` is the reference's."""
+    """A recurrence with kernels and an equivalent reference; ``impl`` in `Config` chooses.
 
-    kernels_second_order = True  # of the kernels of ours
+    Kernels have their own chunk size; ``chunk`` applies to the reference.
+    """
+
+    kernels_second_order = True  # our own kernels
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
@@ -30,14 +34,22 @@ class AbstractWithKernels(AbstractRecurrent):
 
     @classmethod
     def width_of_keys(cls, config: Any, use: Use) -> int:
-        """Return how many features the keys of a head have."""
+        """Return the key width per head."""
         return use.head_width
 
     @staticmethod
     def decayed_by(
         config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor
     ) -> Float[Tensor, "B H N V"]:
-        """Return what `decayed` says, as ``config`` has it computed."""
+        """Compute `decayed` by the implementation in ``config``.
+
+        Args:
+            config: settings with ``impl`` and ``chunk``.
+            q_BHNK: queries.
+            k_BHNK: keys.
+            v_BHNV: values.
+            log_decay: ln a ≤ 0.
+        """
         if config.impl == "fla":
             return recurrences.decayed(q_BHNK, k_BHNK, v_BHNV, log_decay)
         if config.impl == "triton":
@@ -50,7 +62,16 @@ class AbstractWithKernels(AbstractRecurrent):
     def by_delta_rule(
         config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, beta_BHN: Tensor, log_decay: Tensor | None
     ) -> Float[Tensor, "B H N V"]:
-        """Return what `delta_rule` says, as ``config`` has it computed."""
+        """Compute `delta_rule` by the implementation in ``config``.
+
+        Args:
+            config: settings with ``impl`` and ``chunk``.
+            q_BHNK: queries.
+            k_BHNK: keys.
+            v_BHNV: values.
+            beta_BHN: write strengths β.
+            log_decay: ln a ≤ 0; None without decay.
+        """
         if config.impl == "fla":
             return recurrences.delta_rule(q_BHNK, k_BHNK, v_BHNV, beta_BHN, log_decay)
         if config.impl == "triton":

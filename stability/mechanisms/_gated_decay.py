@@ -1,4 +1,4 @@
-"""A mixer reads a decaying state, norms what each head reads, and gates it."""
+"""Base class for mixers with a decaying state, a norm per head and an output gate."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from stability.mechanisms._recurrent import HeadNorm
 
 
 class AbstractGatedDecay(AbstractWithKernels):
-    """A recurrence with decay whose output is normed and gated: per head S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ and
-    o_t = S_tᵀ q_t / √K, then y = W_o (swish(W_g x + b_g) ⊙ norm(o)) + b_o. At padding a = 1 and v = 0.
+    """A recurrence with decay and a normed, gated output.
 
-    ``qkvg`` gives queries, keys, values and gates. A subclass says in `head_widths` how wide those are, implements
-    `log_decay`, `turned` where queries and keys are rotated, and `projected` where they are more than linear maps of a
-    position. ``centred``: whether the norm of each head takes the mean away.
+    Per head S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ and o_t = S_tᵀ q_t / √K; then y = W_o (swish(W_g x + b_g) ⊙ norm(o)) +
+    b_o. At padding a = 1 and v = 0.
+
+    ``qkvg`` projects to queries, keys, values and gates. A subclass implements `head_widths` and `log_decay`. It
+    overrides `turned` to rotate queries and keys, and `projected` if they are not linear in one position. ``centred``:
+    whether each head's norm subtracts the mean.
     """
 
     def __init__(self, config: Any, shape: MixerShape, *, centred: bool):
@@ -35,43 +37,47 @@ class AbstractGatedDecay(AbstractWithKernels):
 
     @classmethod
     def head_widths(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
-        """Return how many features keys and values have in each head."""
+        """Return the key width and the value width per head."""
         raise NotImplementedError
 
     def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B H N width"]:
-        """Return ln a ≤ 0 in float32 or wider, with an entry for each feature of the keys or with one; what it says of
-        padding is not read."""
+        """Return ln a ≤ 0 in float32 or wider, per key feature or one per head.
+
+        Values at padding are ignored.
+        """
         raise NotImplementedError
 
     def projected(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
-        """Return queries, keys, values and gates, (B, N, ·) each, as wide as `widths` says. At padding, which x holds
-        as zeros, they may be anything."""
+        """Return queries, keys, values and gates, (B, N, ·) each, with the sizes in `widths`.
+
+        x must be zero at padding. Results at padding are arbitrary.
+        """
         return self.qkvg(x_BND).split(self.widths, -1)
 
     def turned(self, u_BHNK: Tensor) -> Tensor:
-        """Return queries or keys as positions turn them: here not at all."""
+        """Return queries or keys rotated by position; by default unchanged."""
         return u_BHNK
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qkvg`` holds four matrices, those of queries, keys, values and gates."""
+        """``qkvg`` is four matrices: queries, keys, values and gates."""
         return {"qkvg": self.widths}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, and what a chunk and the states take."""
+        """Count the projections, and the products in chunks and states."""
         keys, values = cls.head_widths(config, shape)
         projections = num_positions * shape.width * shape.heads * (2 * keys + 3 * values)
         return projections + products(shape.heads, keys, values, num_positions, config.chunk)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states S, keys by values each."""
+        """Return the size of the heads' states S, key width times value width each."""
         keys, values = cls.head_widths(config, shape)
         return shape.heads * keys * values
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Return the mixed positions; what padding holds is not read."""
+        """Return the mixed positions; values at padding are ignored."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNV, g_BHNV = (of_heads(part, self.heads) for part in self.projected(x_BND, mask_BN))
         o_BHNV = self.decayed_by(

@@ -1,4 +1,4 @@
-"""Build edge sets of self-consensus as lists of directed edges, and check those that a caller gives."""
+"""Build edge sets for self-consensus as edge lists; check edges from a caller."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Edges:
-    """Directed edges source → target, (B, E) each; one row stands for a whole batch that shares its edges.
+    """Directed edges source → target, (B, E) each; one row serves a whole batch.
 
-    ``kept_BE``: False where an entry is no edge (filler); ``gate_BE``: what an edge's R is multiplied by. None: all are
-    edges; all gates are 1.
+    ``kept_BE``: False for filler, None if all entries are edges. ``gate_BE``: factor on each edge's R, None if all are
+    1.
     """
 
     source_BE: Tensor
@@ -22,8 +22,10 @@ class Edges:
     gate_BE: Tensor | None = None
 
     def factor(self, mask_BN: Tensor | None) -> Tensor | None:
-        """Return what each edge's flow is multiplied by: 0 for filler and at a padded end, else its gate; None where
-        all are 1."""
+        """Return the factor on each edge's flow, or None if all are 1.
+
+        It is 0 for filler and padded ends, else the gate.
+        """
         kept_BE = self.kept_BE
         if mask_BN is not None:
             ends = (mask_BN.gather(1, end_BE.expand(len(mask_BN), -1)) for end_BE in (self.source_BE, self.target_BE))
@@ -34,18 +36,30 @@ class Edges:
 
 
 def cycle_edges(window: int, num_positions: int, device: torch.device) -> Edges:
-    """Return the edges of C_N^w: i → i ± 1, …, i ± w modulo N (Remark 4.1); the complete graph, without double edges,
-    where 2w + 1 ≥ N."""
+    """Return the edges of C_N^w: i → i ± 1, …, i ± w modulo N (Remark 4.1).
+
+    If 2w + 1 ≥ N this is the complete graph, without double edges.
+
+    Args:
+        window: w.
+        num_positions: N.
+        device: device for the result.
+    """
     position_N = torch.arange(num_positions, device=device)
     ahead_NN = (position_N - position_N[:, None]) % num_positions
     return _listed((ahead_NN > 0) & ((ahead_NN <= window) | (ahead_NN >= num_positions - window)))
 
 
 def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edges:
-    """Choose for each node i the valid j ≠ i of the ``num_chosen`` largest scores s_ij; fewer where there are fewer.
+    """Choose for each node i the valid j ≠ i with the largest scores s_ij.
 
-    The choice is hard, and the gradient reaches the scores that it kept through the gate 2σ(s_ij), which is 1 at s = 0:
-    with the choice held, everything is smooth. Padded nodes choose nothing and are not chosen.
+    The choice is hard. Its gradient reaches the chosen scores through the gate 2σ(s_ij), which is 1 at s = 0. With the
+    choice fixed, everything is smooth. Padded nodes neither choose nor are chosen.
+
+    Args:
+        score_BNN: s.
+        num_chosen: edges per node; fewer if fewer nodes are valid.
+        mask_BN: True at valid positions; None without padding.
     """
     num_positions = score_BNN.shape[-1]
     allowed_BNN = ~torch.eye(num_positions, dtype=torch.bool, device=score_BNN.device).expand(score_BNN.shape)
@@ -60,11 +74,19 @@ def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edg
 
 
 def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
-    """Check a caller's edges: int64 (E, 2) or (B, E, 2), rows [-1, -1] being filler, or a boolean adjacency (N, N) or
-    (B, N, N), True at [i, j] for i → j.
+    """Check a caller's edges and convert them to `Edges`.
 
-    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for what is no tensor, for
-    another shape or dtype, for a position that does not exist, and for an edge given twice.
+    Self-loops are dropped (they contribute nothing).
+
+    Args:
+        edges: int64 (E, 2) or (B, E, 2), with rows [-1, -1] as filler; or a boolean adjacency (N, N) or (B, N, N), True
+            at [i, j] for i → j.
+        batch: B.
+        num_positions: N.
+        device: device for the result.
+
+    Raises:
+        ValueError: not a tensor, wrong shape or dtype, position out of range, or an edge given twice; one line.
     """
     if not isinstance(edges, Tensor):
         raise ValueError(
@@ -88,8 +110,7 @@ def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.dev
 
 
 def _listed(adjacency: Tensor) -> Edges:
-    """List the edges of a boolean adjacency, row by row; where the rows of a batch hold different numbers, filler at
-    their ends."""
+    """List the edges of a boolean adjacency by row, with filler at the end of shorter rows."""
     adjacency_BNN = adjacency if adjacency.ndim == 3 else adjacency[None]
     adjacency_BNN = adjacency_BNN & ~torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
     if len(adjacency_BNN) == 1:
@@ -104,8 +125,11 @@ def _listed(adjacency: Tensor) -> Edges:
 
 
 def _checked(edges_BE2: Tensor, num_positions: int) -> Edges:
-    """Return edges (B, E, 2) as `Edges` without self-loops and filler; ``ValueError`` for a position out of range and
-    for an edge given twice."""
+    """Return edges (B, E, 2) as `Edges` without self-loops and filler.
+
+    Raises:
+        ValueError: position out of range, or an edge given twice.
+    """
     source_BE, target_BE = edges_BE2.unbind(-1)
     filler_BE = (edges_BE2 == -1).all(-1)
     wrong_BE = ((edges_BE2 < 0) | (edges_BE2 >= num_positions)).any(-1) & ~filler_BE

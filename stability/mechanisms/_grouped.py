@@ -1,4 +1,4 @@
-"""Causal softmax attention of groups of heads to blocks that each position chooses, and to a sliding window."""
+"""Causal grouped softmax attention to chosen blocks and to a sliding window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from stability.mechanisms._attention import attended
 from stability.models.precision import at_least_float32
 
-# Queries of the window are taken in blocks of at least this many, as in `sw`.
+# smallest block of queries in the window, as in `sw`
 MIN_BLOCK = 16
 
 
@@ -26,13 +26,21 @@ def over_blocks(
     mask_BN: Tensor | None,
     dropped: float,
 ) -> Float[Tensor, "B G R N K"]:
-    """Return what each query takes from the valid positions up to its own of blocks of ``length`` positions: the first
-    block, its own, the one before it, and those that its group chose.
+    """Return attention to the first, own and previous block, and to chosen blocks.
 
-    ``chosen_BGNS``: the numbers of these, of which those count that ``is_chosen_BGNS`` says; none is among the other
-    three. They are gathered, S·length keys and values for each position and group; the queries of a block read the
-    other three together. ``dropped``: the share of weights that is dropped.
+    Only valid positions up to the query's own count.
+
+    Args:
+        q_BGRNK: queries, R per group.
+        k_BGNK: keys.
+        v_BGNK: values.
+        chosen_BGNS: block numbers per position and group, none among the first, own and previous block.
+        is_chosen_BGNS: False at entries of ``chosen_BGNS`` to ignore.
+        length: L, positions per block.
+        mask_BN: True at valid positions; None without padding.
+        dropped: dropout rate on weights.
     """
+    # chosen blocks are gathered, S·L keys and values per position and group; all queries of a block share the others
     num_positions = k_BGNK.shape[2]
     length = min(length, num_positions)
     num_blocks = -(-num_positions // length)
@@ -59,8 +67,10 @@ def over_blocks(
 def _visible_in_blocks(
     chosen_BGNS: Tensor, is_chosen_BGNS: Tensor, length: int, mask_BN: Tensor | None
 ) -> Bool[Tensor, "B G M L J"]:
-    """Return True where a query sees a key of: the first block, the block before its own, its own, those chosen. The
-    first one is counted among the others where it is one of these. N is a multiple of ``length`` here."""
+    """Return True if a query sees a key: first block, previous, own, chosen.
+
+    A first block that is also previous or own counts only there. N is a multiple of ``length`` here.
+    """
     device, num_blocks = chosen_BGNS.device, chosen_BGNS.shape[2] // length
     query_ML1 = torch.arange(num_blocks * length, device=device).view(num_blocks, length, 1)
     in_block_L = torch.arange(length, device=device)
@@ -78,13 +88,13 @@ def _visible_in_blocks(
 
 
 def _each_by_itself(x_BGRMLI: Tensor, of_each_BGNIO: Tensor) -> Float[Tensor, "B G R M L O"]:
-    """Return the products with the matrices that each position of a group has of its own."""
+    """Return the products with one matrix per position and group."""
     y_BGNRO = x_BGRMLI.flatten(3, 4).transpose(2, 3) @ of_each_BGNIO
     return y_BGNRO.transpose(2, 3).unflatten(3, x_BGRMLI.shape[3:5])
 
 
 def _gathered(x_BGMLK: Tensor, chosen_BGNS: Tensor) -> Float[Tensor, "B G N J K"]:
-    """Return the positions of the blocks that are chosen at each position, (B, G, N, S·L, K)."""
+    """Gather the chosen blocks at each position, (B, G, N, S·L, K)."""
     batch, groups, num_blocks, length, width = x_BGMLK.shape
     first = torch.arange(batch * groups, device=x_BGMLK.device).view(batch, groups, 1, 1) * num_blocks
     rows = x_BGMLK.reshape(batch * groups * num_blocks, -1).index_select(0, (first + chosen_BGNS).flatten())
@@ -93,13 +103,13 @@ def _gathered(x_BGMLK: Tensor, chosen_BGNS: Tensor) -> Float[Tensor, "B G N J K"
 
 
 def _beside_the_block_before(x_BGMLK: Tensor) -> Float[Tensor, "B G M J K"]:
-    """Return each block behind the one before it, (B, G, M, 2L, K); before the first one are zeros."""
+    """Return each block after its predecessor, (B, G, M, 2L, K); zeros before the first."""
     return torch.cat([F.pad(x_BGMLK, (0, 0, 0, 0, 1, 0))[:, :, :-1], x_BGMLK], -2)
 
 
 def softmax_over(logits: Tensor, visible: Tensor) -> Tensor:
-    """Return the softmax over what is visible, in float32 or wider; zero in rows that see nothing."""
-    # a row of −∞ has a softmax of NaN: it sees everything, and what comes of it is dropped
+    """Return the softmax over visible entries, in float32 or wider; zero in empty rows."""
+    # the softmax of a row of −∞ is NaN: let the row see everything, then zero its output
     empty = ~visible.any(-1, keepdim=True)
     return at_least_float32(logits).masked_fill(~(visible | empty), -math.inf).softmax(-1).masked_fill(~visible, 0.0)
 
@@ -107,10 +117,20 @@ def softmax_over(logits: Tensor, visible: Tensor) -> Tensor:
 def over_window(
     q_BGRNK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, window: int, mask_BN: Tensor | None, dropped: float
 ) -> Float[Tensor, "B G R N K"]:
-    """Return what each query i takes from the valid keys i − window ≤ j ≤ i of its group, in blocks of queries, each of
-    which sees its band."""
+    """Return attention of each query i to valid keys i − window ≤ j ≤ i.
+
+    Computed in blocks of queries, each with its band of keys.
+
+    Args:
+        q_BGRNK: queries, R per group.
+        k_BGNK: keys.
+        v_BGNK: values.
+        window: keys before each query.
+        mask_BN: True at valid positions; None without padding.
+        dropped: dropout rate on weights.
+    """
     num_positions, group = k_BGNK.shape[2], q_BGRNK.shape[2]
-    window = min(window, num_positions)  # wider, a band holds only zeros
+    window = min(window, num_positions)  # beyond that a band has only zeros
     block = window_block(window, num_positions)
     num_blocks = -(-num_positions // block)
     fill = num_blocks * block - num_positions
@@ -123,11 +143,11 @@ def over_window(
     visible = (key_M1J >= query_MC1 - window) & (key_M1J <= query_MC1) & (key_M1J >= 0) & (key_M1J < num_positions)
     if mask_BN is not None:
         visible = (visible & mask_BN[:, key_M1J.clamp(0, num_positions - 1)])[:, None]
-    of_group = visible.repeat(*(1,) * (visible.ndim - 2), group, 1)  # the group's queries stand one below the other
+    of_group = visible.repeat(*(1,) * (visible.ndim - 2), group, 1)  # the group's queries are stacked
     y_BGMQK = attended(q_BGMRCK.flatten(3, 4), k_BGMJK, v_BGMJK, of_group, dropped)
     return y_BGMQK.unflatten(3, (group, block)).transpose(2, 3).flatten(3, 4)[:, :, :, :num_positions]
 
 
 def window_block(window: int, num_positions: int) -> int:
-    """Return how many queries `over_window` takes at once."""
+    """Return the number of queries per block in `over_window`."""
     return min(max(window, MIN_BLOCK), num_positions)

@@ -1,5 +1,7 @@
-"""Define the setting ``impl`` of mechanisms that have Triton kernels of ours (`stability.config.impl`), alone or beside
-those of flash-linear-attention (`_fla`)."""
+"""Setting ``impl`` for mechanisms with our Triton kernels (`stability.config.impl`).
+
+Some also have flash-linear-attention's (`_fla`).
+"""
 
 from __future__ import annotations
 

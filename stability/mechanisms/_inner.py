@@ -1,5 +1,4 @@
-"""A mechanism that is made of others holds them as parts, each with its own settings, and tells their errors under its
-own path."""
+"""Parts of composite mechanisms: own settings, and errors under the owner's path."""
 
 from __future__ import annotations
 
@@ -11,15 +10,22 @@ from stability.registry import Registry, near_misses
 
 
 def load(name: str) -> type[AbstractMechanism]:
-    """Return the class of a mechanism."""
+    """Return a mechanism's class."""
     return Registry("mechanisms").load(name)
 
 
 def inner_part(owner: str, name: str, settings: Any, choices: tuple[str, ...], own: tuple[str, ...]) -> Part:
-    """Build a part of the mechanism ``owner`` from what was written under ``mechanism.owner.name``.
+    """Build a part of the mechanism ``owner`` from settings under ``mechanism.owner.name``.
 
-    ``choices``: what may be a part; ``own``: the owner's own settings, which a wrong name may have been meant to be.
-    Errors: ``ValueError`` of one line under the owner's path.
+    Args:
+        owner: name of the composite mechanism.
+        name: name of the part.
+        settings: the part's settings; None for defaults.
+        choices: allowed parts.
+        own: the owner's own settings, as suggestions for a misspelt ``name``.
+
+    Raises:
+        ValueError: unknown part or wrong settings; one line under the owner's path.
     """
     if name not in choices:
         raise ValueError(f"mechanism.{owner}.{name}: unknown key; {near_misses(name, (*own, *choices))}")
@@ -34,5 +40,11 @@ def inner_part(owner: str, name: str, settings: Any, choices: tuple[str, ...], o
 
 
 def told(error: ValueError, owner: str, name: str) -> str:
-    """Return a part's error under its owner's path."""
+    """Return a part's error under its owner's path.
+
+    Args:
+        error: the part's error.
+        owner: name of the composite mechanism.
+        name: name of the part.
+    """
     return str(error).replace(f"mechanism.{name}", f"mechanism.{owner}.{name}")

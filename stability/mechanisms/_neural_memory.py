@@ -1,5 +1,7 @@
-"""Compute memories that learn while they read, in matrix products over blocks of positions: gradient descent on what
-they recall wrongly, with momentum and forgetting (Behrouz et al. 2025, arXiv:2501.00663)."""
+"""Memories trained while they read, computed in matrix products over blocks.
+
+Training is gradient descent on the recall error with momentum and forgetting (Behrouz et al. 2025, arXiv:2501.00663).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# The positions of a block that the linear memory takes at once: more make its triangular systems larger.
+# Positions per block in the linear memory; larger blocks have larger triangular systems.
 LINEAR_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Gates:
-    """The gates by which each position changes a memory M and its momentum S, (B, H, N) each: S ← η S − θ ∇,
-    M ← (1 − α) M + p S.
+    """Gates for a memory M and its momentum S per position, (B, H, N) each.
 
-    ``log_kept``: ln(1 − α) ≤ 0; ``log_carried``: ln η ≤ 0, None without momentum (η = 0); ``rate``: θ; ``added``: p, 1
-    at a position that counts, 0 at one that leaves the memory as it is.
+    S ← η S − θ ∇ and M ← (1 − α) M + p S. ``log_kept``: ln(1 − α) ≤ 0. ``log_carried``: ln η ≤ 0, or None without
+    momentum (η = 0). ``rate``: θ. ``added``: p, 1 at valid positions, 0 at positions that leave the memory unchanged.
     """
 
     log_kept: Tensor
@@ -37,12 +38,13 @@ class Gates:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """The recurrence of `Gates` over blocks of L positions, written out in the state Z at a block's start. Z is M alone
-    (R = 1), or M and S (R = 2); ∇_j is the gradient at position j of a block.
+    """The recurrence in `Gates` unrolled over blocks of L positions.
 
-    ``read``: (B, H, G, L, R), ``inside``: (B, H, G, L, L): M_t = Σ_r read_tr Z_r − Σ_{j ≤ t} inside_tj ∇_j.
-    ``carry``: (B, H, G, R, R), ``write``: (B, H, G, L, R): at the block's end Z_r is Σ_s carry_rs Z_s − Σ_j write_jr
-    ∇_j.
+    Everything is linear in the state Z at a block's start: M alone (R = 1), or M and S (R = 2). ∇_j is the gradient at
+    position j in the block.
+
+    ``read`` (B, H, G, L, R) and ``inside`` (B, H, G, L, L): M_t = Σ_r read_tr Z_r − Σ_{j ≤ t} inside_tj ∇_j. ``carry``
+    (B, H, G, R, R) and ``write`` (B, H, G, L, R): at the block's end Z_r = Σ_s carry_rs Z_s − Σ_j write_jr ∇_j.
     """
 
     read: Tensor
@@ -51,17 +53,17 @@ class Unrolled:
     write: Tensor
 
     def at_starts(self, chunk: int) -> tuple[Tensor, Tensor]:
-        """Return ``read`` and ``inside`` of the memory before the first position of each position's chunk."""
+        """Return ``read`` and ``inside`` for the memory before each position's chunk."""
         length = self.inside.shape[-1]
         before_L = torch.arange(length, device=self.inside.device) // chunk * chunk
         begin = torch.zeros_like(self.read[..., :1, :])
-        begin = torch.cat([begin[..., :1] + 1, begin[..., 1:]], -1)  # nothing has been done to Z: M is M
+        begin = torch.cat([begin[..., :1] + 1, begin[..., 1:]], -1)  # before any update M is Z's M
         read = torch.cat([begin, self.read], -2).index_select(-2, before_L)
         return read, F.pad(self.inside, (0, 0, 1, 0)).index_select(-2, before_L)
 
 
 def unrolled(gates: Gates) -> Unrolled:
-    """Return the recurrence written out, of gates in blocks, (B, H, G, L)."""
+    """Return the unrolled recurrence for gates in blocks, (B, H, G, L)."""
     kept = _products(gates.log_kept)
     added = kept * gates.added[..., None, :]
     read_M, rate = gates.log_kept.cumsum(-1).exp(), gates.rate[..., None, :]
@@ -79,7 +81,10 @@ def unrolled(gates: Gates) -> Unrolled:
 
 
 def _products(log_factor: Tensor) -> Float[Tensor, "*rows L L"]:
-    """Return Π_{j < l ≤ t} of the factors at (t, j), 0 where j > t: as exp of a difference, which is never above 1."""
+    """Return Π_{j < l ≤ t} of the factors at (t, j), 0 for j > t.
+
+    Computed as exp of a difference, never above 1.
+    """
     until = log_factor.cumsum(-1)
     length = until.shape[-1]
     later = torch.ones(length, length, dtype=torch.bool, device=until.device).triu(1)
@@ -87,12 +92,19 @@ def _products(log_factor: Tensor) -> Float[Tensor, "*rows L L"]:
 
 
 def linear_memory(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, gates: Gates, chunk: int) -> Float[Tensor, "B H N V"]:
-    """Return what a matrix M that begins at zero recalls, M_t q_t, where ∇_t = 2 (M k_t − v_t) k_tᵀ at the M before the
-    first position of t's chunk.
+    """Return the recall M_t q_t of a matrix M, initially zero.
 
-    Chunks shorter than `LINEAR_BLOCK` are taken several at once. Errors e_t = 2 (M k_t − v_t) of later chunks depend on
-    those of earlier ones, Σ_j inside_tj (k_t·k_j) e_j: a triangular system, whose inverse is that of all blocks.
+    ∇_t = 2 (M k_t − v_t) k_tᵀ, at M before the first position in t's chunk.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        gates: (B, H, N) each.
+        chunk: positions with gradients at the same M.
     """
+    # Chunks shorter than LINEAR_BLOCK are processed several at once. Errors e_t = 2 (M k_t − v_t) in later chunks depend
+    # on earlier ones, Σ_j inside_tj (k_t·k_j) e_j: a triangular system, inverted for all blocks at once.
     num = k_BHNK.shape[2]
     length = linear_block(num, chunk)
     q, k, v = (in_blocks(part, length) for part in (q_BHNK, k_BHNK, v_BHNV))
@@ -117,7 +129,7 @@ def linear_memory(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, gates: Gates, 
 
 
 def linear_block(num_positions: int, chunk: int) -> int:
-    """Return how many positions `linear_memory` takes at once: whole chunks."""
+    """Return the positions per block in `linear_memory`: whole chunks."""
     return chunk * min(max(LINEAR_BLOCK // chunk, 1), -(-num_positions // chunk))
 
 
@@ -128,13 +140,16 @@ def _inverse(strictly_lower: Tensor) -> Tensor:
 
 
 def in_blocks(x: Tensor, length: int) -> Float[Tensor, "B H G L K"]:
-    """Return (B, H, N, K) in blocks, with zeros behind the last position."""
+    """Return (B, H, N, K) in blocks, zero-padded at the end."""
     num_blocks = -(-x.shape[2] // length)
     return F.pad(x, (0, 0, 0, num_blocks * length - x.shape[2])).unflatten(2, (num_blocks, length))
 
 
 def _by_state(x: Tensor, factor: Tensor) -> Float[Tensor, "*rows L RK"]:
-    """Return x (…, L, K) times each of the factors (…, L, R), side by side: what reads, or writes, M and S at once."""
+    """Return x (…, L, K) times each factor (…, L, R), concatenated.
+
+    One product then reads, or writes, both M and S.
+    """
     return (factor[..., None] * x[..., None, :]).flatten(-2)
 
 
@@ -162,11 +177,20 @@ def mlp_memory(
     chunk: int,
     activation: str = "tanh",
 ) -> Float[Tensor, "B H N V"]:
-    """Return what a network of two layers recalls, M_t(q_t) with M(x) = W₂ φ(W₁ x) / √F, where ∇_t is the gradient of
-    ‖M(k_t) − v_t‖² at the M before the first position of t's chunk. W₁ begins at ``first_HFK``, W₂ at zero.
+    """Return the recall M_t(q_t) of a two-layer network M(x) = W₂ φ(W₁ x) / √F.
 
-    With h = W₁k, z = φ(h)/√F and e = 2 (W₂z − v) the gradients are g kᵀ, g = (W₂ᵀe) ⊙ φ′(h)/√F, and e zᵀ.
+    ∇_t is the gradient of ‖M(k_t) − v_t‖² at M before the first position in t's chunk. W₂ is initially zero.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        first_HFK: initial W₁.
+        gates: (B, H, N) each.
+        chunk: positions with gradients at the same M.
+        activation: φ, a key in `ACTIVATIONS`.
     """
+    # with h = W₁k, z = φ(h)/√F and e = 2 (W₂z − v) the gradients are g kᵀ, g = (W₂ᵀe) ⊙ φ′(h)/√F, and e zᵀ
     (batch, heads, num, _), hidden, phi = k_BHNK.shape, first_HFK.shape[1], ACTIVATIONS[activation]
     scale = 1 / math.sqrt(hidden)
     q, k, v = (in_blocks(part, chunk) for part in (q_BHNK, k_BHNK, v_BHNV))
@@ -192,5 +216,5 @@ def mlp_memory(
 
 
 def _carried(carry_BHRR: Tensor, state: Tensor) -> Tensor:
-    """Return what becomes of M and S, (B, H, R, I, O), over a block without gradients."""
+    """Return M and S, (B, H, R, I, O), after a block without gradients."""
     return (carry_BHRR @ state.flatten(3)).view_as(state)

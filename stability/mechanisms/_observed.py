@@ -1,10 +1,9 @@
-"""Define what a mechanism lets probes see: the weights by which attention mixes values, the edges along which consensus
-works.
+"""Quantities that mechanisms expose to probes: attention weights, consensus edges.
 
-A probe asks with ``isinstance`` for the class that says what it needs, and names the layers of which it does not know
-what they hold. The mechanisms' contract (tests/mechanisms/checks.py) rebuilds `forward` from what is exposed here, and
-holds what `AbstractSoftmaxAttention` says beside it, which `forward` leaves open. By the class's word alone stand the
-units of values where `joined` is its own, and of η and R, of which `forward` shows the product.
+A probe tests with ``isinstance`` for the class with the quantities it needs, and lists the layers it cannot interpret.
+The contract test (tests/mechanisms/checks.py) rebuilds `forward` from these quantities. It also checks the claims of
+`AbstractSoftmaxAttention`, which `forward` leaves open. Two claims remain unchecked: the units of values if `joined` is
+overridden, and η and R separately, since `forward` shows their product.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from stability.models.position import Rope
 
 
 class AbstractAttention(AbstractMechanism):
-    """A mechanism whose heads weigh values v by a matrix A: y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o.
+    """A mechanism whose heads weight values v by a matrix A.
 
-    ``rows_sum_to_one``: whether A averages, as a softmax does: each row sums to 1, or is zero where a position sees
-    nothing. False where weights may be any numbers (sigmoid, linear attention).
+    y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o. ``rows_sum_to_one``: True if A averages, like a softmax:
+    each row sums to 1, or is zero if nothing is visible. False if weights are arbitrary (sigmoid, linear attention).
 
-    ``maps_per_head``: how many attentions each head has, each with weights and values of its own; they stand one after
-    the other on the axis of heads, all heads of the first before all of the second.
+    ``maps_per_head``: number of attention maps per head, each with its own weights and values. They share the axis of
+    heads: all heads for the first map, then all for the second.
     """
 
     rows_sum_to_one: ClassVar[bool]
@@ -35,21 +34,29 @@ class AbstractAttention(AbstractMechanism):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Count a key and a value for each of `num_kept`; None where not causal."""
+        """Count one key and one value per entry of `num_kept`; None if not causal."""
         if shape.direction != CAUSAL:
             return None
         return 2 * shape.head_width * cls.num_kept(config, shape, num_positions)
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return of how many pairs of a position and a head key and value are kept once ``num_positions`` are read: of
-        those that later positions may see, however long the sequence becomes. Every one, unless a mechanism sees
-        less."""
+        """Return the number of (position, head) pairs whose key and value must be stored.
+
+        These are the pairs visible to later positions, however long the sequence becomes. By default all.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         return shape.heads * num_positions
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
-        """Return A (B, H, N, N), where A_ij is what value j counts for position i: 0 where i does not see j, and where
-        ``mask_BN`` is False at j."""
+        """Return A (B, H, N, N), with A_ij the weight of value j at position i.
+
+        It is 0 if j is not visible to i, or ``mask_BN`` is False at j.
+        """
         raise NotImplementedError
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
@@ -57,23 +64,25 @@ class AbstractAttention(AbstractMechanism):
         raise NotImplementedError
 
     def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
-        """Return what each head makes of its weights and values, (…, N, K): Av, unless a mechanism says otherwise."""
+        """Return each head's result from its weights and values, (…, N, K), by default Av."""
         return a_BHNN @ v_BHNK
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
-        """Return the layer's output from what its heads made: side by side, through W_o. A gated mechanism reads x,
-        too."""
+        """Return the layer's output: heads concatenated, through W_o.
+
+        Gated mechanisms also use x.
+        """
         return self.out(y_BHNK.transpose(1, 2).flatten(2))
 
 
 class AbstractConsensus(AbstractMechanism):
-    """A mechanism whose heads move a signal along a graph's edges: y = W_o u′ + b_o, where u = W_s x + b_s becomes u′.
+    """A mechanism whose heads move a signal along a graph's edges.
 
-    For each η of `step_sizes` in turn u ← u − η·g(u), with g_i = Σ_j R_ij δ_ij − Σ_k R_ki δ_ki over the directed edges
-    of `edge_weights` that leave i (i → j) and that enter it (k → i).
+    y = W_o u′ + b_o, with u = W_s x + b_s updated to u′. For each η in `step_sizes` u ← u − η·g(u), with g_i = Σ_j R_ij
+    δ_ij − Σ_k R_ki δ_ki over the directed out-edges i → j and in-edges k → i in `edge_weights`.
 
-    ``rotation``: the disagreement δ_ij. "none": u_i − u_j; "absolute": ũ_i − ũ_j, each rotated by its position;
-    "gradient": the same, and the step goes along ρ(i)ᵀg_i in place of g_i; "relative": ρ(i − j)u_i − u_j. ``rope``: the
+    ``rotation``: form of the disagreement δ_ij. "none": u_i − u_j. "absolute": ũ_i − ũ_j, each rotated by its position.
+    "gradient": the same, with step direction ρ(i)ᵀg_i instead of g_i. "relative": ρ(i − j)u_i − u_j. ``rope``: the
     rotation ρ.
     """
 
@@ -87,12 +96,13 @@ class AbstractConsensus(AbstractMechanism):
         self,
         x_BND: Tensor,
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges i = source → j = target.
+        """Return ``source_E, target_E, R_BHEKK``: R_ij in `forward` on the edges i = source → j = target.
 
-        Errors: ``ValueError`` where there are no edges.
+        Raises:
+            ValueError: no edges.
         """
         raise NotImplementedError
 
     def step_sizes(self) -> Sequence[float | Tensor]:
-        """Return η of each step, in turn."""
+        """Return η per step, in order."""
         raise NotImplementedError

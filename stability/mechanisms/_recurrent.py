@@ -1,5 +1,4 @@
-"""Define what recurrent mechanisms share: a state of fixed size instead of all past positions, a short convolution,
-a norm of each head, vectors of length 1."""
+"""Shared parts for recurrent mechanisms: fixed-size state, short convolution, head norm, unit vectors."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class AbstractRecurrent(AbstractMechanism):
-    """A causal mechanism in which a position knows the past only by a state, whose size does not depend on how much
-    past there is. Its positions are not rotated: order is in the recurrence.
+    """A causal mechanism with a state of fixed size instead of all past positions.
 
-    Padding changes nothing: there the state neither forgets (decay 1) nor takes in (key, β, Δ or value 0), and a short
-    convolution reads zeros. Only `titans` with chunks of several positions counts padded ones among them. A subclass
-    says in `state_size` how large the state is.
+    Positions are not rotated: order is in the recurrence. Padding changes nothing: the state neither decays (decay 1)
+    nor takes input (key, β, Δ or value 0), and a short convolution reads zeros. One exception: `titans` with chunks
+    longer than 1 counts padded positions in its chunks. A subclass implements `state_size`.
     """
 
     directions = frozenset({CAUSAL})
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution of each feature along the positions: y_t = Σ_{j < W} w_{W−1−j} ⊙ x_{t−j} (+ b), with zeros
-    before the beginning; the parameters are those of torch's ``nn.Conv1d(width, width, W, groups=width)``, the outputs
-    those of its first N places after a padding of W − 1.
+    """Causal convolution per feature, y_t = Σ_{j < W} w_{W−1−j} ⊙ x_{t−j} (+ b).
+
+    Positions before the start are zero. Parameters equal those in ``nn.Conv1d(width, width, W, groups=width)``; outputs
+    equal its first N with padding W − 1.
     """
 
     def __init__(self, width: int, kernel: int = 4, *, bias: bool = False):
@@ -42,12 +41,12 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
-        """Return the convolution; a position where ``mask_BN`` is False counts as zeros for the others."""
+        """Return the convolution; padded positions (``mask_BN`` False) count as zeros."""
         num = x_BND.shape[1]
-        weight_DW = self.weight[:, 0, -num:]  # a longer kernel reads zeros from before the beginning
+        weight_DW = self.weight[:, 0, -num:]  # a longer kernel reads zeros before the start
         kernel = weight_DW.shape[1]
         padded_BMD = F.pad(without_padding(x_BND, mask_BN), (0, 0, kernel - 1, 0))
-        # written as a sum of shifts: a convolution of the library has no rule of higher derivatives in every engine
+        # a sum of shifts: the library's convolution lacks higher derivatives in some engines
         y_BND = padded_BMD[:, :num] * weight_DW[:, 0]
         for shift in range(1, kernel):
             y_BND = y_BND + padded_BMD[:, shift : shift + num] * weight_DW[:, shift]
@@ -55,11 +54,10 @@ class ShortConvolution(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """A norm of each head's features by their root mean square, y = γ ⊙ x / √(mean x² + ε), γ (K,) the same for all
-    heads and 1 at first; in float32 or wider.
+    """Root mean square norm per head, y = γ ⊙ x / √(mean x² + ε), in float32 or wider.
 
-    ``centred``: whether their mean is taken away before, so that it is the variance that is divided by: a group norm
-    with the heads as groups. No other position is read.
+    γ (K,) is shared by all heads and initially 1. With ``centred`` the mean is subtracted first, so that the divisor is
+    the standard deviation: a group norm with heads as groups. No other position is read.
     """
 
     def __init__(self, head_width: int, *, centred: bool = False, epsilon: float = 1e-5):
@@ -76,8 +74,10 @@ class HeadNorm(nn.Module):
 
 
 def of_length_one(x: Float[Tensor, "*rows K"], *, epsilon: float = 1e-6) -> Float[Tensor, "*rows K"]:
-    """Return x / √(Σ x² + ε) over the last axis, in float32 or wider: twice differentiable at zero, too, where torch's
-    own ``normalize`` gives NaN."""
+    """Return x / √(Σ x² + ε) over the last axis, in float32 or wider.
+
+    Twice differentiable at zero too; torch's ``normalize`` gives NaN there.
+    """
     with in_float32(x.device):
         x = at_least_float32(x)
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + epsilon)

@@ -1,5 +1,4 @@
-"""Rotate by RoPE at chosen positions, where `rope` counts them from 0: the ends and distances of edges, the rows of a
-block."""
+"""RoPE at chosen positions, counted from 0 by `rope`: edge ends, edge distances, block rows."""
 
 from __future__ import annotations
 
@@ -10,8 +9,15 @@ from stability.models.position import Rope
 
 
 def cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Return cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each, in ``dtype``, or u's.
-    `rope` itself gives them: it turns [1; 0] into [cos; sin]."""
+    """Return cos θ(p) and sin θ(p) for positions 0 … ``num_positions`` − 1, (K/2, N) each.
+
+    Args:
+        u_HKBN: signal, for K, device and dtype.
+        num_positions: N.
+        rope: the rotation.
+        dtype: the result's; None for that of ``u_HKBN``.
+    """
+    # `rope` turns [1; 0] into [cos; sin]
     width = u_HKBN.shape[1]
     unit_K = (torch.arange(width, device=u_HKBN.device) < width // 2).to(dtype or u_HKBN.dtype)
     unit_KN = unit_K[:, None].expand(-1, num_positions)
@@ -20,10 +26,15 @@ def cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope, dtype: torch.dtype |
 
 
 def exact_cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Return what `cos_sin` does, of angles in float64, in float32 or wider.
+    """Return `cos_sin` from float64 angles, in float32 or wider.
 
-    Two of its rotations, by i and back by j, make the one by i − j up to the rounding of the tables. Angles in float32
-    are off by 6e-8 of the position.
+    Rotations by i and back by j then equal one by i − j up to rounding of the tables. Angles in float32 are off by 6e-8
+    times the position.
+
+    Args:
+        u_HKBN: signal, for K, device and dtype.
+        num_positions: N.
+        rope: the rotation.
     """
     wide = torch.promote_types(u_HKBN.dtype, torch.float32)
     cos, sin = cos_sin(u_HKBN, num_positions, rope, torch.float64)
@@ -31,16 +42,30 @@ def exact_cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tenso
 
 
 def turn_of_kernels(cos: Tensor, sin: Tensor) -> Tensor:
-    """Return [cos; cos] and [−sin; sin], (2, K, N), as `kernels.consensus` takes a rotation."""
+    """Return [cos; cos] and [−sin; sin], (2, K, N), the rotation format in `kernels.consensus`."""
     return torch.stack([torch.cat([cos, cos]), torch.cat([-sin, sin])])
 
 
 def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
-    """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42); the angles broadcast against half of u along K, its axis ``dim``."""
+    """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42).
+
+    Args:
+        u_HKBP: signal.
+        cos: broadcasts against half of ``u_HKBP`` along K.
+        sin: like ``cos``.
+        dim: the axis K.
+    """
     first, second = u_HKBP.chunk(2, dim=dim)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim)
 
 
 def turned_back(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
-    """Return the inverse of `turned`."""
+    """Return the inverse of `turned`.
+
+    Args:
+        u_HKBP: signal.
+        cos: as in `turned`.
+        sin: as in `turned`.
+        dim: the axis K.
+    """
     return turned(u_HKBP, cos, -sin, dim=dim)

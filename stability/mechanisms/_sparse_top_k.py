@@ -1,5 +1,8 @@
-"""Project scores on the soft k-hot vectors, SparseK(u, k) = argmin ‖p − u‖² over 0 ≤ p ≤ 1, Σ p = k, for many prefixes
-of one sequence at once (Lou et al. 2024, arXiv:2406.16747, Algorithm 1: p = clamp(u − τ, 0, 1))."""
+"""Project scores on soft k-hot vectors, for many prefixes of a sequence at once.
+
+SparseK(u, k) = argmin ‖p − u‖² over 0 ≤ p ≤ 1, Σ p = k (Lou et al. 2024, arXiv:2406.16747, Algorithm 1: p = clamp(u −
+τ, 0, 1)).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ranking:
-    """The order of a sequence's scores, the best first and of equal ones the later: ``position`` of each place and
-    ``place`` of each position, (B, H, N) both. It never depends on what two positions have between them, so one that
-    has left the best k of a prefix is in no longer prefix's."""
+    """Order of a sequence's scores: best first, later first among equal scores.
+
+    ``position`` per rank and ``place`` (rank) per position, both (B, H, N). The order of two positions does not depend
+    on the positions between them. So a position that has left the best k of a prefix is in no longer prefix's best k.
+    """
 
     position: Int64[Tensor, "B H N"]
     place: Int64[Tensor, "B H N"]
@@ -28,18 +33,27 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Rows' thresholds τ, and which rows have no more than k scores, which all count in full then."""
+    """Thresholds τ per row, and a flag for rows with at most k scores, all of weight 1."""
 
     tau: Float[Tensor, "B H R I"]
     is_whole: Bool[Tensor, "B H R I"]
 
     def soft(self, u: Tensor) -> Tensor:
-        """Return min(u − τ, 1) of scores (B, H, R or 1, I or 1, M) that are above τ; 1 in rows that are whole."""
+        """Return min(u − τ, 1) for scores above τ, and 1 in whole rows.
+
+        u is (B, H, R or 1, I or 1, M).
+        """
         return torch.where(self.is_whole[..., None], 1.0, (u - self.tau[..., None]).clamp(max=1.0))
 
 
 def best(ranking: Ranking, members: Bool[Tensor, "B H R N"], k: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of the k best members of each set, (B, H, R, k), and which of them there are."""
+    """Return the positions of the k best members per set, (B, H, R, k), and their existence.
+
+    Args:
+        ranking: order of all scores.
+        members: (B, H, R, N), True at members.
+        k: positions per set.
+    """
     num_positions = members.shape[-1]
     count = _in_order(members, ranking).cumsum(-1)
     rank_k = torch.arange(1, k + 1, device=members.device)
@@ -48,7 +62,13 @@ def best(ranking: Ranking, members: Bool[Tensor, "B H R N"], k: int) -> tuple[Te
 
 
 def among_best(place: Int64[Tensor, "... 1 M"], members: Bool[Tensor, "... I M"], k: int) -> Bool[Tensor, "... I M"]:
-    """Return which members of each set are its k best, by their places in the whole order."""
+    """Return True at the k best members of each set.
+
+    Args:
+        place: rank of each position in the whole order.
+        members: True at members.
+        k: members to choose.
+    """
     order = place.argsort(-1)
     chosen = members.gather(-1, order.expand(members.shape)).cumsum(-1) <= k
     return chosen.gather(-1, order.argsort(-1).expand(members.shape)) & members
@@ -62,20 +82,28 @@ def thresholds(
     own_members: Bool[Tensor, "B H R I C"],
     k: int,
 ) -> Thresholds:
-    """Return τ of the sets that consist of ``members`` (the R sets that rows share) and of those ``own_members`` of R
-    other scores ``own`` that each of the I rows adds: Σ clamp(u − τ, 0, 1) = k over them.
+    """Return τ with Σ clamp(u − τ, 0, 1) = k over each row's set.
 
-    The sum falls with τ and is linear between two neighbours of all u and u − 1; bisection finds between which it is k,
-    by comparisons, which have no derivative. There the scores are zero, full or free, and τ = (Σ_free u − (k −
-    #full)) / #free, by whose derivative those of the projection are exact wherever the three sets do not change. Time:
-    O(R·N) for sums that all rows of a set share, O(log N) times the C own scores a row.
+    A row's set is its shared ``members`` plus its ``own_members``. Time is O(R·N) for sums shared by all rows of a set,
+    and O(log N) times the C own scores per row.
+
+    Args:
+        u_BHN: scores.
+        ranking: order of the scores.
+        members: R sets shared by rows.
+        own: C other scores per set.
+        own_members: entries of ``own`` in each of the I rows.
+        k: target sum.
     """
+    # The sum falls with τ and is linear between neighbours among all u and u − 1. Bisection finds the interval that
+    # contains k, by comparisons, without derivative. There scores are zero, full or free, and
+    # τ = (Σ_free u − (k − #full)) / #free: its derivative gives the projection's exactly, unless the three sets change.
     z = u_BHN.gather(-1, ranking.position)
     edges = torch.cat([z, z - 1], -1).sort(-1).values
     is_member = _in_order(members, ranking).to(z.dtype)
     counts = F.pad(is_member.cumsum(-1), (1, 0))
     sums = F.pad((is_member * z[:, :, None]).cumsum(-1), (1, 0))
-    # How many of all are above each edge, and how many by 1 or more: the same rounded u − 1 as among the edges.
+    # Number of scores above each edge, and by 1 or more: the same rounded u − 1 as among the edges.
     above = _expanded(torch.searchsorted(-z, -edges), counts)
     full = _expanded(torch.searchsorted(-(z - 1), -edges), counts)
     num_full = counts.gather(-1, full)
@@ -99,13 +127,13 @@ def thresholds(
     free = num_free.gather(-1, low) + own_free.sum(-1)
     to_share = k - num_full.gather(-1, low) - own_full.sum(-1)
     sum_of_free = sum_free.gather(-1, low) + (own_free * own[..., None, :]).sum(-1)
-    # Where none is free the k best count in full, by any threshold that leaves the next one out: the edge's own.
+    # If no score is free the k best have weight 1, for any threshold that excludes the next one: use the edge.
     tau = torch.where(free > 0, (sum_of_free - to_share) / free.clamp(min=1), edge[..., 0])
     return Thresholds(tau, counts[..., -1:] + own_members.sum(-1) <= k)
 
 
 def _expanded(of_all: Tensor, like: Tensor) -> Tensor:
-    """Return what all R sets share, (B, H, M), once for each of them."""
+    """Repeat a (B, H, M) tensor shared by all R sets, once per set."""
     return of_all[:, :, None].expand(*like.shape[:-1], of_all.shape[-1])
 
 

@@ -1,5 +1,4 @@
-"""Draw the steps Δ by which state-space models read continuous time, where training begins (Gu and Dao 2023, section
-3.6)."""
+"""Initial steps Δ for state-space models (Gu and Dao 2023, section 3.6)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Pair = tuple[Positive, Positive]
 
 
 def rising(mechanism: str) -> AfterValidator:
-    """Return the check of a setting that is a range: a `Pair` that does not end before it begins."""
+    """Return a validator for a range setting: a `Pair` with first ≤ second."""
 
     def check(given: Pair, info: Any) -> Pair:
         if given[0] > given[1]:
@@ -29,8 +28,10 @@ def rising(mechanism: str) -> AfterValidator:
 
 
 def drawn_steps(num: int, dt_range: tuple[float, float]) -> Float[Tensor, " F"]:
-    """Return softplus⁻¹ of ``num`` steps Δ that are drawn log-uniformly from a range: ln(e^Δ − 1), a bias from which
-    softplus makes Δ."""
+    """Return softplus⁻¹(Δ) = ln(e^Δ − 1) for ``num`` steps Δ, log-uniform in ``dt_range``.
+
+    As a bias before softplus it yields Δ.
+    """
     first, last = (math.log(step) for step in dt_range)
     dt_F = torch.empty(num).uniform_(first, last).exp()
     return dt_F + (-torch.expm1(-dt_F)).log()

@@ -1,5 +1,7 @@
-"""Attention that stands in for `sa` in a trained model and leaves out what hardly counts is the base that `sparge` and
-`fasa` share."""
+"""Base class for `sparge` and `fasa`: sparse attention that replaces `sa` in trained models.
+
+Both skip pairs with small weights.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,20 @@ from stability.mechanisms.sa import SoftmaxAttention
 
 
 class Pairs(NamedTuple):
-    """The pairs (query, key) of a sequence that are computed. ``scored``: those whose q·k is; ``weighed``: those among
-    them whose value is added."""
+    """The computed (query, key) pairs of a sequence.
+
+    ``scored``: pairs with a computed q·k. ``weighed``: scored pairs with an added value.
+    """
 
     scored: Bool[Tensor, "B H N N"]
     weighed: Bool[Tensor, "B H N N"]
 
 
 class Variant(NamedTuple):
-    """The settings of a mechanism at one ``budget``, the share in (0, 1] of what it may keep; ``label``: what else is
-    special about them, for tables."""
+    """Settings at one ``budget``, the share in (0, 1] that a mechanism may keep.
+
+    ``label``: other distinguishing settings, for tables.
+    """
 
     budget: float
     label: str
@@ -34,12 +40,12 @@ class Variant(NamedTuple):
 
 
 class AbstractTrainingFree(AbstractDotProductAttention):
-    """Softmax attention with the parameters of `sa`, which leaves out pairs that it takes to hardly count: y_i = W_o
-    Σ_j A_ij v_j + b_o over the weighed pairs of `pairs`, A the softmax over the scored ones.
+    """Softmax attention with the parameters of `sa` that skips pairs with small weights.
 
-    It is never trained: the names of its parameters are those of `sa`, so that a checkpoint of `sa` loads strictly, and
-    the settings of `sa` are among its own. What it shows is what leaving out does to a model's output: all N² pairs of
-    a head are computed under a mask, and the time that is saved by a kernel is not saved here.
+    y_i = W_o Σ_j A_ij v_j + b_o over the weighed pairs in `pairs`, with A the softmax over scored pairs. It is never
+    trained: its parameters have `sa`'s names, so that a checkpoint of `sa` loads strictly, and its settings include
+    `sa`'s. It measures the effect of skipping on a model's output. All N² pairs per head are computed under a mask; a
+    kernel would save time, this code does not.
     """
 
     trainable = False
@@ -64,13 +70,14 @@ class AbstractTrainingFree(AbstractDotProductAttention):
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        return num_positions**2  # what is masked is computed all the same
+        return num_positions**2  # masked pairs are computed too
 
     @classmethod
     def with_settings_of(cls, config: Any, trained: Any) -> Any:
-        """Return settings that agree with those of the ``trained`` `sa`, which are not to be chosen anew.
+        """Return settings that agree with those of the ``trained`` `sa`.
 
-        Errors: ``ValueError`` of one line where one of them is chosen, and not as it is there.
+        Raises:
+            ValueError: a setting of `sa` is chosen here with another value; one line.
         """
         kept = {name: getattr(trained, name) for name in SoftmaxAttention.Config.model_fields}
         for name, value in kept.items():
@@ -82,19 +89,32 @@ class AbstractTrainingFree(AbstractDotProductAttention):
 
     @classmethod
     def variants(cls, config: Any, budgets: Sequence[float], shape: MixerShape, num_positions: int) -> list[Variant]:
-        """Return the settings at each budget, for sequences of ``num_positions``; at budget 1 nothing is left out."""
+        """Return the settings at each budget; at budget 1 nothing is skipped.
+
+        Args:
+            config: base settings.
+            budgets: shares in (0, 1].
+            shape: width, heads and direction.
+            num_positions: sequence length N.
+        """
         raise NotImplementedError
 
     def pairs(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Pairs:
-        """Return which of the visible pairs are computed, from queries and keys as `split` gives them."""
+        """Return the computed pairs among the visible ones.
+
+        Args:
+            q_BHNK: queries from `split`.
+            k_BHNK: keys from `split`.
+            mask_BN: True at valid positions; None without padding.
+        """
         raise NotImplementedError
 
     def agreement(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "H C"] | None:
-        """Return what is counted of a sequence for `calibrate`; None where there is nothing to calibrate."""
+        """Return a sequence's statistics for `calibrate`; None if no calibration exists."""
         return None
 
     def calibrate(self, agreement_HC: Tensor) -> None:
-        """Take the mean over sequences of what `agreement` counted; nothing where there is nothing to calibrate."""
+        """Set up selection from the mean `agreement` over sequences; by default no effect."""
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
@@ -106,8 +126,11 @@ class AbstractTrainingFree(AbstractDotProductAttention):
         return self._weights(q_BHNK, k_BHNK, mask_BN)
 
     def skipped(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> float:
-        """Return the share in [0, 1) of the products that `sa` computes, one q·k and one weight · value for each pair
-        that a valid query sees, which are left out. What choosing costs is not counted."""
+        """Return the skipped share, in [0, 1), of the products computed by `sa`.
+
+        Each pair visible to a valid query counts two products: q·k and weight · value. The cost of choosing is not
+        counted.
+        """
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
         pairs = self.pairs(q_BHNK, k_BHNK, mask_BN)
         asks_BN1 = self._valid(x_BND.shape[1], mask_BN, x_BND.device)[:, None, :, None]
@@ -117,19 +140,19 @@ class AbstractTrainingFree(AbstractDotProductAttention):
         return 1 - computed / whole if whole else 0.0
 
     def _weights(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return the softmax over the scored pairs, zero where a pair is not weighed, and in rows without any."""
+        """Return the softmax over scored pairs; zero for unweighed pairs and in empty rows."""
         scored, weighed = self.pairs(q_BHNK, k_BHNK, mask_BN)
-        # the softmax of an empty row would be NaN, and so would its derivative: it sees everything, and is dropped
+        # softmax and derivative of an empty row would be NaN: let the row see everything, then zero its output
         seen = scored | ~scored.any(-1, keepdim=True)
         return self.logits(q_BHNK, k_BHNK).masked_fill(~seen, -math.inf).softmax(-1).masked_fill(~weighed, 0.0)
 
     def _visible(self, num_positions: int, mask_BN: Tensor | None, device: torch.device) -> Bool[Tensor, "B 1 N N"]:
-        """Return the pairs that `sa` computes; B is 1 without padding."""
+        """Return the pairs computed by `sa`; B is 1 without padding."""
         return visible_pairs(
             num_positions, mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=device
         )
 
     @staticmethod
     def _valid(num_positions: int, mask_BN: Tensor | None, device: torch.device) -> Bool[Tensor, "B N"]:
-        """Return the mask, or one of B = 1 that is True everywhere where there is none."""
+        """Return the padding mask; all-True (1, N) if None."""
         return torch.ones(1, num_positions, dtype=torch.bool, device=device) if mask_BN is None else mask_BN

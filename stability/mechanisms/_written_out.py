@@ -1,4 +1,4 @@
-"""Attention whose weights are written out, N² numbers a head, is the base that `sigmoid` and `fox` share."""
+"""Base class for `sigmoid` and `fox`: attention with explicit weights, N² numbers per head."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from stability.models.precision import at_least_float32
 
 
 class AbstractWrittenOutAttention(AbstractDotProductAttention):
-    """Attention of a sequence to itself by weights A that a subclass writes out, `weighed`; ``qkv`` gives queries, keys
-    and values.
+    """Self-attention with explicit weights A, defined by a subclass in `weighed`.
 
-    Torch's fused attention knows no other weights than a softmax's, and under autocast it rounds what is added to the
-    logits to bfloat16; here A is made in float32 or wider. In training mode a share of A is dropped, which `weights`
-    leaves out. ``rope``: the rotation of queries and keys; None: they are compared as they are.
+    ``qkv`` projects to queries, keys and values. Torch's fused attention supports softmax weights only, and under
+    autocast rounds additions to the logits to bfloat16; here A is in float32 or wider. Dropout on A applies in training
+    mode only, and never in `weights`. ``rope``: rotation of queries and keys, or None.
     """
 
     def __init__(self, config: Any, shape: MixerShape, rope: Rope | None):
@@ -31,13 +30,16 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Set equal biases of q and k, which under RoPE score near pairs higher than far ones; nothing without it."""
+        """Set equal biases of q and k, so that near pairs score higher under RoPE.
+
+        No effect without RoPE.
+        """
         if self.rope is not None:
             super().start_local(bias)
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        return num_positions**2  # what no position sees is computed like the rest
+        return num_positions**2  # invisible pairs are computed too
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
@@ -48,16 +50,24 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
         return self.joined(self.mixed(a_BHNN.to(v_BHNK.dtype), v_BHNK), x_BND)
 
     def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
-        """Return A from the `logits` of all pairs and from x, which is zero at padding: 0 where a position does not see
-        another one."""
+        """Return A, 0 at invisible pairs.
+
+        Args:
+            logits_BHNN: `logits` of all pairs.
+            x_BND: the layer's input, zero at padding.
+            mask_BN: True at valid positions; None without padding.
+        """
         raise NotImplementedError
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "B H N N"]:
-        """Return q̃_i·k̃_j / √K of all pairs, float32 or wider."""
+        """Return q̃_i·k̃_j / √K for all pairs, in float32 or wider."""
         return at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1])
 
     def seen(self, x_BND: Tensor, mask_BN: Tensor | None) -> Bool[Tensor, "B 1 N N"]:
-        """Return the pairs, True where a query (third axis) sees a key (fourth): a valid one, j ≤ i where causal."""
+        """Return the visible pairs: True if a query (third axis) sees a key (fourth).
+
+        A visible key is valid, and j ≤ i if causal.
+        """
         return visible_pairs(x_BND.shape[1], mask_BN, causal=self.causal, mask_diagonal=False, device=x_BND.device)
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
