@@ -103,8 +103,8 @@ def linear_memory(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, gates: Gates, 
         gates: (B, H, N) each.
         chunk: positions with gradients at the same M.
     """
-    # Chunks shorter than LINEAR_BLOCK are processed several at once. Errors e_t = 2 (M k_t − v_t) in later chunks depend
-    # on earlier ones, Σ_j inside_tj (k_t·k_j) e_j: a triangular system, inverted for all blocks at once.
+    # Chunks shorter than LINEAR_BLOCK are processed several at once. Errors e_t = 2 (M k_t − v_t) in later chunks
+    # depend on earlier ones, Σ_j inside_tj (k_t·k_j) e_j: a triangular system, inverted for all blocks at once.
     num = k_BHNK.shape[2]
     length = linear_block(num, chunk)
     q, k, v = (in_blocks(part, length) for part in (q_BHNK, k_BHNK, v_BHNV))

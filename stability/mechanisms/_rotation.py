@@ -1,4 +1,4 @@
-"""RoPE at chosen positions, counted from 0 by `rope`: edge ends, edge distances, block rows."""
+"""RoPE at chosen positions (`rope` itself counts from 0): edge ends, edge distances, block rows."""
 
 from __future__ import annotations
 

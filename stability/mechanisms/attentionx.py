@@ -1,5 +1,7 @@
-"""`attentionx`: values minus γ times their softmax attention, the consensus discrepancy of AttentionX (Zhang and
-Heusdens), with rotary positions."""
+"""`attentionx`: values minus γ times their softmax attention, with rotary positions.
+
+This is the consensus discrepancy in AttentionX (Zhang and Heusdens).
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,19 @@ GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and i
 
 
 class AttentionX(AbstractSoftmaxAttention):
-    """Attention whose output is each value less what it attends to: y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j
-    softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k; j ≤ i where causal, j ≠ i where the diagonal
-    is masked.
+    """Attention with output Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head.
 
-    The softmax runs over what is left after masking, so its rows sum to 1. A row with nothing left (the first position
-    of a causal sequence with a masked diagonal, one position alone, a row whose other keys are all padding) has the
-    empty sum: Φ_i = v_i. The parameters are those of `sa`.
+    y_i = W_o Φ_i + b_o (Eqs. 10, 11). RoPE on q and k; j ≤ i if causal, j ≠ i with a masked diagonal. The softmax runs
+    over unmasked keys, so its rows sum to 1. A row without keys has the empty sum, Φ_i = v_i: the first position in a
+    causal sequence with a masked diagonal, a single position, or a row whose other keys are all padding. The parameters
+    are those of `sa`.
     """
 
     class Config(Settings):
-        """Settings of what is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1
-        where it does not (3.2)."""
+        """Settings for the subtracted term; null is the paper's recipe (3.2).
+
+        The recipe is γ > 1 if a position attends to itself, γ = 1 if not.
+        """
 
         gamma: float | None = Field(
             default=None,
@@ -67,7 +70,7 @@ class AttentionX(AbstractSoftmaxAttention):
         return v_BHNK - self.gamma * (a_BHNN @ v_BHNK)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
+        """Return softmax(q̃k̃ᵀ/√K) v, zero in empty rows."""
         if mask_BN is None and not self.mask_diagonal:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal, dropout_p=self.dropped)
         visible = visible_pairs(

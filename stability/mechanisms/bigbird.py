@@ -1,5 +1,7 @@
-"""`bigbird`: softmax attention from blocks of queries to near blocks, random blocks and global blocks (Zaheer et al.
-2020), with rotary positions."""
+"""`bigbird`: block-sparse softmax attention with near, random and global blocks, and rotary positions.
+
+From Zaheer et al. 2020.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,28 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention, attended
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import in_blocks, present
 
-NONE = -1  # stands in the list of a block of queries that sees fewer blocks of keys than others
+NONE = -1  # filler for a query block with fewer key blocks than others
 
 
 class BigBirdAttention(AbstractSoftmaxAttention):
-    """Softmax attention in which a block of b positions sees the w blocks on each side and itself, r blocks drawn at
-    random, and the first g blocks, which see everything (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix
-    D, the internal construction "ITC": positions of the sequence are global); RoPE on q and k.
+    """Softmax attention from blocks of b positions to near, random and global blocks.
 
-    Links are drawn from what is neither near nor global, the same for all heads, from (``link_seed``, layer, block of
-    queries): never from the generator of the module or of the data, never anew at a forward pass. Causal, which the
-    paper is not, they go to earlier blocks only, and so are the same whatever follows; global blocks are keys for what
-    comes after them, and j ≤ i holds within a block. Bidirectional, they depend on the number of blocks.
+    A block sees itself, w blocks on each side, r random blocks and the first g blocks; these see everything. This is
+    the internal construction "ITC", with global positions inside the sequence (Zaheer et al. 2020, arXiv:2007.14062,
+    section 2 and appendix D). RoPE on q and k.
 
-    A block of queries sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), gathered beside it: time and memory
-    are O(N·b·(g + 2w + 1 + r)), linear in N, and O(g·b·N) for the global rows.
+    Random links exclude near and global blocks and are the same for all heads. They are drawn from (``link_seed``,
+    layer, query block), not from the module's or the data's generator, and never anew in a forward pass. The paper is
+    not causal. In the causal form links point only to earlier blocks, so they do not depend on later text; global
+    blocks are keys for later positions, and j ≤ i holds within a block. Bidirectional links depend on the number of
+    blocks.
+
+    A query block sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), which are gathered. Time and memory are
+    O(N·b·(g + 2w + 1 + r)), linear in N, plus O(g·b·N) for global rows.
     """
 
     class Config(Settings):
-        """Size of the blocks, and how many of each kind are seen."""
+        """Block size, and number of visible blocks of each kind."""
 
         block: int = Field(default=4, ge=1, description="b: positions in a block")
         window: int = Field(
@@ -66,7 +71,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the pairs of the gathered blocks and of the global rows; what is masked in them counts, too."""
+        """Return the pairs in gathered blocks and global rows, masked ones included."""
         num_blocks, causal = -(-num_positions // config.block), shape.direction == CAUSAL
         plan = block_links(config, shape.layer, causal, num_blocks)
         gathered = sum(map(len, plan)) * config.block**2
@@ -74,21 +79,26 @@ class BigBirdAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count the global blocks and, from the first of the w blocks before the next position's own, what is near;
-        where links are drawn every position, since a block yet to come may link to any."""
+        """Count the global blocks and the near positions, or all positions with random links.
+
+        Near positions start at the first of the w blocks before the next position's block. With random links a future
+        block may link to any block.
+        """
         near_from = max(num_positions // config.block - config.window, 0) * config.block
         far = 0 if config.random else max(near_from - config.global_blocks * config.block, 0)
         return shape.heads * (num_positions - far)
 
     def links(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
-        """Return which blocks of keys each block of queries sees, in order and without those that fill a list up; first
-        those of the global rows, which see all."""
+        """Return the visible key blocks per query block, in order, without filler.
+
+        Global rows come first and see all blocks.
+        """
         plan = block_links(self.config, self.layer, self.causal, num_blocks)
         whole = (tuple(range(num_blocks)),) * (num_blocks - len(plan))
         return whole + tuple(tuple(key for key in row if key != NONE) for row in plan)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend from blocks to their blocks, and from global rows to everything: (B, N, D) → (B, N, D)."""
+        """Attend from blocks to their visible blocks, and from global rows to everything."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
         num_positions, block = x_BND.shape[1], self.config.block
@@ -114,12 +124,12 @@ class BigBirdAttention(AbstractSoftmaxAttention):
     def _gathered(
         self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, plan: tuple[tuple[int, ...], ...], mask_BN: Tensor | None
     ) -> Tensor:
-        """Return what the blocks of queries that the plan lists make of theirs: the last positions, (B, H, M, K)."""
+        """Return the attention output for query blocks in ``plan``: the last positions, (B, H, M, K)."""
         num_positions, block = q_BHNK.shape[2], self.config.block
         first = -(-num_positions // block) - len(plan)
         plan_GJ = torch.tensor(plan, device=q_BHNK.device)
         within = torch.arange(block, device=q_BHNK.device)
-        key = (plan_GJ[..., None] * block + within).flatten(1)[:, None]  # (G, 1, J·b), negative where there is none
+        key = (plan_GJ[..., None] * block + within).flatten(1)[:, None]  # (G, 1, J·b), negative at filler
         seen = present(key, num_positions, mask_BN)
         if self.causal:
             query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
@@ -130,15 +140,26 @@ class BigBirdAttention(AbstractSoftmaxAttention):
 
 
 def _blocks_at(k_BHMbK: Tensor, plan_GJ: Tensor) -> Tensor:
-    """Return the keys of the blocks that are listed, (B, H, M, b, K) → (B, H, G, J·b, K); any where none is."""
+    """Gather the listed key blocks, (B, H, M, b, K) → (B, H, G, J·b, K); arbitrary at filler."""
     chosen = k_BHMbK.index_select(2, plan_GJ.clamp_min(0).flatten())
     return chosen.unflatten(2, tuple(plan_GJ.shape)).flatten(3, 4)
 
 
 @lru_cache(maxsize=256)
 def block_links(config: Any, layer: int, causal: bool, num_blocks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the blocks of keys for each block of queries that does not see everything, which are the last ones where
-    global rows are; lists are in order and filled up by `NONE` to one length."""
+    """Return the key blocks for each query block that does not see everything.
+
+    If there are global rows these are the last query blocks.
+
+    Args:
+        config: the mechanism's settings.
+        layer: index from 0.
+        causal: whether links point only to earlier blocks.
+        num_blocks: blocks in the sequence.
+
+    Returns:
+        Ordered lists, padded with `NONE` to equal length.
+    """
     first = 0 if causal else min(config.global_blocks, num_blocks)
     rows = [_row(config, layer, causal, num_blocks, block) for block in range(first, num_blocks)]
     longest = max(map(len, rows), default=0)
@@ -146,15 +167,14 @@ def block_links(config: Any, layer: int, causal: bool, num_blocks: int) -> tuple
 
 
 def _row(config: Any, layer: int, causal: bool, num_blocks: int, block: int) -> tuple[int, ...]:
-    """Return the blocks of keys for one block of queries, in order: near, global, and as many at random as are to be
-    had."""
+    """Return the key blocks for one query block, in order: near, global, available random ones."""
     end = block + 1 if causal else num_blocks
     near = range(max(block - config.window, 0), min(block + config.window + 1, end))
     seen = sorted({*near, *range(min(config.global_blocks, end))})
-    # Python promises that a word gives the same draws in every release; numpy and torch do not
+    # Python guarantees equal draws for a string seed in every release; numpy and torch do not
     draws = random.Random(f"bigbird {config.link_seed} {layer} {block}")
     for _ in range(min(config.random, end - len(seen))):
-        link = int(draws.random() * (end - len(seen)))  # among those not seen yet
+        link = int(draws.random() * (end - len(seen)))  # index among blocks not visible yet
         for other in seen:
             link += link >= other
         seen = sorted([*seen, link])

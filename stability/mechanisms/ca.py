@@ -15,16 +15,16 @@ from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, requi
 
 
 class CrossAttention(AbstractCrossMechanism):
-    """Softmax attention of a source to a context: y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from
-    the source x, k and v from the context c, each at its own positions 0, 1, ….
+    """Softmax attention from a source to a context, per head.
 
-    A source whose context is wholly padded, or empty, gets 0, not b_o: there is nothing that could be attended to.
-    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under
-    ``sdpa_kernel(SDPBackend.MATH)``.
+    y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, with q from the source x, and k and v from the context c. Each
+    side has its own positions 0, 1, …. A source with an empty or all-padded context gets 0, not b_o. For second
+    derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``, since attention is torch's
+    scaled_dot_product_attention.
     """
 
     class Config(Settings):
-        """The settings of positions; width and heads come from the model."""
+        """Setting for positions; width and heads come from the model."""
 
         rope: Literal["absolute", "none"] = Field(
             default="absolute",
@@ -43,13 +43,15 @@ class CrossAttention(AbstractCrossMechanism):
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``kv`` holds two matrices, those of keys and values."""
+        """``kv`` is two matrices: keys and values."""
         return {"kv": (self.kv.in_features,) * 2}
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Set equal biases of q and k, which give each pair a score that falls off with its distance under RoPE, as
-        self-attention's do (`AbstractSoftmaxAttention.start_local`)."""
+        """Set equal biases of q and k, so that scores fall with distance under RoPE.
+
+        As in self-attention (`AbstractSoftmaxAttention.start_local`).
+        """
         self.q.bias.fill_(bias)
         self.kv.bias[: self.q.out_features] = bias
 
@@ -65,9 +67,17 @@ class CrossAttention(AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Return what each source position takes from the context. Masks as in the base class, True where an entry is
-        valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype, and for a context of another width or batch
-        than the source's."""
+        """Return the attention output for each source position, (B, N, D).
+
+        Args:
+            x_BND: source.
+            context_BJD: context.
+            mask_BN: True at valid source positions; None without padding.
+            context_mask_BJ: True at valid context entries; None without padding.
+
+        Raises:
+            ValueError: wrong shape or dtype of a mask, or context with another width or batch than the source.
+        """
         require_context(x_BND, context_BJD)
         q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
         kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(
@@ -77,7 +87,7 @@ class CrossAttention(AbstractCrossMechanism):
         if self.rope is not None:
             q_BNHK, k_BJHK = self.rope(q_BNHK, position_dim=1), self.rope(k_BJHK, position_dim=1)
         q_BHNK, k_BHJK, v_BHJK = (part.transpose(1, 2) for part in (q_BNHK, k_BJHK, v_BJHK))
-        # where there is padding: no row is left empty, which torch's SDPA forgives and other softmaxes do not
+        # with padding: fill empty rows; torch's SDPA accepts them, other softmaxes give NaN
         visible = None
         if context_mask_BJ is not None:
             visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]

@@ -1,5 +1,7 @@
-"""`cc`: multi-head cross-consensus, a source drawn towards a context (consensus paper, Algorithms 3, 4 and 6,
-appendices C.1 to C.3)."""
+"""`cc`: multi-head cross-consensus, which moves a source towards a context.
+
+From the consensus paper, Algorithms 3, 4 and 6, appendices C.1 to C.3.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ from stability.mechanisms._edge_weights import (
 from stability.mechanisms._rotation import cos_sin, exact_cos_sin, turn_of_kernels, turned, turned_back
 from stability.models.position import Rope
 
-# Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
-# pass is all blocks' together.
+# Size of the largest tensor (Λ) in one block of source rows: 64 MiB in float32. For a backward pass autograd stores
+# all blocks.
 BLOCK_NUMBERS = 1 << 24
 
 
 class _Sides(NamedTuple):
-    """The signals u and ṽ, and what source and context give to the edge MLP's first layer."""
+    """Signals u and ṽ, and each side's terms in the edge MLP's first layer."""
 
     u_HKBN: Tensor
     v_HKBJ: Tensor
@@ -44,19 +46,20 @@ class _Sides(NamedTuple):
 
 
 class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
-    """The consensus of a source with a context: y_out = W_o u′ + b_o with u = W_s y + b_s, v = W_c c + b_c, u′ = u −
-    η·g and g_i = Σ_j R_ij(u_i − v_j), per head.
+    """Consensus of a source with a context: u′ = u − η·g, g_i = Σ_j R_ij(u_i − v_j), per head.
 
-    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
-    c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). With "gradient" g_i is the
-    derivative of their energy by u_i: ρ(i)ᵀ times that sum. With "relative" it holds ρ(i − j)u_i − v_j. Several
-    iterations repeat u ← u − η_t·g(u) with the edge weights of y and c; the context stays. With ``step="bounded"`` the
-    R_ij of each i are divided by Σ_j (α_ij + β_ij) ≥ λ_max of its Σ_j R_ij, valid j alone. A position without valid
-    context keeps u′ = u.
+    y_out = W_o u′ + b_o with u = W_s y + b_s and v = W_c c + b_c. R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0
+    and Λ (r × d_H, rows of norm 1/√r) come from an MLP on [y_i; c_j].
+
+    With ``rope="absolute"`` g contains ũ_i − ṽ_j, each rotated by its own position (C.3). With "gradient" g_i is the
+    derivative of their energy by u_i: ρ(i)ᵀ times that sum. With "relative" g contains ρ(i − j)u_i − v_j. Several
+    iterations repeat u ← u − η_t·g(u) with the edge weights from y and c; the context stays. With ``step="bounded"``
+    each i's R_ij are divided by Σ_j (α_ij + β_ij) ≥ λ_max of Σ_j R_ij, over valid j. A position without valid context
+    has u′ = u.
     """
 
     class Config(ConsensusSettings):
-        """Graph, edge MLP and step."""
+        """Settings for graph, edge MLP and step."""
 
         graph: Literal["auto", "window", "complete"] = Field(
             default="auto",
@@ -79,7 +82,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """Return the settings under which every position sees every entry: there is no window around a position."""
+        """Return the settings with all edges: words have no window around a position."""
         return config.model_copy(update={"graph": "complete"})
 
     @classmethod
@@ -92,7 +95,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     @staticmethod
     def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
-        """Return whether the window is what decides of the edges."""
+        """Return whether the edges are limited to the window."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
     @classmethod
@@ -119,12 +122,20 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Return the source drawn towards the context, (B, N, D). Padding: an edge with a padded end contributes
-        nothing, and nothing comes from a context of length J = 0: u′ = u.
+        """Return the source moved towards the context, (B, N, D).
 
-        A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N.
-        Errors: ``ValueError`` for wrong masks, for a context of another width or batch than the source's, and for
-        ``graph="window"`` where J ≠ N.
+        Edges with a padded end contribute nothing. A context with length J = 0 contributes nothing: u′ = u. A window
+        beyond the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N.
+
+        Args:
+            x_BND: source y.
+            context_BJD: context c.
+            mask_BN: True at valid source positions; None without padding.
+            context_mask_BJ: True at valid context entries; None without padding.
+
+        Raises:
+            ValueError: wrong mask, context with another width or batch than the source, or ``graph="window"`` with J ≠
+                N.
         """
         require_context(x_BND, context_BJD)
         x_BND = without_padding(x_BND, mask_BN)
@@ -161,7 +172,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         return u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
 
     def _angles(self, u_HKBN: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of all positions of a signal, (K/2, 1, N) each."""
+        """Return cos and sin at all positions in a signal, (K/2, 1, N) each."""
         tables = exact_cos_sin if self.rotation == "relative" else cos_sin
         cos, sin = tables(u_HKBN, u_HKBN.shape[-1], self.rope)
         return cos[:, None], sin[:, None]
@@ -169,8 +180,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _blocks(
         self, x_BND: Tensor, context_BJD: Tensor, heads_at_once: int
     ) -> list[WindowedEdges] | list[CompleteEdges]:
-        """Return the edges, where they are complete in blocks of source rows, so that Λ of one block holds about
-        `BLOCK_NUMBERS` numbers."""
+        """Return the edges, in blocks of source rows if complete.
+
+        Λ for one block has about `BLOCK_NUMBERS` entries.
+        """
         (batch, num_positions, width), num_context = x_BND.shape, context_BJD.shape[1]
         if self._is_in_window(num_positions, num_context):
             return [WindowedEdges(self.config.window, num_positions)]
@@ -182,7 +195,11 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         ]
 
     def _is_in_window(self, num_positions: int, num_context: int) -> bool:
-        """Return whether the edges are those in the window. Errors: ``ValueError`` as in `forward`."""
+        """Return whether the edges are those in the window.
+
+        Raises:
+            ValueError: as in `forward`.
+        """
         if self.config.graph == "window" and num_context != num_positions:
             raise ValueError(
                 f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; "
@@ -193,7 +210,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _updated_by_kernels(
         self, x_BND: Tensor, context_BJD: Tensor, masks: tuple[Tensor | None, Tensor | None]
     ) -> Tensor:
-        """Return u′ (H, K, B, N) of all heads, with no edge's weights in memory."""
+        """Return u′ (H, K, B, N) for all heads, without edge weights in memory."""
         from kernels.consensus import cross_consensus
 
         u_HKBN, *others = self._sides(x_BND, context_BJD)
@@ -213,7 +230,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _updated(
         self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Return u′ of the rows that ``edges`` cover (Algorithm 6, lines 14 to 17)."""
+        """Return u′ for the rows covered by ``edges`` (Algorithm 6, lines 14 to 17)."""
         rows = edges.rows
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
         weights = self._weights(edges, heads, sides, valid_BP)
@@ -231,7 +248,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _weights(
         self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, valid_BP: Tensor | float = 1.0
     ) -> EdgeWeights:
-        """Return the edge weights R of Algorithm 3; with ``step="bounded"`` over each row's Σ_j (α + β)."""
+        """Return the edge weights R (Algorithm 3), divided by Σ_j (α + β) with ``step="bounded"``."""
         hidden_HTXM = F.gelu(edges.sums(sides.source_HXBN[..., edges.rows], sides.target_HXBJ))[:, None].flatten(-2)
         weights = self.edge_weights_of(hidden_HTXM, heads, (sides.u_HKBN.shape[2], edges.num_edges))
         if weights.norm_HBP is None:
@@ -242,8 +259,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to
-        context position j."""
+        """Return ``source_E, target_E, R_BHEKK``: R_ij in `forward` from source position i to context position j."""
         require_context(x_BND, context_BJD)
         num_positions, num_context = x_BND.shape[1], context_BJD.shape[1]
         windowed = isinstance(self._blocks(x_BND, context_BJD, self.heads)[0], WindowedEdges)

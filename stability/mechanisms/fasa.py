@@ -1,5 +1,7 @@
-"""`fasa`: frequency-aware sparse attention (Wang et al. 2026, arXiv:2602.03152), which finds a query's keys by a few of
-RoPE's frequencies."""
+"""`fasa`: frequency-aware sparse attention, which selects keys by a few of RoPE's frequencies.
+
+From Wang et al. 2026, arXiv:2602.03152.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,21 @@ from stability.mechanisms.sa import SoftmaxAttention
 
 
 class FrequencyAwareAttention(AbstractTrainingFree):
-    """Softmax attention of each query to the few keys that its dominant frequency chunks score highest (FASA, 3 and 4).
+    """Softmax attention to the few keys with the best scores on dominant frequency chunks.
 
-    A frequency chunk c is the pair of dimensions (c, c + K/2) that RoPE turns at one rate, and q̃·k̃ = Σ_c q̃_c·k̃_c. Token
-    importance prediction: S_ij = Σ_c q̃_ic·k̃_jc over the head's dominant chunks, of which the ``tokens`` largest among
-    the keys that i sees are taken. Focused attention: softmax over these, with all chunks. Dominant are the ``chunks``
-    of the largest mean contextual agreement, |TopK_j(q̃·k̃) ∩ TopK_j(q̃_c·k̃_c)| / K over the queries of some sequences,
-    an explicit step: `agreement` on each of them, `calibrate` with the mean. The paper decodes, so that a query sees
-    what is before it; here each query of a sequence is taken for itself, and bidirectional ones see all keys.
+    A frequency chunk c is the pair of dimensions (c, c + K/2) rotated by RoPE at one rate, and q̃·k̃ = Σ_c q̃_c·k̃_c
+    (FASA, 3 and 4). Token importance prediction: S_ij = Σ_c q̃_ic·k̃_jc over the head's dominant chunks; the ``tokens``
+    largest among visible keys are kept. Focused attention: softmax over these, with all chunks. Dominant are the
+    ``chunks`` with the largest mean contextual agreement, |TopK_j(q̃·k̃) ∩ TopK_j(q̃_c·k̃_c)| / K over the queries in
+    some sequences. This is an explicit step: `agreement` on each sequence, then `calibrate` with the mean. The paper
+    decodes, so a query sees only earlier keys. Here every query in a sequence selects on its own, and bidirectional
+    queries see all keys.
 
-    Without a calibration all chunks have to be scored. Keys that score the same at the edge are all taken.
+    Without calibration all chunks must be scored. Keys tied at the threshold are all kept.
     """
 
     class Config(SoftmaxAttention.Config):
-        """Settings of what is left out, beside those of the `sa` that was trained."""
+        """Settings for selection, in addition to those of the trained `sa`."""
 
         tokens: int | None = Field(default=None, ge=1, description="keys that a query attends to; null: all")
         chunks: int | None = Field(
@@ -61,14 +64,22 @@ class FrequencyAwareAttention(AbstractTrainingFree):
 
     @classmethod
     def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
-        """Count what the whole of `sa` takes, and a product of D for each pair that is predicted."""
+        """Count the whole of `sa`, and one product with D per predicted pair."""
         predicted = 0 if config.tokens is None or config.tokens >= num_positions else num_positions**2 * shape.width
         return super().cost(config, shape, num_positions) + predicted
 
     @classmethod
     def variants(cls, config: Config, budgets: Sequence[float], shape: MixerShape, num_positions: int) -> list[Variant]:
-        """Return the settings of keys for each budget, the share of a sequence's positions; with a quarter of the
-        chunks, as in the paper, and with all, where the settings name no number."""
+        """Return the settings for each budget, the share of a sequence's positions to keep.
+
+        If ``config`` has no number of chunks, variants use a quarter of the chunks, as in the paper, and all.
+
+        Args:
+            config: base settings.
+            budgets: shares in (0, 1].
+            shape: width, heads and direction.
+            num_positions: sequence length N.
+        """
         every = shape.head_width // 2
         numbers = (max(1, every // 4), every) if config.chunks is None else (config.chunks,)
         return [
@@ -91,7 +102,7 @@ class FrequencyAwareAttention(AbstractTrainingFree):
         return Pairs(scored, scored)
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Return the least difference between the last score that is taken and the next one."""
+        """Return the smallest gap between the last kept score and the next one."""
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
         if self.tokens is None or self.tokens >= x_BND.shape[1]:
             return torch.tensor(math.inf)
@@ -103,8 +114,10 @@ class FrequencyAwareAttention(AbstractTrainingFree):
 
     @torch.no_grad()
     def agreement(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "H C"]:
-        """Return the mean contextual agreement of each frequency chunk with the whole head, over the valid queries that
-        see a key."""
+        """Return each frequency chunk's mean contextual agreement with the whole head.
+
+        The mean is over valid queries with a visible key.
+        """
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
         visible = self._visible(x_BND.shape[1], mask_BN, x_BND.device)
         asks_BN = self._valid(x_BND.shape[1], mask_BN, x_BND.device) & visible[:, 0].any(-1)
@@ -121,12 +134,12 @@ class FrequencyAwareAttention(AbstractTrainingFree):
 
     @torch.no_grad()
     def calibrate(self, agreement_HC: Tensor) -> None:
-        """Take the chunks of the largest agreement for dominant, each head its own."""
+        """Choose as dominant the chunks with the largest agreement, per head."""
         rank_HC = agreement_HC.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         self.dominant_HC = (rank_HC < self.chunks).to(self.out.weight.device)
 
     def _scores(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Tensor:
-        """Return S of all pairs, seen or not, (B, H, N, N), by the dominant chunks alone."""
+        """Return S for all pairs, visible or not, (B, H, N, N), by dominant chunks only."""
         if self.dominant_HC is None:
             raise ValueError(
                 f"fasa with {self.chunks} of {self.num_chunks} frequency chunks does not know which: calibrate it first"
@@ -136,7 +149,7 @@ class FrequencyAwareAttention(AbstractTrainingFree):
 
 
 def _tops(scores: Tensor, visible: Tensor, num_top: Tensor) -> Tensor:
-    """Return which keys are among a row's ``num_top`` (…, N, 1) highest scores, of the visible ones."""
+    """Return True at each row's ``num_top`` (…, N, 1) highest visible scores."""
     rank = scores.masked_fill(~visible, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
     return (rank < num_top) & visible
 

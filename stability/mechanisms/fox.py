@@ -1,5 +1,7 @@
-"""`fox`: softmax attention with a forget gate, that of the Forgetting Transformer (Lin et al. 2025,
-arXiv:2503.02130)."""
+"""`fox`: softmax attention with a forget gate.
+
+From the Forgetting Transformer (Lin et al. 2025, arXiv:2503.02130).
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ Time = Annotated[float, Field(gt=0)]
 
 
 class ForgettingAttention(AbstractWrittenOutAttention):
-    """Causal attention that forgets: y_i = W_o Σ_{j ≤ i} softmax_j(q_i·k_j / √K + D_ij) v_j + b_o per head, where
-    D_ij = Σ_{l = j+1..i} ln f_l and f_l = σ(w_f·x_l + b_f) (section 3, Forgetting Attention).
+    """Causal attention with decay: y_i = W_o Σ_{j ≤ i} softmax_j(q_i·k_j / √K + D_ij) v_j + b_o.
 
-    At padding ln f = 0, so that nothing is forgotten over it. The gates tell positions apart: queries and keys are not
-    rotated, whatever the run's positions are (so that position=rope and none are the same model), unless
-    ``rope="absolute"``, which rotates them as `sa` does where position=rope. This is the paper's plain block (FoX,
-    LLaMA); its Pro block has an output gate and norm, normed q and k and a shift of keys and values besides.
+    Per head D_ij = Σ_{l = j+1..i} ln f_l and f_l = σ(w_f·x_l + b_f) (section 3, Forgetting Attention). At padding ln f
+    = 0, so padding causes no decay. The gates encode positions: queries and keys are not rotated, whatever the run's
+    positions (so position=rope and none are the same model). With ``rope="absolute"`` they are rotated as in `sa` under
+    position=rope. This is the paper's plain block (FoX, LLaMA). Its Pro block also has an output gate and norm, normed
+    q and k, and a shift of keys and values.
 
-    b_f begins at 0, as in the paper's released code: about half is forgotten at every position. With ``decay_times``
-    the heads begin with f = e^(−1/T), T on a logarithmic scale from the first head's to the last's, as the paper starts
-    gates that do not read x: b_f = −ln(e^(1/T) − 1).
+    b_f starts at 0, as in the paper's released code: about half is forgotten per position. With ``decay_times`` the
+    heads start with f = e^(−1/T), so b_f = −ln(e^(1/T) − 1). T is log-spaced from the first head's to the last's, as
+    the paper starts gates that do not read x.
     """
 
     class Config(Settings):
-        """Settings of the rotation, and of where the gates begin."""
+        """Settings for rotation and initial gates."""
 
         rope: Literal["none", "absolute"] = Field(
             default="none", description="whether queries and keys are rotated, too (with position=rope)"
@@ -64,29 +66,29 @@ class ForgettingAttention(AbstractWrittenOutAttention):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The gates' biases are kept from weight decay, which would draw memory to that of f = ½."""
+        """No weight decay on gate biases: it would pull memory to that of f = ½."""
         return {"forget.bias": False}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the gates' map beside the attention."""
+        """Count the gates' map in addition to the attention."""
         return super().cost(config, shape, num_positions) + num_positions * shape.width * shape.heads
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Count Σ ln f up to each position beside its key and value, in every head."""
+        """Count Σ ln f per position and head, in addition to keys and values."""
         of_keys = super().state_size(config, shape, num_positions)
         return None if of_keys is None else of_keys + shape.heads * num_positions
 
     def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         visible = self.seen(x_BND, mask_BN)
-        # A padded row may see nothing: it is given all keys, lest a derivative be NaN, and what comes of it is dropped.
+        # A padded row may be empty, and its derivative NaN: let the row see all keys, then zero its output.
         given = visible | ~visible.any(-1, keepdim=True)
         decayed_BHNN = logits_BHNN + self.decay(x_BND, mask_BN)
         return decayed_BHNN.masked_fill(~given, -math.inf).softmax(-1).masked_fill(~visible, 0.0)
 
     def decay(self, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
-        """Return D, (B, H, N, N), float32 or wider; of use where j ≤ i only."""
+        """Return D, (B, H, N, N), in float32 or wider; meaningful only for j ≤ i."""
         with in_float32(x_BND.device):
             log_f_BNH = F.logsigmoid(self.forget(at_least_float32(x_BND)))
         if mask_BN is not None:

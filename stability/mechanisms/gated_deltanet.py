@@ -1,4 +1,4 @@
-"""`gated_deltanet`: the delta rule with a forget gate for each head (Yang et al. 2025, arXiv:2412.06464)."""
+"""`gated_deltanet`: the delta rule with a forget gate per head (Yang et al. 2025, arXiv:2412.06464)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ SLOWEST = 0.01
 
 
 class GatedDeltaNet(AbstractDeltaNet):
-    """The delta rule over a state that decays, S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (Yang et al. 2025,
-    Eq. 10), with one a_t for each head: a_t = exp(−e^A_log · softplus(w_a·x_t + dt_bias)), as in Mamba2. The output is
-    y = W_o (silu(W_g x) ⊙ norm(S_tᵀ q_t)) + b_o (section 3.4).
+    """Delta rule with decay, S_t = a_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ.
 
-    e^A_log begins U(0.01, ``fastest``), softplus(dt_bias) log-uniform in [0.001, 0.1], as in the released layers
-    (fla/layers/gated_deltanet.py; 0.01 for 0 as in transformers' qwen3_next, where ln 0 is −∞). Their ``fastest`` is
-    16: a head of the middle then forgets half in 9 positions until it has learned otherwise.
+    This is Yang et al. 2025, Eq. 10, with one a_t per head: a_t = exp(−e^A_log · softplus(w_a·x_t + dt_bias)), as in
+    Mamba2. The output is y = W_o (silu(W_g x) ⊙ norm(S_tᵀ q_t)) + b_o (section 3.4).
+
+    Initially e^A_log is U(0.01, ``fastest``) and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the released
+    layers (fla/layers/gated_deltanet.py; 0.01 instead of 0, as in transformers' qwen3_next, since ln 0 is −∞). Their
+    ``fastest`` is 16: then an untrained middle head forgets half in 9 positions.
     """
 
     class Config(DeltaSettings):
-        """Settings of the convolution, of the state and of how it is computed; the paper's expand_v is 2."""
+        """Settings for convolution, state and implementation; the paper's expand_v is 2."""
 
         fastest: Annotated[float, Since(16.0)] = Field(
             default=16.0,
@@ -51,7 +52,7 @@ class GatedDeltaNet(AbstractDeltaNet):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The parameters that set how fast the state decays are kept from weight decay."""
+        """No weight decay on the parameters of the state's decay rate."""
         return {"A_log": False, "dt_bias": False}
 
     @classmethod

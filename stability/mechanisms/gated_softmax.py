@@ -1,5 +1,7 @@
-"""`gated_softmax`: softmax attention whose output is gated by what stands at each position (Qiu et al. 2025,
-arXiv:2505.06708)."""
+"""`gated_softmax`: softmax attention with an output gate from each position's input.
+
+From Qiu et al. 2025, arXiv:2505.06708.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,16 @@ from stability.models.precision import at_least_float32
 
 
 class GatedSoftmaxAttention(SoftmaxAttention):
-    """The attention of `sa` with a sigmoid gate before its output map: y = W_o (SDPA(q, k, v) ⊙ σ(W_g x + b_g)) + b_o
-    (section 2.2, at the position G1, with gates of each head's own).
+    """Attention as in `sa` with a sigmoid gate before the output projection.
 
-    x is what the layer reads, normed by the block. Elementwise, W_g is (D, D) and each entry of each head has a gate;
-    headwise it is (H, D), with one gate per head. b_g begins at 0 under every initialisation, so that the gates begin
-    about ½ and the branch about half as large as that of `sa`; the paper's maps have no biases, as with
-    ``model.mixer_bias=none``.
+    y = W_o (SDPA(q, k, v) ⊙ σ(W_g x + b_g)) + b_o (section 2.2, at position G1, with head-specific gates). x is the
+    layer's input, normed by the block. Elementwise, W_g is (D, D), one gate per entry per head. Headwise, W_g is (H,
+    D), one gate per head. b_g starts at 0 under every initialisation, so that gates start near ½ and the branch about
+    half as large as in `sa`. The paper's maps have no biases, as with ``model.mixer_bias=none``.
     """
 
     class Config(SoftmaxAttention.Config):
-        """Settings of the gate, beside those of `sa`."""
+        """Setting for the gate, in addition to those of `sa`."""
 
         gate: Literal["elementwise", "headwise"] = Field(
             default="elementwise", description="a gate for each entry of each head, or one for each head"
@@ -38,22 +39,22 @@ class GatedSoftmaxAttention(SoftmaxAttention):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The gates' biases are kept from weight decay, which would draw them to half open."""
+        """No weight decay on gate biases: it would pull gates to half open."""
         return super().own_decay if self.gate.bias is None else {**super().own_decay, "gate.bias": False}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the gates' map beside what `sa` does."""
+        """Count the gates' map in addition to `sa`."""
         return super().cost(config, shape, num_positions) + num_positions * shape.width * num_gates(config, shape)
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
-        """Return what the heads attended to, gated by x, through W_o."""
+        """Return the heads' outputs, gated by x, through W_o."""
         gate_BHNK = at_least_float32(self.gate(x_BND)).sigmoid().unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return super().joined(y_BHNK * gate_BHNK, x_BND)
 
 
 def num_gates(config: Any, shape: MixerShape) -> int:
-    """Return how many gates a position has."""
+    """Return the number of gates per position."""
     return shape.heads if config.gate == "headwise" else shape.width
 
 

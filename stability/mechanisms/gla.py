@@ -20,22 +20,21 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class GatedLinearAttention(AbstractGatedDecay):
-    """Linear attention whose state forgets by what it reads: per head S_t = Diag(α_t) S_{t−1} + k_t v_tᵀ and
-    o_t = S_tᵀ q_t / √K (eq. 3 with β = 1), y = W_o (swish(W_r x + b_r) ⊙ RMSNorm(o)) + b_o (section 4.4).
+    """Linear attention with input-dependent decay: S_t = Diag(α_t) S_{t−1} + k_t v_tᵀ per head.
 
-    α_t = σ(W₂ W₁ x_t + b)^(1/τ) has an entry for each feature of the keys, by a map of rank 16, τ = 16: b is 0 at
-    first, where the state keeps 0.96 at each position. Queries and keys are half as wide as the model, so that there
-    are 4 D² parameters beside the gates'. Nothing is rotated, whatever the run's positions are. The norm is of each
-    head's features, with one weight for each feature of a head, as in the authors' released code. At padding α = 1 and
-    v = 0.
+    o_t = S_tᵀ q_t / √K (eq. 3 with β = 1) and y = W_o (swish(W_r x + b_r) ⊙ RMSNorm(o)) + b_o (section 4.4). α_t = σ(W₂
+    W₁ x_t + b)^(1/τ) has one entry per key feature, from a map of rank 16, τ = 16. b is initially 0, so the state keeps
+    0.96 per position. Queries and keys are half as wide as the model, so there are 4 D² parameters besides the gates'.
+    Nothing is rotated, whatever the run's positions. The norm is per head, with one weight per feature, as in the
+    authors' released code. At padding α = 1 and v = 0.
 
-    ``conv``: queries, keys and values are silu(conv(W x + b)), each feature convolved along the positions, as
-    flash-linear-attention's layer has them with ``use_short_conv`` (fla/layers/gla.py), and as `deltanet` has its own.
-    The paper has no convolution.
+    With ``conv``, queries, keys and values are silu(conv(W x + b)), each feature convolved along positions, as in
+    `deltanet` and in flash-linear-attention's layer with ``use_short_conv`` (fla/layers/gla.py). The paper has no
+    convolution.
     """
 
     class Config(Settings):
-        """Settings of the widths, of the decay, and of the way the sum is computed."""
+        """Settings for widths, decay and implementation."""
 
         expand_k: float = Field(
             default=0.5, gt=0, le=16, description="width of queries and keys, in widths of the model"
@@ -65,7 +64,7 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The gates' biases are kept from weight decay, which would draw memory to that of σ = ½."""
+        """No weight decay on gate biases: it would pull memory to that of σ = ½."""
         return {"forget.bias": False}
 
     @classmethod
@@ -78,7 +77,7 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the map to the decays and the convolutions beside the rest."""
+        """Count the decays' map and the convolutions in addition to the rest."""
         of_keys = shape.heads * share_of_head(config.expand_k, shape)
         gates = config.gate_rank * (shape.width + of_keys)
         convolved = min(config.conv or 0, num_positions) * cls._num_convolved(config, shape)
@@ -86,13 +85,13 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states, and of the last inputs of the convolutions."""
+        """Return the size of the heads' states and the convolutions' last inputs."""
         held = 0 if config.conv is None else (config.conv - 1) * cls._num_convolved(config, shape)
         return super().state_size(config, shape, num_positions) + held
 
     @classmethod
     def _num_convolved(cls, config: Any, shape: MixerShape) -> int:
-        """Return how many features queries, keys and values have together."""
+        """Return the total width of queries, keys and values."""
         keys, values = cls.head_widths(config, shape)
         return shape.heads * (2 * keys + values)
 

@@ -1,4 +1,4 @@
-"""`hgrn2`: the gated linear recurrence with an expanded state of HGRN2 (Qin et al. 2024, arXiv:2404.07904)."""
+"""`hgrn2`: gated linear recurrence with an expanded state (HGRN2, Qin et al. 2024, arXiv:2404.07904)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from stability.models.shared import SharedByLayers
 
 
 class LowerBounds(SharedByLayers):
-    """The least that each feature's forget gate keeps in each layer: lb_l = Σ_{0 < j ≤ l} softmax(Γ)_j over the layers,
-    the cumulative sum less its first, so that it is 0 in the first layer and rises towards 1 with depth. ``logit_LK``:
-    Γ, 0 at first, where lb_l = l / L."""
+    """Lower bound of each feature's forget gate per layer, lb_l = Σ_{0 < j ≤ l} softmax(Γ)_j.
 
-    is_table = True  # logits, and no map: optimizers of matrices leave them alone
+    The softmax is over layers. The sum excludes the first term, so lb is 0 in the first layer and rises towards 1 with
+    depth. ``logit_LK``: Γ, initially 0, so lb_l = l / L.
+    """
+
+    is_table = True  # logits, not a linear map: matrix optimizers skip them
 
     def __init__(self, num_layers: int, width: int):
         super().__init__()
@@ -34,11 +36,14 @@ class LowerBounds(SharedByLayers):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """They are gates' parameters: weight decay would draw all layers' bounds to l / L."""
+        """No weight decay: it would pull all layers' bounds to l / L."""
         return {"logit_LK": False}
 
     def forward(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return ln lb and ln(1 − lb) of a layer after the first, (K,) each, in float32 or wider."""
+        """Return ln lb and ln(1 − lb) for a layer after the first, (K,) each.
+
+        Computed in float32 or wider.
+        """
         with in_float32(self.logit_LK.device):
             logit_LK = at_least_float32(self.logit_LK)
             above_LK = torch.cat([logit_LK[:1], logit_LK[layer + 1 :]])
@@ -47,18 +52,19 @@ class LowerBounds(SharedByLayers):
 
 
 class ExpandedRecurrence(AbstractWithKernels):
-    """A recurrence whose state takes in what it forgets: per head S_t = Diag(f_t) S_{t−1} + (1 − f_t) i_tᵀ and
-    o_t = S_tᵀ q_t, y = W_o RMSNorm(o) + b_o (section 3.2), where f = lb + (1 − lb) ⊙ σ(W_f x + b_f),
-    q = swish(W_q x + b_q) and i = W_i x + b_i.
+    """Recurrence with tied forget and input gates: S_t = Diag(f_t) S_{t−1} + (1 − f_t) i_tᵀ per head.
 
-    lb bounds how much is forgotten, the less the deeper the layer (`LowerBounds`): one parameter for all layers of a
-    model, or fixed at l / L in layer l = 0 … L − 1. A layer that stands alone has one for itself. Activations and norm
-    (one over all heads) are those of the authors' second release, in flash-linear-attention; the first has i = swish,
-    q = σ and LayerNorm. Nothing is rotated, whatever the run's positions are. At padding f = 1, and so 1 − f = 0.
+    o_t = S_tᵀ q_t and y = W_o RMSNorm(o) + b_o (section 3.2), with f = lb + (1 − lb) ⊙ σ(W_f x + b_f), q = swish(W_q x
+    + b_q) and i = W_i x + b_i.
+
+    lb limits forgetting, more strongly in deeper layers (`LowerBounds`): one parameter for all layers in a model, or
+    fixed at l / L in layer l = 0 … L − 1. A layer outside a model has its own parameter. Activations and norm (one over
+    all heads) are those in the authors' second release, in flash-linear-attention; the first has i = swish, q = σ and
+    LayerNorm. Nothing is rotated, whatever the run's positions. At padding f = 1, and so 1 − f = 0.
     """
 
     class Config(Settings):
-        """Settings of the state's size, of the bounds, and of the way the sum is computed."""
+        """Settings for state size, bounds and implementation."""
 
         expand_k: float = Field(
             default=1.0, gt=0, le=16, description="width of queries and forget gates, in widths of the model"
@@ -79,7 +85,7 @@ class ExpandedRecurrence(AbstractWithKernels):
         self.qi = nn.Linear(shape.width, sum(self.widths))
         self.forget = nn.Linear(shape.width, keys)
         nn.init.zeros_(self.forget.bias)
-        # the first layer's bound is 0, whatever is learned
+        # the first layer's bound is always 0
         is_learned = config.bounds == "learned" and shape.layer > 0
         self.bounds = LowerBounds(shape.num_layers, keys) if is_learned else None
         self.norm = HeadNorm(shape.width)
@@ -91,12 +97,12 @@ class ExpandedRecurrence(AbstractWithKernels):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The gates' biases are kept from weight decay, which would draw memory to that of σ = ½."""
+        """No weight decay on gate biases: it would pull memory to that of σ = ½."""
         return {"forget.bias": False}
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qi`` holds two matrices, those of queries and of inputs."""
+        """``qi`` is two matrices: queries and inputs."""
         return {"qi": self.widths}
 
     @classmethod
@@ -105,14 +111,14 @@ class ExpandedRecurrence(AbstractWithKernels):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, (2 + 2·expand_k) D², and what a chunk and the states take."""
+        """Count the projections, (2 + 2·expand_k) D², and the products in chunks and states."""
         keys = share_of_head(config.expand_k, shape)
         projections = 2 * num_positions * shape.width * (shape.width + shape.heads * keys)
         return projections + products(shape.heads, keys, shape.head_width, num_positions, config.chunk)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states S, keys by values each."""
+        """Return the size of the heads' states S, key width times value width each."""
         return share_of_head(config.expand_k, shape) * shape.width
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
@@ -124,21 +130,26 @@ class ExpandedRecurrence(AbstractWithKernels):
         return self.out(self.norm(o_BHNV.transpose(1, 2).flatten(2)))
 
     def gates(self, x_BND: Tensor) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
-        """Return ln f and 1 − f, in float32 or wider; neither is made from the other, so that tiny ones are kept."""
+        """Return ln f and 1 − f, in float32 or wider.
+
+        They are computed separately, so that tiny values stay exact.
+        """
         with in_float32(x_BND.device):
             score_BND = self.forget(at_least_float32(x_BND))
             log_f_BND, taken_BND = F.logsigmoid(score_BND), torch.sigmoid(-score_BND)
             if self.layer > 0:
                 log_bound_K, log_rest_K = self.log_bounds(score_BND)
-                # not logaddexp, whose second derivative is NaN where the two are 89 apart
+                # not logaddexp: its second derivative is NaN for terms 89 apart
                 both_2BND = torch.stack([log_bound_K.expand_as(log_f_BND), log_rest_K + log_f_BND])
                 log_f_BND = both_2BND.logsumexp(0)
                 taken_BND = taken_BND * log_rest_K.exp()
             return of_heads(log_f_BND, self.heads), of_heads(taken_BND, self.heads)
 
     def log_bounds(self, like: Tensor) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
-        """Return ln lb and ln(1 − lb) of this layer, which is not the first. ``like``: (…, K), whose dtype and device
-        fixed bounds take."""
+        """Return ln lb and ln(1 − lb) for this layer, unless it is the first.
+
+        ``like``: (…, K), dtype and device for fixed bounds.
+        """
         if self.bounds is not None:
             return self.bounds(self.layer)
         share = self.layer / self.num_layers

@@ -1,5 +1,7 @@
-"""`kda`: Kimi Delta Attention, the delta rule with a forget gate for each feature of the keys (Kimi Team 2025,
-arXiv:2510.26692)."""
+"""`kda`: Kimi Delta Attention, the delta rule with a forget gate per key feature.
+
+From Kimi Team 2025, arXiv:2510.26692.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ from stability.models.precision import at_least_float32
 
 
 class KimiDeltaAttention(AbstractDeltaNet):
-    """The delta rule over a state of which each feature of the keys decays by itself,
-    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ (Kimi Team 2025, Eq. 1): the state decays first, then the
-    key's content is replaced. a_t = exp(−e^A_log · softplus(W_a↑ W_a↓ x_t + dt_bias)), with one A_log for each head;
-    the output is y = W_o (σ(W_g↑ W_g↓ x + b_g) ⊙ norm(S_tᵀ q_t)) + b_o (section 4, neural parameterization). Both pairs
-    of maps have the head width between them.
+    """Delta rule with one decay per key feature, S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ.
 
-    e^A_log begins U(1, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], as released (fla/layers/kda.py,
+    The state decays first, then the key's content is replaced (Kimi Team 2025, Eq. 1). a_t = exp(−e^A_log ·
+    softplus(W_a↑ W_a↓ x_t + dt_bias)), with one A_log per head. The output is y = W_o (σ(W_g↑ W_g↓ x + b_g) ⊙ norm(S_tᵀ
+    q_t)) + b_o (section 4, neural parameterization). Both pairs of maps have rank K, the head width.
+
+    Initially e^A_log is U(1, 16) and softplus(dt_bias) log-uniform in [0.001, 0.1], as released (fla/layers/kda.py,
     fla/models/kda/modeling_kda.py).
     """
 
     class Config(DeltaSettings):
-        """Settings of the convolution, of the state and of how it is computed."""
+        """Settings for convolution, state and implementation."""
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
@@ -45,8 +47,10 @@ class KimiDeltaAttention(AbstractDeltaNet):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The parameters that set how fast the state decays, and the gate's bias where it has one
-        (``model.mixer_bias=all``), are kept from weight decay."""
+        """No weight decay on the decay rate's parameters and the gate's bias, if any.
+
+        The gate has a bias with ``model.mixer_bias=all``.
+        """
         of_gate = {} if self.gate_up.bias is None else {"gate_up.bias": False}
         return {"A_log": False, "dt_bias": False, **of_gate}
 
