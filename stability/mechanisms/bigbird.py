@@ -25,17 +25,17 @@ NONE = -1  # filler for a query block with fewer key blocks than others
 class BigBirdAttention(AbstractSoftmaxAttention):
     """Softmax attention from blocks of b positions to near, random and global blocks.
 
-    A block sees itself, w blocks on each side, r random blocks and the first g blocks; these see everything. This is
-    the internal construction "ITC", with global positions inside the sequence (Zaheer et al. 2020, arXiv:2007.14062,
-    section 2 and appendix D). RoPE on q and k.
+    A block sees itself, w blocks on each side, r random blocks and the first g blocks. These g global blocks see
+    everything. This is the internal construction "ITC", with global positions inside the sequence (Zaheer et al. 2020,
+    arXiv:2007.14062, section 2 and appendix D). RoPE on q and k.
 
     Random links exclude near and global blocks and are the same for all heads. They are drawn from (``link_seed``,
     layer, query block), not from the module's or the data's generator, and never anew in a forward pass. The paper is
-    not causal. In the causal form links point only to earlier blocks, so they do not depend on later text; global
+    not causal. In the causal form links point only to earlier blocks, so they do not depend on later ones; global
     blocks are keys for later positions, and j ≤ i holds within a block. Bidirectional links depend on the number of
     blocks.
 
-    A query block sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), which are gathered. Time and memory are
+    A query block sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), gathered next to it. Time and memory are
     O(N·b·(g + 2w + 1 + r)), linear in N, plus O(g·b·N) for global rows.
     """
 
@@ -167,7 +167,7 @@ def block_links(config: Any, layer: int, causal: bool, num_blocks: int) -> tuple
 
 
 def _row(config: Any, layer: int, causal: bool, num_blocks: int, block: int) -> tuple[int, ...]:
-    """Return the key blocks for one query block, in order: near, global, available random ones."""
+    """Return the sorted key blocks for one query block: near, global and available random ones."""
     end = block + 1 if causal else num_blocks
     near = range(max(block - config.window, 0), min(block + config.window + 1, end))
     seen = sorted({*near, *range(min(config.global_blocks, end))})

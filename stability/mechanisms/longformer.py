@@ -1,5 +1,7 @@
-"""`longformer`: softmax attention over a window, which may be dilated, and over a few global tokens (Beltagy et al.
-2020), with rotary positions."""
+"""`longformer`: softmax attention to a window, possibly dilated, and a few global tokens, with rotary positions.
+
+From Beltagy et al. 2020.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,23 @@ from stability.mechanisms._observed import AbstractAttention
 
 
 class LongformerAttention(AbstractAttention):
-    """Softmax attention in which position i sees {i + d·m: |m| ≤ w} and the first g positions; these see everything, by
-    projections of their own (Beltagy et al. 2020, arXiv:2004.05150, 3.1: window w on each side, dilation d, global
-    tokens with Q_g, K_g, V_g beside Q_s, K_s, V_s); RoPE on both pairs of q and k.
+    """Softmax attention from position i to {i + d·m: |m| ≤ w} and the first g positions.
 
-    A global token is a key of the others by K_s and V_s, one time each, also where it lies in a window. Q_g, K_g and
-    V_g begin as copies of the others (3.1), where the model's initialisation draws no weights anew. Causal, which the
-    paper has without global tokens (4.1), no row sees everything: a global token is a key for what comes after it,
-    is itself a query like any other, and there are no second projections.
+    The first g positions, the global tokens, see everything, through separate projections Q_g, K_g, V_g next to Q_s,
+    K_s, V_s (Beltagy et al. 2020, arXiv:2004.05150, 3.1: window w on each side, dilation d). RoPE on both pairs of q
+    and k.
 
-    Positions of one remainder by d are a sequence by themselves, and its queries are taken in blocks, as in `sw`: time
-    and memory are O(N·(c + 2w + g)), with blocks of c about max(w, 16), and O(g·N) for the global rows.
+    A global token is a key for the others by K_s and V_s, once, even inside a window. Q_g, K_g and V_g start as copies
+    of the others (3.1), unless the model's initialisation redraws weights. The paper's causal form has no global tokens
+    (4.1). Here no causal row sees everything: a global token is a key for later positions and otherwise an ordinary
+    query, without second projections.
+
+    Positions with equal remainder by d form a separate sequence, and queries are processed in blocks, as in `sw`. Time
+    and memory are O(N·(c + 2w + g)), with blocks of c about max(w, 16), plus O(g·N) for global rows.
     """
 
     class Config(Settings):
-        """Width and dilation of the band, and how many tokens are global."""
+        """Width and dilation of the band, and number of global tokens."""
 
         window: int = Field(default=2, ge=1, description="w: keys on each side (causal: before), besides oneself")
         dilation: int = Field(default=1, ge=1, description="d: distance between two keys of the window")
@@ -74,7 +78,7 @@ class LongformerAttention(AbstractAttention):
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qkv`` holds three matrices, ``kv_global`` two."""
+        """``qkv`` is three matrices, ``kv_global`` two."""
         width = self.qkv.in_features
         return {"qkv": (width,) * 3} | ({} if self.kv_global is None else {"kv_global": (width,) * 2})
 
@@ -91,8 +95,10 @@ class LongformerAttention(AbstractAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, but for Q_s of global rows, which is not used, and two products of D for each pair;
-        what is masked in a block counts, too: up to two thirds of it."""
+        """Count the projections and two products with D per pair.
+
+        Q_s of global rows is unused and not counted. Masked pairs in a block count, up to two thirds of the block.
+        """
         width, few, causal = shape.width, min(config.global_tokens, num_positions), shape.direction == CAUSAL
         pairs, linear = few * (few if causal else num_positions), 4 * num_positions * width**2
         if num_positions > few:
@@ -106,17 +112,17 @@ class LongformerAttention(AbstractAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count the global tokens, and of what follows them the last d·w: with every remainder by d, w positions."""
+        """Count the global tokens and the last d·w other positions: w per remainder by d."""
         few = min(config.global_tokens, num_positions)
         return shape.heads * (few + min(num_positions - few, config.dilation * config.window))
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Set equal biases of q and k, as `sa` does; the global rows stay as they are."""
+        """Set equal biases of q and k, as in `sa`; global rows are unchanged."""
         self.qkv.bias[: 2 * self.qkv.in_features] = bias
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend from the global tokens, and from the others in windows: (B, N, D) → (B, N, D)."""
+        """Attend from global tokens, and from others in windows: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         num_positions, few = x_BND.shape[1], self.config.global_tokens
         q_BHNK, k_BHNK, v_BHNK = self._heads(self.qkv(x_BND), 3)
@@ -136,12 +142,15 @@ class LongformerAttention(AbstractAttention):
 
     @property
     def dropped(self) -> float:
-        """The share of attention weights that a forward pass drops now: none outside of training mode."""
+        """Dropout rate of attention weights now: 0 outside training mode."""
         return self.dropout if self.training else 0.0
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
-        """Return what each value counts: in the rows of global tokens the softmax by their own maps over all keys, in
-        the others that over band and global tokens."""
+        """Return the attention weights.
+
+        Rows of global tokens are a softmax by their own projections over all keys; other rows, over band and global
+        tokens.
+        """
         x_BND = without_padding(x_BND, mask_BN)
         key, few = torch.arange(x_BND.shape[1], device=x_BND.device), self.config.global_tokens
         ahead = key - key[:, None]
@@ -156,7 +165,7 @@ class LongformerAttention(AbstractAttention):
         return torch.cat([of_global, a_BHNN[:, :, of_global.shape[2] :]], 2)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
-        """Return V_s, and where there are global rows V_g beside it, (B, H, N, 2K)."""
+        """Return V_s; with global rows, V_s and V_g concatenated, (B, H, N, 2K)."""
         v_BHNK = self._heads(self.qkv(x_BND), 3)[2]
         return v_BHNK if self.q_global is None else torch.cat([v_BHNK, self._global_heads(x_BND)[2]], -1)
 
@@ -169,10 +178,12 @@ class LongformerAttention(AbstractAttention):
         return torch.cat([a_BHNN[..., :few, :] @ of_global, a_BHNN[..., few:, :] @ own], -2)
 
     def _near(self, q_BHMK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return what the M positions after the global tokens make of these and of their windows, from which the global
-        tokens are left out: windows are those of a sequence that begins after them."""
+        """Return the attention output for the M positions after the global tokens.
+
+        Windows exclude global tokens: they are windows of the sequence after these.
+        """
         num_near, few, dilation = q_BHMK.shape[2], self.config.global_tokens, self.config.dilation
-        before = min(self.config.window, -(-num_near // dilation))  # wider, it holds only zeros
+        before = min(self.config.window, -(-num_near // dilation))  # beyond that only zeros
         after = 0 if self.causal else before
         if self.config.impl == "triton":
             from kernels.band_attention import band_attention
@@ -182,7 +193,7 @@ class LongformerAttention(AbstractAttention):
         block = _block(self.config, num_near)
         query, key = band_positions(-(-num_near // dilation), block, before, after, q_BHMK.device)
         in_window = (key >= query - before) & (key <= query + after)
-        # a window's place in a class of equal remainder, (G, 1, keys), is one of the sequence, (d, G, 1, keys)
+        # map places in a class of equal remainder, (G, 1, keys), to sequence positions, (d, G, 1, keys)
         place = key * dilation + torch.arange(dilation, device=key.device)[:, None, None, None]
         seen = in_window & present(place, num_near, None if mask_BN is None else mask_BN[:, few:])
         to_global = present(torch.arange(few, device=key.device), k_BHNK.shape[2], mask_BN)[..., None, None, None, :]
@@ -192,20 +203,23 @@ class LongformerAttention(AbstractAttention):
         return out_of_classes(y.flatten(3, 4), num_near)
 
     def _windows(self, of_all: Tensor, block: int, before: int, after: int) -> Tensor:
-        """Return what each block sees of (B, H, N, K): the global tokens, then its band, (B, H, d, G, keys, K)."""
+        """Return each block's visible entries of (B, H, N, K): global tokens, then band, (B, H, d, G, keys, K)."""
         few = self.config.global_tokens
         near = bands(in_classes(of_all[:, :, few:], self.config.dilation), block, before, after)
         first = of_all[:, :, None, None, :few].expand(*near.shape[:4], -1, -1)
         return torch.cat([first, near], -2)
 
     def _heads(self, projected_BND: Tensor, num_parts: int) -> list[Tensor]:
-        """Return the parts by head, (B, H, N, K) each, rotated but for the last of q, k, v or of k, v."""
+        """Return the parts by head, (B, H, N, K) each, all rotated except values.
+
+        The parts are q, k, v, or k, v, or q alone.
+        """
         parts = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected_BND.chunk(num_parts, -1)]
         turned = max(num_parts - 1, 1)
         return [part if self.rope is None or n >= turned else self.rope(part) for n, part in enumerate(parts)]
 
     def _global_heads(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q_g of the global tokens, (B, H, g, K), and K_g, V_g of all positions."""
+        """Return Q_g for global tokens, (B, H, g, K), and K_g, V_g for all positions."""
         assert self.q_global is not None and self.kv_global is not None
         (q_BHGK,) = self._heads(self.q_global(x_BND[:, : self.config.global_tokens]), 1)
         k_BHNK, v_BHNK = self._heads(self.kv_global(x_BND), 2)
@@ -213,17 +227,17 @@ class LongformerAttention(AbstractAttention):
 
 
 def has_global_rows(config: Any, shape: MixerShape) -> bool:
-    """Return whether there are queries that see everything."""
+    """Return whether some queries see everything."""
     return config.global_tokens > 0 and shape.direction != CAUSAL
 
 
 def _block(config: Any, num_near: int) -> int:
-    """Return how many queries of equal remainder make a block."""
+    """Return the number of queries per block, among those with equal remainder."""
     return even_block(-(-num_near // config.dilation), max(config.window, MIN_BLOCK))
 
 
 def _softmax(q_BHNK: Tensor, k_BHNK: Tensor, seen: Tensor) -> Tensor:
-    """Return the weights of the seen keys, zero in rows that see nothing."""
+    """Return the weights over visible keys, zero in empty rows."""
     logits = q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
     return logits.masked_fill(~seen, -math.inf).softmax(-1).masked_fill(~seen, 0.0)
 

@@ -1,5 +1,7 @@
-"""`mamba`: a selective state space with a decay of its own for each number of the state (Gu and Dao 2023,
-arXiv:2312.00752)."""
+"""`mamba`: a selective state space model with one decay per state entry.
+
+From Gu and Dao 2023, arXiv:2312.00752.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,24 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class Mamba(AbstractRecurrent):
-    """A causal mixer whose features remember by decays that depend on what is read: y = W_out (s ⊙ silu(z)) + b, where
-    (u, z) = W_in x + b, u′ = silu(conv(u)), and s is what a selective scan makes of u′. Each of the F = ``expand``·D
-    features of u′ has a state h of S numbers:
+    """Causal mixer by a selective scan, with input-dependent decay per feature.
+
+    y = W_out (s ⊙ silu(z)) + b, with (u, z) = W_in x + b, u′ = silu(conv(u)), and s the selective scan over u′. Each of
+    the F = ``expand``·D features in u′ has a state h with S entries:
 
         h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t B_t u′_t        s_t = C_t·h_t + D u′_t
 
-    with Δ_t = softplus(W_Δ r_t + b_Δ), one number a feature, (r_t, B_t, C_t) = W_x u′_t, the same for all features, and
-    A = −e^(A_log), (F, S), of no position (section 3.2, algorithm 2). As in the released code B̄ = ΔB (Euler's), where
-    the paper's equation (4) has the zero-order hold. At padding Δ = 0: nothing decays, and nothing is taken in.
+    Δ_t = softplus(W_Δ r_t + b_Δ) has one entry per feature; (r_t, B_t, C_t) = W_x u′_t is shared by all features; A =
+    −e^(A_log), (F, S), is the same at all positions (section 3.2, algorithm 2). As in the released code B̄ = ΔB
+    (Euler's); the paper's equation (4) has the zero-order hold. At padding Δ = 0: no decay and no input.
 
-    At first A = −1, …, −S for each feature, D = 1, and Δ where W_Δ r = 0 is drawn log-uniformly from ``dt_range``
-    (section 3.6). The biases b are left out by `model.mixer_bias`; the released block has none of them, and they begin
-    at 0. Heads and rotation count for nothing.
+    Initially A = −1, …, −S for each feature, D = 1, and Δ at W_Δ r = 0 is log-uniform in ``dt_range`` (section 3.6).
+    `model.mixer_bias` can drop the biases b, initially 0; the released block has none. Heads and rotation have no
+    effect.
     """
 
     class Config(Settings):
-        """Settings of the state's size, of the steps Δ, and of how the scan is computed."""
+        """Settings for state size, steps Δ and scan."""
 
         expand: int = Field(default=2, ge=1, description="features of the recurrence, in widths of the model")
         state: int = Field(default=16, ge=1, description="numbers of the state for each of those features")
@@ -58,7 +61,7 @@ class Mamba(AbstractRecurrent):
         self.conv = ShortConvolution(inner, config.conv, bias=True)
         self.x_proj = nn.Linear(inner, sum(self.parts), bias=False)
         self.dt_proj = nn.Linear(rank, inner)
-        # with an axis of length 1, so that optimizers of matrices leave it alone: it is a table of rates, not a map
+        # the axis of length 1 makes matrix optimizers skip this table of rates
         self.A_log = nn.Parameter(torch.arange(1.0, config.state + 1).log().repeat(1, inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
         self.out = nn.Linear(inner, shape.width)
@@ -71,21 +74,25 @@ class Mamba(AbstractRecurrent):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """A_log, D and b_Δ are kept from weight decay, as in the released code: it would draw all rates to A = −1 and
-        all steps to ln 2."""
+        """No weight decay on A_log, D and b_Δ, as in the released code.
+
+        It would pull all rates to A = −1 and all steps to ln 2.
+        """
         return {"A_log": False, "D": False, "dt_proj.bias": False}
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``in_proj`` holds the matrices of u and z, ``x_proj`` those of r, B and C."""
+        """``in_proj`` is the matrices for u and z, ``x_proj`` those for r, B and C."""
         inner = self.out.in_features
         return {"in_proj": (inner, inner), "x_proj": self.parts, "dt_proj": (inner,)}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the maps, the convolution, three products for each feature, and six for each number of the state: two
-        exponents, what decays from a position and from before the chunk, what is added and what is read; the first
-        decay is left out. The last chunk counts as a whole one."""
+        """Count the maps, the convolution and the scan.
+
+        The scan has three products per feature and six per state entry: two exponents, decay from the previous position
+        and from before the chunk, input and read. The very first decay is not counted. The last chunk counts in full.
+        """
         inner, rank = config.expand * shape.width, dt_rank(config, shape.width)
         of_feature = 3 * shape.width + min(config.conv, num_positions) + 2 * rank + 2 * config.state + 3
         chunk = min(config.chunk, num_positions)
@@ -94,13 +101,13 @@ class Mamba(AbstractRecurrent):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the numbers of h, and of what the convolution still has to read."""
+        """Return the size of h plus the convolution's remaining inputs."""
         return config.expand * shape.width * (config.state + config.conv - 1)
 
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
-        """Return y; Δ, the state and what is read of it are computed in float32 or wider."""
+        """Return y; Δ, state and reads are in float32 or wider."""
         u_BNF, z_BNF = self.in_proj(without_padding(x_BND, mask_BN)).chunk(2, -1)
         with in_float32(x_BND.device):
             u_BNF = F.silu(self.conv(at_least_float32(u_BNF), mask_BN=mask_BN))
@@ -120,13 +127,21 @@ def selective_scan(
     *,
     chunk: int,
 ) -> Float[Tensor, "B N F"]:
-    """Return s_t = C_t·h_t of h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t u_t B_tᵀ, h (F, S), from h = 0 on; A < 0, Δ ≥ 0.
+    """Return s_t = C_t·h_t with h_t = e^(Δ_t A) ⊙ h_{t−1} + Δ_t u_t B_tᵀ.
 
-    The positions are cut into chunks of ``chunk``. All chunks are gone through side by side, each from a state of zero;
-    then the states at their beginnings, from chunk to chunk, decay into them by e^(A Σ Δ), which is never above 1: that
-    is ``chunk`` + N / ``chunk`` steps one after the other. The result does not depend on ``chunk``. Time and memory are
-    linear in N.
+    h is (F, S) and starts at 0. The scan takes ``chunk`` + N / ``chunk`` sequential steps. Time and memory are linear
+    in N.
+
+    Args:
+        u_BNF: input u.
+        dt_BNF: steps Δ ≥ 0.
+        a_1FS: A < 0.
+        b_BNS: B.
+        c_BNS: C.
+        chunk: positions per chunk; does not change the result.
     """
+    # All chunks advance in parallel, each from a zero state. Then the states at their starts, computed from chunk to
+    # chunk, decay into them by e^(A Σ Δ), never above 1.
     num = u_BNF.shape[1]
     chunk = min(chunk, num)
     taken_CBMF, dt_CBMF, b_CBMS, c_CBMS = (_side_by_side(x, chunk) for x in (dt_BNF * u_BNF, dt_BNF, b_BNS, c_BNS))
@@ -145,16 +160,17 @@ def selective_scan(
 
 
 def _side_by_side(x_BNF: Tensor, chunk: int) -> Float[Tensor, "C B M F"]:
-    """Return the first positions of all chunks, then the second ones, …; zeros fill up the last chunk, after whose end
-    nothing is read."""
+    """Return the first positions of all chunks, then the second ones, …, zero-padded.
+
+    No position after the last chunk's end is read.
+    """
     return F.pad(x_BNF, (0, 0, 0, -x_BNF.shape[1] % chunk)).unflatten(1, (-1, chunk)).permute(2, 0, 1, 3)
 
 
 def _at_the_beginnings(
     kept_BMFS: Float[Tensor, "B M F S"], added_BMFS: Float[Tensor, "B M F S"]
 ) -> Float[Tensor, "B M F S"]:
-    """Return the state at the beginning of each chunk, of which ``kept`` is left at its end beside what is ``added``;
-    zero at the first's."""
+    """Return the state at each chunk's start: S ← kept ⊙ S + added, from zero."""
     states_BFS = [torch.zeros_like(added_BMFS[:, 0])]
     for kept_BFS, added_BFS in list(zip(kept_BMFS.unbind(1), added_BMFS.unbind(1), strict=True))[:-1]:
         states_BFS.append(kept_BFS * states_BFS[-1] + added_BFS)
@@ -162,7 +178,7 @@ def _at_the_beginnings(
 
 
 def dt_rank(config: Any, width: int) -> int:
-    """Return the rank of the map that gives the steps."""
+    """Return the rank of the map to the steps."""
     return config.dt_rank or -(-width // 16)
 
 

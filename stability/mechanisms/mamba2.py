@@ -1,5 +1,7 @@
-"""`mamba2`: a selective state space whose state decays by one number a head, so that it is computed in matrix products
-(Dao and Gu 2024, arXiv:2405.21060)."""
+"""`mamba2`: a selective state space model with one decay per head, computed in matrix products.
+
+From Dao and Gu 2024, arXiv:2405.21060.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +22,27 @@ from stability.models.precision import at_least_float32, in_float32
 
 
 class Mamba2(AbstractRecurrent):
-    """A causal mixer whose heads remember by one decay each, which depends on what is read: y = W_out RMSNorm(s ⊙
-    silu(z)) + b, where (z, u, B, C) = W_in x + b, of which u, B and C go through a short convolution and a silu, and s
-    is what the heads read of their states. The ``expand``·D features of u are divided among the model's heads, K to
-    each; a head's state h is S × K numbers:
+    """Causal mixer by a state space model with one input-dependent decay per head.
+
+    y = W_out RMSNorm(s ⊙ silu(z)) + b, with (z, u, B, C) = W_in x + b, then a short convolution and silu on u, B and C.
+    The ``expand``·D features in u are divided among the model's heads, K each. A head's state h is S × K:
 
         h_t = e^(Δ_t a) h_{t−1} + B_t (Δ_t u_t)ᵀ        s_t = h_tᵀ C_t + D u_t
 
-    with Δ_t = softplus(w_Δ·x_t + b_Δ) and a = −e^(A_log), D, one number each a head; B_t and C_t, S numbers, are the
-    same for all heads (sections 2 and 7, equation (2); one group). The norm is over all features, after the gate, with
-    ε = 10⁻⁵. At padding Δ = 0: nothing decays, and nothing is taken in.
+    Δ_t = softplus(w_Δ·x_t + b_Δ), a = −e^(A_log) and D are one number per head; B_t and C_t, S entries, are shared by
+    all heads (sections 2 and 7, equation (2); one group). The norm is over all features, after the gate, with ε = 10⁻⁵.
+    At padding Δ = 0: no decay and no input.
 
-    The state-space duality computes ``chunk`` positions at once as attention with the weights C_i·B_j e^(a Σ Δ), and
-    what lies before them by the state at their beginning (section 6).
+    By state-space duality ``chunk`` positions are computed at once as attention with weights C_i·B_j e^(a Σ Δ); earlier
+    positions enter by the state at the chunk's start (section 6).
 
-    At first −a is drawn uniformly from ``a_range``, Δ where w_Δ·x = 0 log-uniformly from ``dt_range``, and D = 1, as in
-    the released code, whose heads are 64 features wide; there w_Δ is a part of W_in. The biases b are left out by
-    `model.mixer_bias`; the released block has none of them, and they begin at 0.
+    Initially −a is uniform in ``a_range``, Δ at w_Δ·x = 0 log-uniform in ``dt_range``, and D = 1, as in the released
+    code. Its heads are 64 features wide, and w_Δ is a part of W_in. `model.mixer_bias` can drop the biases b, initially
+    0; the released block has none.
     """
 
     class Config(Settings):
-        """Settings of the state's size, of where rates and steps begin, and of how the state is computed."""
+        """Settings for state size, initial rates and steps, and implementation."""
 
         expand: int = Field(default=2, ge=1, description="features of the recurrence, in widths of the model")
         state: int = Field(default=64, ge=1, description="numbers of the state for each of those features")
@@ -73,19 +75,23 @@ class Mamba2(AbstractRecurrent):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """A_log, D and b_Δ are kept from weight decay, as in the released code: it would draw all rates to 1 and all
-        steps to ln 2."""
+        """No weight decay on A_log, D and b_Δ, as in the released code.
+
+        It would pull all rates to 1 and all steps to ln 2.
+        """
         return {"A_log": False, "D": False, "dt_proj.bias": False}
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``in_proj`` holds the matrices of z, u, B and C."""
+        """``in_proj`` is the matrices for z, u, B and C."""
         return {"in_proj": (self.out.in_features, *self.parts), "dt_proj": (self.dt_proj.out_features,)}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the maps, the convolution, C_i·B_j of the pairs of a chunk, their decay and what they weigh, and for
-        each position what is written to the state and what is read of it; the last chunk counts as a whole one."""
+        """Count the maps, the convolution, pairs in a chunk, and state writes and reads.
+
+        A pair counts C_i·B_j, its decay and its weighted values. The last chunk counts in full.
+        """
         inner, state, heads = config.expand * shape.width, config.state, shape.heads
         taps = min(config.conv, num_positions)
         of_maps = shape.width * (3 * inner + 2 * state + heads) + (inner + 2 * state) * taps
@@ -100,14 +106,14 @@ class Mamba2(AbstractRecurrent):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the numbers of all heads' h, and of what the convolution still has to read."""
+        """Return the size of all heads' h plus the convolution's remaining inputs."""
         inner = config.expand * shape.width
         return inner * config.state + (config.conv - 1) * (inner + 2 * config.state)
 
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
-        """Return y; Δ, the state, what is read of it and the norm are computed in float32 or wider."""
+        """Return y; Δ, state, reads and norm are in float32 or wider."""
         x_BND = without_padding(x_BND, mask_BN)
         z_BNF, ubc = self.in_proj(x_BND).split((self.parts[0], sum(self.parts)), -1)
         with in_float32(x_BND.device):

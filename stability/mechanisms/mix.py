@@ -1,5 +1,7 @@
-"""`mix`: a pattern of mechanisms over the layers, stretched or repeated; by default the first half softmax attention,
-the rest self-consensus (paper E)."""
+"""`mix`: a pattern of mechanisms over the layers, stretched or repeated.
+
+By default the first half is softmax attention, the rest self-consensus (paper E).
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,18 @@ from stability.registry import Registry, near_misses
 
 
 class Mix(AbstractMechanism):
-    """Layer l of L is the mechanism ``pattern[l·P // L]`` of a pattern of P (stretched), or ``pattern[l mod P]``
-    (cycled), with its own settings.
+    """Layer l of L is ``pattern[l·P // L]`` (stretched) or ``pattern[l mod P]`` (cycled).
 
-    Stretched, [sa,sc] is a first half sa and a second half sc; cycled, [sc,sc,sc,sa] has softmax attention in every
-    fourth layer, as hybrids of recurrence and attention do.
+    P is the pattern's length; each mechanism has its own settings. Stretched, [sa,sc] is a first half sa and a second
+    half sc. Cycled, [sc,sc,sc,sa] has softmax attention in every fourth layer, like hybrids with recurrence and
+    attention.
     """
 
     class Config(Settings):
-        """The mechanism of each layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's
-        order."""
+        """Mechanism for each layer, written ``pattern=[sa,sc] sc.window=4``.
+
+        Stored as ``parts``, in the pattern's order.
+        """
 
         pattern: tuple[str, ...] = Field(
             default=("sa", "sc"),
@@ -43,8 +47,10 @@ class Mix(AbstractMechanism):
         @model_validator(mode="before")
         @classmethod
         def _fold(cls, values: Any) -> Any:
-            """Turn direct keys ({"sc": {"window": 4}}) into parts; what the pattern does not name is dropped, what is
-            missing gets its defaults."""
+            """Turn direct keys ({"sc": {"window": 4}}) into parts.
+
+            Parts outside the pattern are dropped; missing ones get defaults.
+            """
             if not isinstance(values, dict):
                 return values
             pattern = _pattern(values.get("pattern", cls.model_fields["pattern"].default))
@@ -60,14 +66,17 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
-        """Return the module of layer ``shape.layer``. Errors: ``ValueError`` where the pattern is longer than the model
-        is deep, or cannot do the direction."""
+        """Return the module for layer ``shape.layer``.
+
+        Raises:
+            ValueError: pattern longer than the number of layers, or unsupported direction.
+        """
         if len(config.pattern) > shape.num_layers:
             raise ValueError(
                 f"mechanism.mix.pattern={_listed(config.pattern)} has {len(config.pattern)} entries for "
                 f"{shape.num_layers} layers; give at most {shape.num_layers}"
             )
-        # of the whole pattern: one layer of it may well do the direction
+        # check the whole pattern: this one layer may support the direction
         if shape.direction not in cls.supported_directions(config):
             raise ValueError(
                 f"mix of {', '.join(config.pattern)} cannot be {shape.direction}; choose parts that all can"
@@ -91,7 +100,11 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        """Check the settings of every part against ``num_positions``. Errors: a part's own, under mix's path."""
+        """Check every part's settings against ``num_positions``.
+
+        Raises:
+            ValueError: from a part, under mix's path.
+        """
         for item in config.parts:
             try:
                 load(item.name).check_positions(item.settings, num_positions)
@@ -100,7 +113,11 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
-        """Check the settings of every part against ``heads``. Errors: a part's own, under mix's path."""
+        """Check every part's settings against ``heads``.
+
+        Raises:
+            ValueError: from a part, under mix's path.
+        """
         for item in config.parts:
             try:
                 load(item.name).check_heads(item.settings, heads)
@@ -130,13 +147,13 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the multiply-adds of layer ``shape.layer``."""
+        """Return the multiply-adds in layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)
         return mechanism.cost(settings, shape, num_positions)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Return what layer ``shape.layer`` keeps."""
+        """Return the state size in layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)
         return mechanism.state_size(settings, shape, num_positions)
 
@@ -149,12 +166,12 @@ def _of_layer(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], 
 
 
 def _choices() -> tuple[str, ...]:
-    """Return what a pattern may name: every self mechanism but a pattern."""
+    """Return the names allowed in a pattern: every self mechanism but `mix`."""
     return tuple(name for name in Registry("mechanisms").names(cross=False) if name != "mix")
 
 
 def _pattern(value: Any) -> tuple[str, ...]:
-    """Return the pattern as names; ``ValueError`` where it is no list of mechanisms that can stand in one."""
+    """Return the pattern as names; ``ValueError`` unless it is a list of allowed mechanisms."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(name, str) for name in value):
         raise ValueError(
             f"mechanism.mix.pattern={value!r}: must be a list of mechanisms, e.g. [sa,sc]; choices: "
@@ -170,7 +187,7 @@ def _pattern(value: Any) -> tuple[str, ...]:
 
 
 def _given(values: dict[str, Any]) -> dict[str, Part]:
-    """Return the parts that were written out, by name: the keys of ``parts`` and the direct ones."""
+    """Return the explicitly written parts by name: from ``parts`` and direct keys."""
     parts = values.pop("parts", ())
     if not isinstance(parts, list | tuple) or not all(
         isinstance(item, Part) or (isinstance(item, dict) and "name" in item) for item in parts

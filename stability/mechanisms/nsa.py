@@ -1,5 +1,7 @@
-"""`nsa`: native sparse attention (Yuan et al. 2025), the gated sum of attention to compressed blocks, to selected
-blocks and to a sliding window."""
+"""`nsa`: native sparse attention, a gated sum of three attention branches.
+
+The branches are compressed blocks, selected blocks and a sliding window (Yuan et al. 2025).
+"""
 
 from __future__ import annotations
 
@@ -26,32 +28,34 @@ from stability.mechanisms._grouped import over_blocks, over_window, softmax_over
 from stability.mechanisms._observed import AbstractAttention
 from stability.models.precision import at_least_float32
 
-BRANCHES = 3  # compression, selection, window, in this order wherever they stand side by side
-FIXED = 3  # blocks that are always selected: the first, the own one, the one before it
+BRANCHES = 3  # compression, selection, window, in this order in every tensor
+FIXED = 3  # always selected blocks: first, own, previous
 
 
 class NativeSparseAttention(AbstractAttention):
-    """Causal attention of three branches, y_i = W_o Σ_c g_i^c o_i^c + b_o per head, with gates g = σ(W_g x + b_g) of
-    each head and branch (Yuan et al. 2025, arXiv:2502.11089, Eq. 5) and keys and values of its own for each branch.
+    """Causal attention with three gated branches, y_i = W_o Σ_c g_i^c o_i^c + b_o per head.
 
-    - compression (Eqs. 7, 8): softmax attention to φ(k), φ(v) of the blocks of l positions that start at every d-th
-      one. A block is seen from its last position on; one that holds padding, never. Where none is seen, o = 0.
-    - selection (Eqs. 9–12): softmax attention to the positions up to i of n blocks of l′ positions: the first, the own
-      one, the one before it, and those n − 3 others that have the largest scores. A block's score is what the
-      compression's softmax gives to the blocks that overlap it, times the number of strides that they share (Eq. 9),
-      summed over the query heads of a group (Eq. 10), which therefore select the same. A score of 0 selects nothing.
+    Gates are g = σ(W_g x + b_g) per head and branch (Yuan et al. 2025, arXiv:2502.11089, Eq. 5). Each branch has its
+    own keys and values.
+
+    - compression (Eqs. 7, 8): softmax attention to φ(k), φ(v) for blocks with l positions, one start per d positions. A
+      block is visible from its last position on; a block with padding, never. Without visible blocks o = 0.
+    - selection (Eqs. 9–12): softmax attention to positions up to i in n blocks with l′ positions: the first, the own
+      and the previous one, and the n − 3 others with the largest scores. A block's score sums the compression's softmax
+      over overlapping blocks, times the number of shared strides (Eq. 9), over the query heads in a group (Eq. 10), so
+      that a group selects the same blocks. A score of 0 selects nothing.
     - window: softmax attention to i − w ≤ j ≤ i.
 
-    RoPE turns the queries and keys of selection and window. Those of the compression stay as they are: of positions it
-    has the embedding within a block, as in the public implementations; the paper says nothing of it.
+    RoPE rotates queries and keys in selection and window, but not in compression. The compression's only position
+    signal is the embedding within a block, as in public implementations; the paper does not specify this.
 
-    The compression is N × N/d numbers a head, quadratic in N; the other two are linear in N, on gathered blocks and on
-    the band. The selection has no gradient: the output is smooth between two changes of it (`margin`).
-    A difference of two losses that a change lies between does not show the second derivative of the piece.
+    The compression has N × N/d numbers per head, quadratic in N. The other two branches are linear in N, on gathered
+    blocks and on the band. The selection has no gradient: the output is smooth between two changes in the selection
+    (`margin`). If a change lies between two losses, their difference does not show the piece's second derivative.
     """
 
     class Config(Settings):
-        """Sizes of blocks and window; the paper's, for 65,536 positions: 32, 16, 64, 16, 512, and a kv_heads of 4."""
+        """Block and window sizes; the paper's, for 65,536 positions: 32, 16, 64, 16, 512, and kv_heads 4."""
 
         block: int = Field(default=8, ge=1, description="positions of a compressed block, l")
         stride: int = Field(
@@ -75,7 +79,7 @@ class NativeSparseAttention(AbstractAttention):
 
         @model_validator(mode="after")
         def _blocks_fit_each_other(self) -> NativeSparseAttention.Config:
-            """Refuse lengths of blocks of which Eq. 9 could not share out the scores."""
+            """Refuse block lengths for which Eq. 9 is undefined."""
             for name in ("block", "selected_block"):
                 if getattr(self, name) % self.stride:
                     raise ValueError(
@@ -113,7 +117,7 @@ class NativeSparseAttention(AbstractAttention):
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qkv`` holds the queries' matrix, and one of keys and one of values for each branch."""
+        """``qkv`` is the queries' matrix, then one for keys and one for values per branch."""
         of_queries = self.qkv.in_features
         of_keys = (self.qkv.out_features - of_queries) // (2 * BRANCHES)
         return {"qkv": (of_queries, *(of_keys,) * (2 * BRANCHES)), "gate": (self.gate.out_features,)}
@@ -124,8 +128,11 @@ class NativeSparseAttention(AbstractAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, φ of each block, all pairs of a position and a compressed block, and for each position
-        n·l′ keys of the selection and the band's blocks of the window."""
+        """Count the projections, φ of each block, and the pairs in all three branches.
+
+        Compression counts all pairs of position and compressed block, selection n·l′ keys per position, window the
+        band's blocks.
+        """
         width, head_width = shape.width, shape.head_width
         kv_heads = config.kv_heads or shape.heads
         of_maps = width + 2 * BRANCHES * kv_heads * head_width + BRANCHES * shape.heads + width
@@ -141,15 +148,18 @@ class NativeSparseAttention(AbstractAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count the compressed blocks that are complete and the compression's own keys and values from the first block
-        on that is not; every position for the selection, which may choose any block; the window's last w."""
+        """Count the keys and values stored by each branch.
+
+        Compression stores complete blocks, and the keys and values from the first incomplete block on. Selection stores
+        every position, since it may choose any block. The window stores the last w.
+        """
         complete = max(0, (num_positions - config.block) // config.stride + 1)
         begun = num_positions - complete * config.stride
         kept = complete + begun + num_positions + min(num_positions, config.window)
         return (config.kv_heads or shape.heads) * kept
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend in the three branches and gate them: (B, N, D) → (B, N, D)."""
+        """Compute the three branches and their gated sum: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BGRNK, turned_BGRNK, keys, values = self._projected(x_BND)
         p_BGRNC = self._compressed_weights(q_BGRNK, keys[0], mask_BN)
@@ -163,15 +173,20 @@ class NativeSparseAttention(AbstractAttention):
         return self.joined(torch.cat([part.flatten(1, 2) for part in parts], 1), x_BND)
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
-        """Return the layer's output from what its maps made, (B, 3H, N, K): the heads' gated sums over the branches,
-        side by side, through W_o."""
+        """Return the layer's output from the maps' outputs, (B, 3H, N, K).
+
+        Each head sums its branches with gates; then heads are concatenated, through W_o.
+        """
         gate_BNCH = at_least_float32(self.gate(x_BND)).sigmoid().unflatten(-1, (BRANCHES, self.heads))
         gated_BHNK = (gate_BNCH.permute(0, 2, 3, 1)[..., None] * y_BHNK.unflatten(1, (BRANCHES, self.heads))).sum(1)
         return self.out(gated_BHNK.transpose(1, 2).flatten(2))
 
     def _projected(self, x_BND: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return queries as they are and turned, (B, G, R, N, K) with R heads in a group, and the keys and values of
-        the branches, (B, G, N, K) each; keys of selection and window turned."""
+        """Return queries, rotated queries, and the branches' keys and values.
+
+        Queries are (B, G, R, N, K) with R heads per group, keys and values (B, G, N, K) each. Keys for selection and
+        window are rotated.
+        """
         heads = (self.heads, *(self.kv_heads,) * (2 * BRANCHES))
         q_BHNK, *kv = (part.transpose(1, 2) for part in self.qkv(x_BND).unflatten(-1, (sum(heads), -1)).split(heads, 2))
         k_c, k_s, k_w, *values = kv
@@ -180,7 +195,7 @@ class NativeSparseAttention(AbstractAttention):
         return q_BHNK.unflatten(1, grouped), turn(q_BHNK).unflatten(1, grouped), (k_c, turn(k_s), turn(k_w)), (*values,)
 
     def _compressed_weights(self, q_BGRNK: Tensor, k_BGNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return the softmax over the complete blocks (B, G, R, N, C), Eq. 8; zero in rows that see none."""
+        """Return the softmax over complete blocks (B, G, R, N, C), Eq. 8; zero in empty rows."""
         k_BGCK = self.compress_key(blocks_of(k_BGNK, self.config.block, self.config.stride))
         block, stride = self.config.block, self.config.stride
         visible = complete_blocks(k_BGNK.shape[2], block, stride, mask_BN, k_BGNK.device)[:, None]
@@ -190,34 +205,38 @@ class NativeSparseAttention(AbstractAttention):
         return self.compress_value(blocks_of(v_BGNK, self.config.block, self.config.stride))
 
     def _scores(self, p_BGRNC: Tensor) -> Float[Tensor, "B G N S"]:
-        """Return the score of each block (Eqs. 9, 10), 0 for those that are always selected."""
+        """Return each block's score (Eqs. 9, 10), 0 for always selected blocks."""
         num_positions, num_compressed = p_BGRNC.shape[-2:]
         strides, span = self.config.selected_block // self.config.stride, self.config.block // self.config.stride
         num_blocks = -(-num_positions // self.config.selected_block)
-        strides = min(strides, num_compressed) if num_blocks == 1 else strides  # of one block, always selected
-        # what falls to each stride: the sum of the compressed blocks that hold it
+        strides = min(strides, num_compressed) if num_blocks == 1 else strides  # a single block is always selected
+        # each stride gets the sum over the compressed blocks that contain it
         padded = F.pad(p_BGRNC.sum(2), (span - 1, num_blocks * strides - num_compressed))
         score_BGNS = padded.unfold(-1, span, 1).sum(-1).unflatten(-1, (num_blocks, strides)).sum(-1)
         return score_BGNS.masked_fill(self._always(num_positions, p_BGRNC.device), 0.0)
 
     def _always(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N S"]:
-        """Return True for the blocks that a position always selects: the first, its own and the one before it."""
+        """Return True for a position's always selected blocks: first, own, previous."""
         block_S = torch.arange(-(-num_positions // self.config.selected_block), device=device)
         own_N1 = torch.arange(num_positions, device=device)[:, None] // self.config.selected_block
         return (block_S == own_N1) | (block_S == own_N1 - 1) | (block_S == 0)
 
     def _selection(self, p_BGRNC: Tensor) -> tuple[Int64[Tensor, "B G N S"], Bool[Tensor, "B G N S"]]:
-        """Return the blocks that are selected by their scores (Eq. 11), at most n − 3, of equal scores the earlier
-        ones, and which of these entries are there."""
+        """Return the blocks selected by score (Eq. 11), at most n − 3, and which entries are valid.
+
+        Among equal scores earlier blocks come first.
+        """
         score_BGNS = self._scores(p_BGRNC)
         num_free = min(self.config.selected, max(score_BGNS.shape[-1], FIXED)) - FIXED
-        # topk takes any of equal scores, others as the sequence grows: text that recurs would be read by its length
+        # topk breaks ties arbitrarily, and differently for longer sequences: repeated text would reveal the length
         best = score_BGNS.sort(dim=-1, descending=True, stable=True)
         return best.indices[..., :num_free], best.values[..., :num_free] > 0
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Return the least difference between the lowest score that is selected and the highest that is not, of valid
-        positions; inf where all blocks that have a score are selected."""
+        """Return the gap between the lowest selected and the highest unselected score.
+
+        It is the minimum over valid positions; inf if all blocks with a score are selected.
+        """
         q_BGRNK, _, keys, _ = self._projected(without_padding(x_BND, mask_BN))
         score_BGNS = self._scores(self._compressed_weights(q_BGRNK, keys[0], mask_BN))
         if not FIXED < self.config.selected < score_BGNS.shape[-1]:
@@ -227,10 +246,10 @@ class NativeSparseAttention(AbstractAttention):
         return gap_BGN.amin() if mask_BN is None else gap_BGN.where(mask_BN[:, None], math.inf).amin()
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B M N N"]:
-        """Return the weights of the compression's maps, then the selection's, then the window's, H each.
+        """Return the weights of compression, then selection, then window, H maps each.
 
-        A compressed value stands at its block's last position, from which on it is seen: there the compression has its
-        weights, and nowhere else.
+        A compressed value is placed at its block's last position, the first that sees it. So compression weights are
+        nonzero only there.
         """
         q_BGRNK, turned_BGRNK, keys, _ = self._projected(without_padding(x_BND, mask_BN))
         num_positions = x_BND.shape[1]
@@ -251,15 +270,17 @@ class NativeSparseAttention(AbstractAttention):
         return torch.cat([part.flatten(1, 2) for part in maps], 1)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B M N K"]:
-        """Return the values that `weights` weighs; the compression's are φ of a block at its last position, 0
-        elsewhere."""
+        """Return the values for `weights`.
+
+        The compression's are φ of a block at its last position, 0 elsewhere.
+        """
         values = self._projected(x_BND)[3]
         ends_CN = self._ends(x_BND.shape[1], x_BND)
         of_blocks = ends_CN.mT.to(values[0].dtype) @ self._compressed_values(values[0])
         return torch.cat([part.repeat_interleave(self.group, 1) for part in (of_blocks, *values[1:])], 1)
 
     def _ends(self, num_positions: int, like: Tensor) -> Bool[Tensor, "C N"]:
-        """Return True where a position is the last of a compressed block."""
+        """Return True if a position is the last in a compressed block."""
         last_C = last_positions(num_positions, self.config.block, self.config.stride, like.device)
         return last_C[:, None] == torch.arange(num_positions, device=like.device)
 

@@ -17,18 +17,17 @@ from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, withou
 
 
 class SoftmaxAttention(AbstractSoftmaxAttention):
-    """Softmax attention of a sequence to itself: y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q
-    and k; j ≤ i where causal, j ≠ i with a masked diagonal.
+    """Softmax self-attention: y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head.
 
-    A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a
-    row whose other keys are all padding) has the empty sum, as in `attentionx`: y_i = b_o. With ``kv_heads`` a group of
-    heads reads the same keys and values (grouped queries, Ainslie et al. 2023, arXiv:2305.13245, 2.2). Attention is
-    torch's own scaled_dot_product_attention: for second derivatives call the model under
-    ``sdpa_kernel(SDPBackend.MATH)``.
+    RoPE on q and k; j ≤ i if causal, j ≠ i with a masked diagonal. A row without keys has the empty sum, as in
+    `attentionx`: y_i = b_o. With a masked diagonal this is the first position in a causal sequence, a single position,
+    or a row whose other keys are all padding. With ``kv_heads`` a group of heads shares keys and values (grouped
+    queries, Ainslie et al. 2023, arXiv:2305.13245, 2.2). For second derivatives call the model under
+    ``sdpa_kernel(SDPBackend.MATH)``, since attention is torch's scaled_dot_product_attention.
     """
 
     class Config(Settings):
-        """Settings of which keys a position sees; width, heads and direction come from the model and the objective."""
+        """Settings for visible keys; width, heads and direction come from model and objective."""
 
         mask_diagonal: Annotated[bool, Since(False)] = Field(
             default=False,
@@ -65,7 +64,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         return self.joined(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return softmax(q̃k̃ᵀ/√K) v of each head, (B, H, N, K), by torch's fused attention."""
+        """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention."""
         if self.mask_diagonal:
             return attended(
                 q_BHNK,
@@ -80,8 +79,10 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         )
 
     def _visible(self, mask_BN: Tensor) -> Tensor:
-        """Return the pairs, True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA
-        forgives that, other softmaxes give NaN."""
+        """Return the visible pairs: True if a query (third axis) may see a key (fourth).
+
+        No row is empty: torch's SDPA accepts empty rows, other softmaxes give NaN.
+        """
         if not self.causal:
             return (mask_BN | ~mask_BN.any(-1, keepdim=True))[:, None, None]
         ones_NN = torch.ones(mask_BN.shape[1], mask_BN.shape[1], dtype=torch.bool, device=mask_BN.device)
