@@ -1,4 +1,4 @@
-"""Feed-forward networks, one file each. ``build("glu", width=64)`` makes one."""
+"""Feed-forward networks, one file each; ``build("glu", width=64)`` makes one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ __all__ = ["AbstractFeedForward", "WithLoss", "at_least_float32", "build"]
 
 
 def build(name: str, *, width: int, ffn_multiple: float = 4.0, **settings: Any):
-    """Return one feed-forward network as a module: ``forward(x_BND) -> y_BND``. ``ffn_multiple``: the model's;
-    ``settings``: the fields of the network's Config."""
+    """Return one feed-forward network as a module: ``forward(x_BND) -> y_BND``.
+
+    Args:
+        name: the network's name, e.g. "glu".
+        width: D.
+        ffn_multiple: the model's hidden width in widths D.
+        settings: fields of the network's Config.
+    """
     from stability.config.parts import settings_of
     from stability.registry import Registry
 

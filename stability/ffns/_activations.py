@@ -1,4 +1,4 @@
-"""The activations that feed-forward networks choose from, by the names that settings have."""
+"""Activations for feed-forward networks, by their names in settings."""
 
 from __future__ import annotations
 

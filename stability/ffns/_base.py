@@ -1,4 +1,4 @@
-"""A feed-forward network is the module of a block's last branch: it works on each position by itself."""
+"""Base class for feed-forward networks: a block's last branch, separate at each position."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from stability.models.init import OwnInit
 
 
 class AbstractFeedForward(OwnInit):
-    """Base of every feed-forward network, (B, N, D) → (B, N, D). A subclass is constructed as ``cls(config, width,
-    multiple)``, with its own settings, the model's width D and the model's ``ffn_multiple``, which counts unless the
-    settings have a multiple of their own.
+    """Base class for every feed-forward network, (B, N, D) → (B, N, D).
 
-    ``hidden_dropout``: the share of its hidden layer that training drops, which the model sets after the constructor
-    (`model.dropout_at=maps`); a network without such a layer leaves it alone, and its output is dropped anyway.
+    Subclasses are constructed as ``cls(config, width, multiple)``: their own settings, the model's width D and the
+    model's ``ffn_multiple``, used unless the settings have their own multiple.
 
-    The last projection is called ``out``: the initialisation scales it by the number of branches. What the constructor
-    starts in a way of its own, it names in `own_init`.
+    ``hidden_dropout``: dropout rate of the hidden layer in training mode, set by the model after construction
+    (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
+
+    The last projection is called ``out``: the initialisation scales it by the number of branches. `own_init` lists the
+    parameters with an initialisation of their own.
     """
 
     family: ClassVar[str] = "ffns"
@@ -31,10 +32,10 @@ class AbstractFeedForward(OwnInit):
         return cls(config, width, multiple)
 
     def dropped(self, hidden_BNH: Tensor) -> Tensor:
-        """Return the hidden layer with that share dropped in training mode."""
+        """Return the hidden layer with dropout in training mode."""
         share = self.hidden_dropout
         return nn.functional.dropout(hidden_BNH, share, self.training) if share else hidden_BNH
 
     def forward(self, x_BND: Tensor) -> Any:
-        """Return (B, N, D). One that has a loss of its own (a router's) returns a `WithLoss`, whose output that is."""
+        """Return (B, N, D), or a `WithLoss` around it for a network with its own loss (a router's)."""
         raise NotImplementedError

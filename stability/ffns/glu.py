@@ -1,4 +1,4 @@
-"""`glu`: a gated linear unit, SwiGLU, GEGLU or ReGLU by its activation (Shazeer 2020, arXiv:2002.05202)."""
+"""`glu`: gated linear unit: SwiGLU, GEGLU or ReGLU, by activation (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from stability.ffns._base import AbstractFeedForward
 
 
 class GatedLinearUnit(AbstractFeedForward):
-    """A gated linear unit, y = W_o (a(W_g x + b_g) ⊙ (W_h x + b_h)) + b_o (Eq. 6 with biases where they are asked for).
+    """Gated linear unit, y = W_o (a(W_g x + b_g) ⊙ (W_h x + b_h)) + b_o.
 
-    The hidden width is multiple·D, by default ⅔ of the model's multiple: three matrices then hold as many weights as
-    the two of an `mlp` (section 2). It is rounded to the nearest whole number, at least 1.
+    This is Eq. 6, with optional biases. The hidden width is multiple·D, by default ⅔ of the model's multiple: three
+    matrices then have as many weights as the two in an `mlp` (section 2). It is rounded to the nearest integer, at
+    least 1.
     """
 
     class Config(Settings):
-        """Settings of the gate and of the hidden width."""
+        """Settings for gate and hidden width."""
 
         activation: Literal["silu", "gelu", "relu"] = Field(
             default="silu", description="activation of the gate; silu: SwiGLU, gelu: GEGLU, relu: ReGLU"

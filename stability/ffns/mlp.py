@@ -1,4 +1,4 @@
-"""`mlp`: two linear maps with an activation between them."""
+"""`mlp`: two linear maps with an activation between."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from stability.ffns._base import AbstractFeedForward
 
 
 class MultilayerPerceptron(AbstractFeedForward):
-    """A perceptron of one hidden layer, y = W_o a(W_h x + b_h) + b_o, hidden width multiple·D, to the nearest whole
-    number, at least 1."""
+    """Perceptron with one hidden layer, y = W_o a(W_h x + b_h) + b_o.
+
+    The hidden width is multiple·D, rounded to the nearest integer, at least 1.
+    """
 
     class Config(Settings):
-        """Settings of the hidden layer."""
+        """Settings for the hidden layer."""
 
         activation: Annotated[Literal["gelu", "silu", "relu2", "relu", "gelu_tanh"], Since("gelu")] = Field(
             default="gelu",

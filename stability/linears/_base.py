@@ -1,4 +1,4 @@
-"""A linear part says what stands for the linear maps within mixers and feed-forward networks."""
+"""Base class for linear parts, the linear maps inside mixers and feed-forward networks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from stability.models.init import own_parameters
 
 
 class AbstractLinear:
-    """Base of every kind of linear map. ``is_affine``: whether its output is the map Wx + b of its own parameters, so
-    that a mechanism may as well take the weight itself."""
+    """Base class for every kind of linear map.
+
+    ``is_affine``: whether the output is Wx + b with its own parameters, so that a mechanism may use the weight
+    directly.
+    """
 
     family: ClassVar[str] = "linears"
     Config: ClassVar[type[Settings]]
@@ -20,14 +23,14 @@ class AbstractLinear:
 
     @classmethod
     def of(cls, config: Any, dense: nn.Linear) -> nn.Linear:
-        """Return what stands in the place of ``dense`` and holds its very parameters; nothing is drawn."""
+        """Return a replacement for ``dense`` with the same parameter objects; nothing is drawn."""
         raise NotImplementedError
 
 
 def drop_biases(module: nn.Module, kept: str) -> None:
-    """Take the biases from the linear maps below ``module``, but those that a module starts itself (`OwnInit`).
+    """Remove biases from linear maps below ``module``, except self-initialised ones (`OwnInit`).
 
-    ``kept``: "all", "out" (of maps with that name, a branch's last one), "none".
+    ``kept``: "all", "out" (maps with that name, the last in a branch) or "none".
     """
     own = own_parameters(module)
     for name, child in module.named_modules():
@@ -37,7 +40,13 @@ def drop_biases(module: nn.Module, kept: str) -> None:
 
 
 def replace_linears(module: nn.Module, kind: type[AbstractLinear], config: Any) -> None:
-    """Put a linear map of another kind in the place of every `nn.Linear` below ``module``, under its name."""
+    """Replace every `nn.Linear` below ``module`` by another kind, under the same name.
+
+    Args:
+        module: changed in place.
+        kind: the new kind.
+        config: its settings.
+    """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:

@@ -1,4 +1,4 @@
-"""`bitnet`: BitNet b1.58, ternary weights and activations of few bits (Ma et al. 2024, arXiv:2402.17764)."""
+"""`bitnet`: BitNet b1.58, ternary weights and low-bit activations (Ma et al. 2024, arXiv:2402.17764)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.linears._base import AbstractLinear
 
-EPSILON = 1e-5  # of the norm, and the least that is divided by
+EPSILON = 1e-5  # in the norm, and the smallest divisor
 
 
 class BitLinear(nn.Linear):
-    """A linear map of ternary weights, y = W̃x̃ + b, with W̃ = γ·clamp(round(W/γ), −1, 1), γ = mean |W| (Eqs. 1 to 3),
-    and x̃ the normed input rounded to whole multiples of max |x| / (2^(bits−1) − 1), for each position by itself.
+    """Linear map with ternary weights, y = W̃x̃ + b.
 
-    Gradients are those of the straight-through estimator: rounding counts as the identity, W̃ = W + const and x̃ = x +
-    const. Second derivatives are those of that surrogate; the loss itself is piecewise constant in W/γ.
+    W̃ = γ·clamp(round(W/γ), −1, 1), γ = mean |W| (Eqs. 1 to 3). x̃ is the normed input rounded to multiples of max |x|
+    / (2^(bits−1) − 1), separately at each position.
+
+    Gradients use the straight-through estimator: rounding counts as the identity, W̃ = W + const and x̃ = x + const.
+    Second derivatives are those of that surrogate; the loss itself is piecewise constant in W/γ.
     """
 
     def __init__(self, config: BitNet.Config, dense: nn.Linear):
@@ -31,7 +33,7 @@ class BitLinear(nn.Linear):
 
     @torch.no_grad()
     def ternary(self) -> Tensor:
-        """Return W̃: −γ, 0 and γ."""
+        """Return W̃, with entries −γ, 0 and γ."""
         gamma = self.weight.abs().mean().clamp_min(EPSILON)
         return (self.weight / gamma).round().clamp(-1, 1) * gamma
 
@@ -42,15 +44,18 @@ class BitLinear(nn.Linear):
 
 
 def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:
-    """Return ``rounded``, which passes derivatives on as ``value`` would."""
+    """Return ``rounded`` with the derivatives of ``value``."""
     return value + (rounded - value).detach()
 
 
 class BitNet(AbstractLinear):
-    """Every linear map of mixers and feed-forward networks becomes a `BitLinear`; embedding and head stay dense."""
+    """Turns every linear map in mixers and feed-forward networks into a `BitLinear`.
+
+    Embedding and head stay dense.
+    """
 
     class Config(Settings):
-        """Settings of what a map reads."""
+        """Settings for a map's input."""
 
         bits: int = Field(default=8, ge=2, le=16, description="bits of an activation; the weights are ternary")
         norm: bool = Field(default=True, description="whether the input is divided by its root mean square first")

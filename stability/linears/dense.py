@@ -9,7 +9,7 @@ from stability.linears._base import AbstractLinear
 
 
 class Dense(AbstractLinear):
-    """An ordinary linear map, y = Wx + b, `torch.nn.Linear` as it is."""
+    """Ordinary linear map, y = Wx + b, `torch.nn.Linear` unchanged."""
 
     class Config(Settings):
         """This part has no settings."""

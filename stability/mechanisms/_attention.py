@@ -103,6 +103,11 @@ class AbstractDotProductAttention(AbstractAttention):
         """Count the projections and two products with D per pair.
 
         The projections are 4·D² without grouped queries.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
         """
         pairs = cls.num_pairs(config, shape, num_positions)
         of_keys = cls.kv_heads_of(config, shape.heads) * shape.head_width
@@ -161,7 +166,7 @@ class AbstractDotProductAttention(AbstractAttention):
 
 
 class AbstractSoftmaxAttention(AbstractDotProductAttention):
-    """Attention with A = softmax(`logits`) over visible keys, whose set does not depend on x."""
+    """Attention with A = softmax(`logits`) over visible keys; visibility does not depend on x."""
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))

@@ -21,12 +21,12 @@ BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
 @dataclass(frozen=True)
 class MixerShape:
-    """Facts about a mixer's place in the backbone, as opposed to its own settings.
+    """Place of a mixer in the backbone: all facts outside its own settings.
 
     ``direction``: "bidirectional" or "causal". ``layer``: index from 0 among ``num_layers``; patterns such as `mix` use
-    it. ``rope``: rotation for positions; None if positions are encoded elsewhere or not at all, and then the mixer
-    rotates nothing, whatever its settings. ``dropout``: rate for attention weights in training mode; mixers without
-    such weights ignore it, and their output has dropout anyway. ``num_positions``: sequence length of the model
+    it. ``rope``: rotation for positions. If it is None, positions are encoded elsewhere or not at all, and the mixer
+    rotates nothing, regardless of its settings. ``dropout``: rate for attention weights in training mode; mixers
+    without such weights ignore it, and their output has dropout anyway. ``num_positions``: sequence length of the model
     (`model.positions`); None if unknown.
     """
 
@@ -131,7 +131,7 @@ class AbstractMechanism(KernelUser, OwnInit):
 
     family: ClassVar[str] = "mechanisms"
     cross: ClassVar[bool] = False
-    cross_kind: ClassVar[str] = "ca"  # the cross mechanism that cross=auto puts beside this one
+    cross_kind: ClassVar[str] = "ca"  # cross mechanism chosen by cross=auto
     Config: ClassVar[type[Settings]]
     directions: ClassVar[frozenset[str]]
     trainable: ClassVar[bool] = True
@@ -279,7 +279,7 @@ class AbstractCrossMechanism(KernelUser, OwnInit):
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """Return the settings for a context whose entries are not source positions.
+        """Return the settings for a context unrelated to source positions.
 
         The two lengths may still be equal.
         """

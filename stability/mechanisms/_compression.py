@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def blocks_of(x_BGNK: Tensor, length: int, stride: int) -> Float[Tensor, "B G C L K"]:
     """Return the blocks of ``length`` positions, one start per ``stride``, inside the sequence.
 
-    A sequence shorter than one block gives one zero-padded block, which is never complete.
+    A sequence shorter than one block gives one zero-padded, never complete block.
 
     Args:
         x_BGNK: (B, G, N, K).

@@ -63,7 +63,13 @@ class AbstractDeltaNet(AbstractWithKernels):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count projections, convolution, and each chunk's matrix products and triangular system."""
+        """Count projections, convolution, and each chunk's matrix products and triangular system.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         width, values = shape.width, shape.width * config.expand_v
         size = chunk_size(config.chunk, num_positions)
         of_rule = products_per_chunk(
@@ -75,12 +81,18 @@ class AbstractDeltaNet(AbstractWithKernels):
 
     @classmethod
     def gate_weights(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
-        """Return the weight counts of the decay's maps and of the output gate's."""
+        """Return the number of weights in the decay's maps and in the output gate's."""
         return 0, 0
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of all heads' states plus the convolution's last inputs."""
+        """Return the size of all heads' states plus the convolution's last inputs.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         values = shape.width * config.expand_v
         return shape.head_width * values + (config.conv - 1) * (2 * shape.width + values)
 

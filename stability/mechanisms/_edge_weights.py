@@ -1,7 +1,7 @@
 """Shared parts for self- and cross-consensus: edge MLPs (Algorithms 2 and 3), weights R, step sizes.
 
-Extra axes beside the legend's: P, edges or unordered pairs per sequence; T, directions per entry of P (2 if P counts
-unordered pairs, 1 if directed edges). Features come first and edges last, so that reductions over features run over
+Axes in addition to the legend's: P, edges or unordered pairs per sequence; T, directions per entry in P (2 for
+unordered pairs, 1 for directed edges). Features come first and edges last, so that reductions over features run over
 long contiguous rows.
 """
 
@@ -289,7 +289,7 @@ def cost_per_edge(config: ConsensusSettings, shape: MixerShape) -> float:
 
 def _nonzero(squares: Tensor) -> Tensor:
     """Return the squared norms, with 1 for zero rows, left unchanged by Eq. 36."""
-    # zero is any value for which 1/square³, a factor in second derivatives, overflows
+    # values so small that 1/square³, a factor in second derivatives, overflows count as zero
     return torch.where(squares > torch.finfo(squares.dtype).tiny ** (1 / 3), squares, 1.0)
 
 

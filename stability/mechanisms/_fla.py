@@ -25,7 +25,7 @@ class AbstractWithKernels(AbstractRecurrent):
     Kernels have their own chunk size; ``chunk`` applies to the reference.
     """
 
-    kernels_second_order = True  # our own kernels
+    kernels_second_order = True  # true for our own kernels
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:

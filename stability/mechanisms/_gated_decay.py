@@ -65,14 +65,26 @@ class AbstractGatedDecay(AbstractWithKernels):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, and the products in chunks and states."""
+        """Count the projections, and the products in chunks and states.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         keys, values = cls.head_widths(config, shape)
         projections = num_positions * shape.width * shape.heads * (2 * keys + 3 * values)
         return projections + products(shape.heads, keys, values, num_positions, config.chunk)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states S, key width times value width each."""
+        """Return the size of the heads' states S, key width times value width each.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         keys, values = cls.head_widths(config, shape)
         return shape.heads * keys * values
 

@@ -110,7 +110,7 @@ def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.dev
 
 
 def _listed(adjacency: Tensor) -> Edges:
-    """List the edges of a boolean adjacency by row, with filler at the end of shorter rows."""
+    """List an adjacency's edges by row, with filler after shorter rows."""
     adjacency_BNN = adjacency if adjacency.ndim == 3 else adjacency[None]
     adjacency_BNN = adjacency_BNN & ~torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
     if len(adjacency_BNN) == 1:

@@ -69,7 +69,7 @@ def _visible_in_blocks(
 ) -> Bool[Tensor, "B G M L J"]:
     """Return True if a query sees a key: first block, previous, own, chosen.
 
-    A first block that is also previous or own counts only there. N is a multiple of ``length`` here.
+    If the first block is also the previous or own one, it is visible only as that. N is a multiple of ``length`` here.
     """
     device, num_blocks = chosen_BGNS.device, chosen_BGNS.shape[2] // length
     query_ML1 = torch.arange(num_blocks * length, device=device).view(num_blocks, length, 1)

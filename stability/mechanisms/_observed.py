@@ -19,7 +19,7 @@ from stability.models.position import Rope
 
 
 class AbstractAttention(AbstractMechanism):
-    """A mechanism whose heads weight values v by a matrix A.
+    """A mechanism with one attention matrix A per head, applied to values v.
 
     y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o. ``rows_sum_to_one``: True if A averages, like a softmax:
     each row sums to 1, or is zero if nothing is visible. False if weights are arbitrary (sigmoid, linear attention).
@@ -34,16 +34,22 @@ class AbstractAttention(AbstractMechanism):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Count one key and one value per entry of `num_kept`; None if not causal."""
+        """Count one key and one value per entry of `num_kept`; None if not causal.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         if shape.direction != CAUSAL:
             return None
         return 2 * shape.head_width * cls.num_kept(config, shape, num_positions)
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the number of (position, head) pairs whose key and value must be stored.
+        """Return the number of stored key-value pairs, over all heads.
 
-        These are the pairs visible to later positions, however long the sequence becomes. By default all.
+        These are the pairs visible to later positions, for any final sequence length. By default all.
 
         Args:
             config: the mechanism's settings.
@@ -76,7 +82,7 @@ class AbstractAttention(AbstractMechanism):
 
 
 class AbstractConsensus(AbstractMechanism):
-    """A mechanism whose heads move a signal along a graph's edges.
+    """A mechanism that moves each head's signal along a graph's edges.
 
     y = W_o u′ + b_o, with u = W_s x + b_s updated to u′. For each η in `step_sizes` u ← u − η·g(u), with g_i = Σ_j R_ij
     δ_ij − Σ_k R_ki δ_ki over the directed out-edges i → j and in-edges k → i in `edge_weights`.

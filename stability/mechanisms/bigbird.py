@@ -32,7 +32,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
     Random links exclude near and global blocks and are the same for all heads. They are drawn from (``link_seed``,
     layer, query block), not from the module's or the data's generator, and never anew in a forward pass. The paper is
     not causal. In the causal form links point only to earlier blocks, so they do not depend on later ones; global
-    blocks are keys for later positions, and j ≤ i holds within a block. Bidirectional links depend on the number of
+    blocks are keys for later positions, and j ≤ i applies within a block. Bidirectional links depend on the number of
     blocks.
 
     A query block sees at most g + 2w + 1 + r blocks (causal: g + w + 1 + r), gathered next to it. Time and memory are
@@ -71,7 +71,13 @@ class BigBirdAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the pairs in gathered blocks and global rows, masked ones included."""
+        """Return the pairs in gathered blocks and global rows, masked ones included.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: N.
+        """
         num_blocks, causal = -(-num_positions // config.block), shape.direction == CAUSAL
         plan = block_links(config, shape.layer, causal, num_blocks)
         gathered = sum(map(len, plan)) * config.block**2
@@ -83,6 +89,11 @@ class BigBirdAttention(AbstractSoftmaxAttention):
 
         Near positions start at the first of the w blocks before the next position's block. With random links a future
         block may link to any block.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: positions read so far.
         """
         near_from = max(num_positions // config.block - config.window, 0) * config.block
         far = 0 if config.random else max(near_from - config.global_blocks * config.block, 0)
@@ -167,7 +178,7 @@ def block_links(config: Any, layer: int, causal: bool, num_blocks: int) -> tuple
 
 
 def _row(config: Any, layer: int, causal: bool, num_blocks: int, block: int) -> tuple[int, ...]:
-    """Return the sorted key blocks for one query block: near, global and available random ones."""
+    """Return the sorted key blocks for one query block: near, global and random."""
     end = block + 1 if causal else num_blocks
     near = range(max(block - config.window, 0), min(block + config.window + 1, end))
     seen = sorted({*near, *range(min(config.global_blocks, end))})

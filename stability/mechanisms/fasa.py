@@ -64,7 +64,13 @@ class FrequencyAwareAttention(AbstractTrainingFree):
 
     @classmethod
     def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
-        """Count the whole of `sa`, and one product with D per predicted pair."""
+        """Count the whole of `sa`, and one product with D per predicted pair.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         predicted = 0 if config.tokens is None or config.tokens >= num_positions else num_positions**2 * shape.width
         return super().cost(config, shape, num_positions) + predicted
 

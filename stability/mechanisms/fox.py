@@ -26,8 +26,8 @@ class ForgettingAttention(AbstractWrittenOutAttention):
     """Causal attention with decay: y_i = W_o Σ_{j ≤ i} softmax_j(q_i·k_j / √K + D_ij) v_j + b_o.
 
     Per head D_ij = Σ_{l = j+1..i} ln f_l and f_l = σ(w_f·x_l + b_f) (section 3, Forgetting Attention). At padding ln f
-    = 0, so padding causes no decay. The gates encode positions: queries and keys are not rotated, whatever the run's
-    positions (so position=rope and none are the same model). With ``rope="absolute"`` they are rotated as in `sa` under
+    = 0, so padding causes no decay. The gates encode positions: queries and keys are not rotated under any position
+    scheme (so position=rope and none are the same model). With ``rope="absolute"`` they are rotated as in `sa` under
     position=rope. This is the paper's plain block (FoX, LLaMA). Its Pro block also has an output gate and norm, normed
     q and k, and a shift of keys and values.
 
@@ -71,12 +71,24 @@ class ForgettingAttention(AbstractWrittenOutAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the gates' map in addition to the attention."""
+        """Count the gates' map in addition to the attention.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         return super().cost(config, shape, num_positions) + num_positions * shape.width * shape.heads
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Count Σ ln f per position and head, in addition to keys and values."""
+        """Count Σ ln f per position and head, in addition to keys and values.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         of_keys = super().state_size(config, shape, num_positions)
         return None if of_keys is None else of_keys + shape.heads * num_positions
 

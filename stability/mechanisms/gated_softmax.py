@@ -44,7 +44,13 @@ class GatedSoftmaxAttention(SoftmaxAttention):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the gates' map in addition to `sa`."""
+        """Count the gates' map in addition to `sa`.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         return super().cost(config, shape, num_positions) + num_positions * shape.width * num_gates(config, shape)
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:

@@ -25,7 +25,7 @@ class GatedLinearAttention(AbstractGatedDecay):
     o_t = S_tᵀ q_t / √K (eq. 3 with β = 1) and y = W_o (swish(W_r x + b_r) ⊙ RMSNorm(o)) + b_o (section 4.4). α_t = σ(W₂
     W₁ x_t + b)^(1/τ) has one entry per key feature, from a map of rank 16, τ = 16. b is initially 0, so the state keeps
     0.96 per position. Queries and keys are half as wide as the model, so there are 4 D² parameters besides the gates'.
-    Nothing is rotated, whatever the run's positions. The norm is per head, with one weight per feature, as in the
+    Nothing is rotated under any position scheme. The norm is per head, with one weight per feature, as in the
     authors' released code. At padding α = 1 and v = 0.
 
     With ``conv``, queries, keys and values are silu(conv(W x + b)), each feature convolved along positions, as in
@@ -77,7 +77,13 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the decays' map and the convolutions in addition to the rest."""
+        """Count the decays' map and the convolutions in addition to the rest.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         of_keys = shape.heads * share_of_head(config.expand_k, shape)
         gates = config.gate_rank * (shape.width + of_keys)
         convolved = min(config.conv or 0, num_positions) * cls._num_convolved(config, shape)
@@ -85,7 +91,13 @@ class GatedLinearAttention(AbstractGatedDecay):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states and the convolutions' last inputs."""
+        """Return the size of the heads' states and the convolutions' last inputs.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         held = 0 if config.conv is None else (config.conv - 1) * cls._num_convolved(config, shape)
         return super().state_size(config, shape, num_positions) + held
 

@@ -60,7 +60,7 @@ class ExpandedRecurrence(AbstractWithKernels):
     lb limits forgetting, more strongly in deeper layers (`LowerBounds`): one parameter for all layers in a model, or
     fixed at l / L in layer l = 0 … L − 1. A layer outside a model has its own parameter. Activations and norm (one over
     all heads) are those in the authors' second release, in flash-linear-attention; the first has i = swish, q = σ and
-    LayerNorm. Nothing is rotated, whatever the run's positions. At padding f = 1, and so 1 − f = 0.
+    LayerNorm. Nothing is rotated under any position scheme. At padding f = 1, and so 1 − f = 0.
     """
 
     class Config(Settings):
@@ -111,14 +111,26 @@ class ExpandedRecurrence(AbstractWithKernels):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count the projections, (2 + 2·expand_k) D², and the products in chunks and states."""
+        """Count the projections, (2 + 2·expand_k) D², and the products in chunks and states.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         keys = share_of_head(config.expand_k, shape)
         projections = 2 * num_positions * shape.width * (shape.width + shape.heads * keys)
         return projections + products(shape.heads, keys, shape.head_width, num_positions, config.chunk)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of the heads' states S, key width times value width each."""
+        """Return the size of the heads' states S, key width times value width each.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         return share_of_head(config.expand_k, shape) * shape.width
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:

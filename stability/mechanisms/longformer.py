@@ -98,6 +98,11 @@ class LongformerAttention(AbstractAttention):
         """Count the projections and two products with D per pair.
 
         Q_s of global rows is unused and not counted. Masked pairs in a block count, up to two thirds of the block.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
         """
         width, few, causal = shape.width, min(config.global_tokens, num_positions), shape.direction == CAUSAL
         pairs, linear = few * (few if causal else num_positions), 4 * num_positions * width**2
@@ -112,7 +117,13 @@ class LongformerAttention(AbstractAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count the global tokens and the last d·w other positions: w per remainder by d."""
+        """Count the global tokens and the last d·w other positions: w per remainder by d.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         few = min(config.global_tokens, num_positions)
         return shape.heads * (few + min(num_positions - few, config.dilation * config.window))
 

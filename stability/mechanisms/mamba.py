@@ -92,6 +92,11 @@ class Mamba(AbstractRecurrent):
 
         The scan has three products per feature and six per state entry: two exponents, decay from the previous position
         and from before the chunk, input and read. The very first decay is not counted. The last chunk counts in full.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
         """
         inner, rank = config.expand * shape.width, dt_rank(config, shape.width)
         of_feature = 3 * shape.width + min(config.conv, num_positions) + 2 * rank + 2 * config.state + 3
@@ -101,7 +106,13 @@ class Mamba(AbstractRecurrent):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of h plus the convolution's remaining inputs."""
+        """Return the size of h plus the convolution's remaining inputs.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         return config.expand * shape.width * (config.state + config.conv - 1)
 
     def forward(

@@ -91,6 +91,11 @@ class Mamba2(AbstractRecurrent):
         """Count the maps, the convolution, pairs in a chunk, and state writes and reads.
 
         A pair counts C_i·B_j, its decay and its weighted values. The last chunk counts in full.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
         """
         inner, state, heads = config.expand * shape.width, config.state, shape.heads
         taps = min(config.conv, num_positions)
@@ -106,7 +111,13 @@ class Mamba2(AbstractRecurrent):
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Return the size of all heads' h plus the convolution's remaining inputs."""
+        """Return the size of all heads' h plus the convolution's remaining inputs.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         inner = config.expand * shape.width
         return inner * config.state + (config.conv - 1) * (inner + 2 * config.state)
 

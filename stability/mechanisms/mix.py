@@ -147,13 +147,25 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the multiply-adds in layer ``shape.layer``."""
+        """Return the multiply-adds in layer ``shape.layer``.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: N.
+        """
         mechanism, settings = _of_layer(config, shape)
         return mechanism.cost(settings, shape, num_positions)
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int | None:
-        """Return the state size in layer ``shape.layer``."""
+        """Return the state size in layer ``shape.layer``.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads, direction and layer.
+            num_positions: positions read so far.
+        """
         mechanism, settings = _of_layer(config, shape)
         return mechanism.state_size(settings, shape, num_positions)
 

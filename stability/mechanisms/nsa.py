@@ -79,7 +79,7 @@ class NativeSparseAttention(AbstractAttention):
 
         @model_validator(mode="after")
         def _blocks_fit_each_other(self) -> NativeSparseAttention.Config:
-            """Refuse block lengths for which Eq. 9 is undefined."""
+            """Refuse block lengths not supported by Eq. 9."""
             for name in ("block", "selected_block"):
                 if getattr(self, name) % self.stride:
                     raise ValueError(
@@ -132,6 +132,11 @@ class NativeSparseAttention(AbstractAttention):
 
         Compression counts all pairs of position and compressed block, selection n·l′ keys per position, window the
         band's blocks.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
         """
         width, head_width = shape.width, shape.head_width
         kv_heads = config.kv_heads or shape.heads
@@ -152,6 +157,11 @@ class NativeSparseAttention(AbstractAttention):
 
         Compression stores complete blocks, and the keys and values from the first incomplete block on. Selection stores
         every position, since it may choose any block. The window stores the last w.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
         """
         complete = max(0, (num_positions - config.block) // config.stride + 1)
         begun = num_positions - complete * config.stride
@@ -222,13 +232,13 @@ class NativeSparseAttention(AbstractAttention):
         return (block_S == own_N1) | (block_S == own_N1 - 1) | (block_S == 0)
 
     def _selection(self, p_BGRNC: Tensor) -> tuple[Int64[Tensor, "B G N S"], Bool[Tensor, "B G N S"]]:
-        """Return the blocks selected by score (Eq. 11), at most n − 3, and which entries are valid.
+        """Return the blocks selected by score (Eq. 11), at most n − 3, and a flag per entry.
 
-        Among equal scores earlier blocks come first.
+        The flag is False for a score of 0. Among equal scores earlier blocks come first.
         """
         score_BGNS = self._scores(p_BGRNC)
         num_free = min(self.config.selected, max(score_BGNS.shape[-1], FIXED)) - FIXED
-        # topk breaks ties arbitrarily, and differently for longer sequences: repeated text would reveal the length
+        # topk breaks ties arbitrarily: for repeated text the choice would depend on the sequence length
         best = score_BGNS.sort(dim=-1, descending=True, stable=True)
         return best.indices[..., :num_free], best.values[..., :num_free] > 0
 

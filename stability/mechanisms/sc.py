@@ -1,4 +1,7 @@
-"""`sc`: multi-head self-consensus (consensus paper, Algorithms 1, 2 and 5), on the window-path graph or another."""
+"""`sc`: multi-head self-consensus on the window graph or another.
+
+From the consensus paper, Algorithms 1, 2 and 5.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +39,21 @@ WINDOW_MATTERS = ("window", "cycle", "top_w")
 
 
 class SelfConsensus(EdgeNetwork, AbstractConsensus):
-    """The consensus of a sequence with itself: y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j
-    R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per head.
+    """Consensus of a sequence with itself, per head: u′ = u − η·g.
 
-    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
-    y_j]. With ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u −
-    η·g(ũ)). With "gradient" g is the gradient of their energy with respect to u: u′_i = u_i − η·ρ(i)ᵀg(ũ)_i. With
-    "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with the edge
-    weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k over the
-    in-edges k → i. With ``step="bounded"`` R is divided by a bound of the operator's largest eigenvalue
-    (`stability.mechanisms.sc`), so that u ↦ η·g(u) has norm η at most.
+    y_out = W_o u′ + b_o with u = W_s y + b_s and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i). The sums run over a
+    directed graph, the same for all heads: j over the out-edges i → j, k over the in-edges k → i. R_ij = α I + β Λᵀ Λ
+    is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP on [y_i; y_j].
+
+    With ``rope="absolute"`` g's disagreements use the rotated ũ (C.3, read literally: u′ = u − η·g(ũ)). With "gradient"
+    g is the gradient of their energy by u: u′_i = u_i − η·ρ(i)ᵀg(ũ)_i. With "relative" they are ρ(i − j)u_i − u_j, in
+    both sums. Several iterations repeat u ← u − η_t·g(u) with the edge weights from y. With ``step="bounded"`` R is
+    divided by a bound of the operator's largest eigenvalue (`stability.mechanisms.sc`), so that u ↦ η·g(u) has norm at
+    most η.
     """
 
     class Config(ConsensusSettings):
-        """Graph, edge MLP and step."""
+        """Settings for graph, edge MLP and step."""
 
         graph: Annotated[Literal["window", "cycle", "complete", "given", "top_w"], Since("window", of=("sc",))] = Field(
             default="window",
@@ -71,7 +75,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         self.source = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         self.add_edge_parameters(config, shape)
-        if config.graph == "top_w":  # one score for all heads, as Algorithm 5 has one graph for them
+        if config.graph == "top_w":  # one score for all heads, since Algorithm 5 has one graph for them
             self.query = nn.Linear(shape.width, shape.head_width)
             self.key = nn.Linear(shape.width, shape.head_width)
 
@@ -103,7 +107,13 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the multiply-adds; given edges are counted as if all were given."""
+        """Return the multiply-adds; ``graph="given"`` counts as the complete graph.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         neighbors = min(config.window, num_positions - 1)
         edges = {
             "window": 2 * sum(num_positions - offset for offset in range(1, neighbors + 1)),
@@ -118,13 +128,19 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None, edges: Tensor | None = None
     ) -> Float[Tensor, "B N D"]:
-        """Return the updated signal for a source y (B, N, D). Padding: an edge with a padded end contributes nothing. A
-        window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run, whose length is
-        known beforehand, refuses w ≥ N.
+        """Return the updated signal, (B, N, D).
 
-        ``edges`` belong to ``graph="given"``: directed edges i → j as int64 (E, 2), shared by the batch, or (B, E, 2)
-        with rows [-1, -1] as filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j]. Errors: ``ValueError``
-        for a wrong mask and for wrong edges.
+        Edges with a padded end contribute nothing. A window beyond the ends is cut there (w ≥ N − 1: the complete
+        graph); only a run, with its length known beforehand, refuses w ≥ N.
+
+        Args:
+            x_BND: source y.
+            mask_BN: True at valid positions; None without padding.
+            edges: only for ``graph="given"``: directed edges i → j. Either int64 (E, 2), shared by the batch, or (B, E,
+                2) with rows [-1, -1] as filler; or a boolean adjacency (N, N) or (B, N, N), True at [i, j].
+
+        Raises:
+            ValueError: wrong mask or wrong edges.
         """
         x_BND = without_padding(x_BND, mask_BN)
         u_HKBN = self.per_head(self.source, x_BND)
@@ -136,8 +152,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return self.joined(self.out, u_HKBN)
 
     def _graph(self, x_BND: Tensor, mask_BN: Tensor | None, edges: Tensor | None) -> Pairs | EdgeList:
-        """Return the graph of one forward pass: by slices for a window and the complete graph, else as a list of
-        edges."""
+        """Return one forward pass's graph: `Pairs` for window and complete graphs, else `EdgeList`."""
         batch, num_positions = x_BND.shape[:2]
         if self.config.graph != "given" and edges is not None:
             raise ValueError(f"mechanism.sc.graph={self.config.graph} takes no edges; choose graph=given")
@@ -166,18 +181,18 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return self.query(x_BND) @ self.key(x_BND).mT / self.query.out_features**0.5
 
     def _hidden(self, x_BND: Tensor, graph: Pairs | EdgeList) -> Tensor:
-        """Return GELU(first layer) of every edge, (H, T, X, B·P)."""
+        """Return GELU(first layer) per edge, (H, T, X, B·P)."""
         return F.gelu(graph.sums(*self.at_ends(x_BND)))
 
     def _weights(self, hidden_HTXM: Tensor, heads: slice, graph: Pairs | EdgeList) -> EdgeWeights:
-        """Return R of some ``heads``; with ``step="bounded"`` over the bound of λ_max."""
+        """Return R for some ``heads``, divided by the bound of λ_max with ``step="bounded"``."""
         weights = self.edge_weights_of(hidden_HTXM, heads, graph.shape)
         if weights.norm_HBP is None:
             return weights
         return weights.over(largest_eigenvalue(graph, weights.norm_HBP))
 
     def _updated(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
-        """Return u after each step u ← u − η·g, one or all heads at a time."""
+        """Return u after all steps u ← u − η·g, one or all heads at a time."""
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
         at_once = slices[0].stop
         weights: Iterable[EdgeWeights] = (
@@ -186,24 +201,24 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         )
         if len(step_sizes) > 1:
             weights = list(weights)
-        for step_size in step_sizes:  # for a single one each head's Λ is made, used and dropped before the next head's
+        for step_size in step_sizes:  # for a single step each head's Λ is freed before the next head's
             differences = graph.differences(self._turned(u_HKBN)).split(at_once)
             flows = [of_heads.flow(difference) for of_heads, difference in zip(weights, differences, strict=True)]
             u_HKBN = u_HKBN - step_size * self._turned_back(graph.collect(torch.cat(flows)))
         return u_HKBN
 
     def _turned(self, u_HKBN: Tensor) -> Tensor:
-        """Return ũ if disagreements are those of ũ, else u."""
+        """Return ũ if disagreements use ũ, else u."""
         is_turned = self.rotation in ("absolute", "gradient")
         return self.rope(u_HKBN, position_dim=-1, width_dim=1) if is_turned else u_HKBN
 
     def _turned_back(self, g_HKBN: Tensor) -> Tensor:
-        """Return the step's direction from g: ρ(i)ᵀg_i with ``rope="gradient"``, else g."""
+        """Return the step's direction: ρ(i)ᵀg_i with ``rope="gradient"``, else g."""
         is_turned = self.rotation == "gradient"
         return self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True) if is_turned else g_HKBN
 
     def _updated_by_kernels(self, u_HKBN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return what `_updated` returns on the window's graph, with no edge's weights in memory."""
+        """Return `_updated`'s result on the window graph, without edge weights in memory."""
         from kernels.consensus import self_consensus
 
         at_ends, network = self.at_ends(x_BND), self.for_kernels()
@@ -221,11 +236,12 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], *, edges: Tensor | None = None
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j =
-        target of the graph, gates included.
+        """Return ``source_E, target_E, R_BHEKK``: R_ij in `forward` on the edges i = source → j = target.
 
-        Errors: ``ValueError`` where there are no edges, and where each sequence of a larger batch has its own (top_w,
-        edges given per sequence).
+        Gates are included.
+
+        Raises:
+            ValueError: no edges, or edges that differ within the batch (top_w, edges given per sequence).
         """
         graph = self._graph(x_BND, None, edges)
         if not graph.shape[1]:
@@ -240,18 +256,17 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
 
 def largest_eigenvalue(graph: Pairs | EdgeList, norm_HBP: Tensor) -> Tensor:
-    """Return 2·max_i d_i for each head and sequence, (H, B, 1): a bound of λ_max(A). Edges with a padded end do not
-    count; 0 for a sequence without any.
+    """Return 2·max_i d_i per head and sequence, (H, B, 1): a bound of λ_max(A).
 
-    With symmetric R_e ⪰ 0 on the directed edges e = (i → j) the operator of g is A = Σ_e (e_i − e_j)(e_i − e_j)ᵀ ⊗ R_e.
-    Since |u_i − u_j|² ≤ 2(|u_i|² + |u_j|²), uᵀAu ≤ Σ_e ‖R_e‖·|u_i − u_j|² ≤ 2 Σ_i d_i|u_i|² with the degrees
-    d_i = Σ_{e ∋ i} ‖R_e‖, and λ_max(A) ≤ 2·max_i d_i. A rotation of u at either end of an edge leaves |u_i| as it is:
-    under RoPE the bound is one of the norm of u ↦ g(u). Its derivative is that of the node of largest degree; of
-    several, their mean.
+    With symmetric R_e ⪰ 0 on the directed edges e = (i → j) the operator behind g is A = Σ_e (e_i − e_j)(e_i − e_j)ᵀ ⊗
+    R_e. Since |u_i − u_j|² ≤ 2(|u_i|² + |u_j|²), uᵀAu ≤ Σ_e ‖R_e‖·|u_i − u_j|² ≤ 2 Σ_i d_i|u_i|² with the degrees d_i =
+    Σ_{e ∋ i} ‖R_e‖, and λ_max(A) ≤ 2·max_i d_i. Rotating u at either end of an edge preserves |u_i|: under RoPE the
+    same value bounds the norm of u ↦ g(u). Its derivative is that of the node with the largest degree, or the mean over
+    ties. Edges with a padded end do not count; the bound is 0 for a sequence without edges.
 
     Args:
         graph: the edges.
-        norm_HBP: a bound of ‖R_e‖, of unordered pairs of ‖R_ij‖ + ‖R_ji‖.
+        norm_HBP: a bound of ‖R_e‖; for unordered pairs, of ‖R_ij‖ + ‖R_ji‖.
     """
     return 2 * graph.degrees(norm_HBP).amax(-1, keepdim=True)
 

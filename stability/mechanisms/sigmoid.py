@@ -1,4 +1,4 @@
-"""`sigmoid`: attention whose weights are sigmoids and are not normalised (Ramapuram et al. 2024, arXiv:2409.04431)."""
+"""`sigmoid`: attention with sigmoid weights, not normalised (Ramapuram et al. 2024, arXiv:2409.04431)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from stability.models.precision import at_least_float32
 
 
 class SigmoidAttention(AbstractWrittenOutAttention):
-    """Attention without a softmax: y_i = W_o Σ_j σ(q̃_i·k̃_j / √K + b) v_j + b_o with b = −ln n, per head (its
-    section 2); RoPE on q and k; j ≤ i where causal. What is masked has the weight 0, and no row is normalised.
+    """Attention without softmax: y_i = W_o Σ_j σ(q̃_i·k̃_j / √K + b) v_j + b_o, b = −ln n, per head.
 
-    With b = −ln n the weights of n positions that score 0 sum to n/(n + 1), about 1 as a softmax's do; without it, to
-    n/2. n is the sequence length that the model is trained on (`model.positions`), as there, where b is a constant: a
-    causal position's output then does not hang on how long the sequence becomes. Where nobody says that length (a layer
-    built by hand, a tokenizer's), n is the number of each sequence's own valid positions, so that padding around it
-    changes nothing. ``norm="after"`` is the hybrid norm that the paper's longer language models need, W_o norm(AV): a
-    root mean square norm of all heads side by side. ``qk_norm`` is a LayerNorm of each head's q and k before the
-    rotation, with scales that the heads share.
+    From the paper's section 2. RoPE on q and k; j ≤ i if causal. Masked pairs have weight 0; rows are not normalised.
+    With b = −ln n the weights of n positions with score 0 sum to n/(n + 1), about 1 as for a softmax; without b, to
+    n/2.
+
+    n is the model's training length (`model.positions`), a constant as in the paper. So a causal position's output does
+    not depend on the final sequence length. If that length is unknown (a layer built by hand, a tokenizer's), n is each
+    sequence's number of valid positions, so that padding changes nothing. ``norm="after"`` is the hybrid norm needed by
+    the paper's longer language models, W_o norm(AV): a root mean square norm over all heads together. ``qk_norm`` is a
+    LayerNorm on each head's q and k before rotation, with scales shared by heads.
     """
 
     class Config(Settings):
-        """Settings of the bias and of the norms around the sum."""
+        """Settings for the bias and the norms."""
 
         length: int | None = Field(
             default=None, ge=1, description="n of the bias −ln n; null: the sequence length that the model is made for"
@@ -50,8 +51,10 @@ class SigmoidAttention(AbstractWrittenOutAttention):
         self.q_norm, self.k_norm = (nn.LayerNorm(shape.head_width) if config.qk_norm else None for _ in range(2))
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as every attention does, queries and keys normed by head before they are
-        rotated, where the settings say so."""
+        """Return queries, keys and values as in the base class.
+
+        With ``qk_norm`` queries and keys are normed by head before rotation.
+        """
         if self.q_norm is not None and self.k_norm is not None:
             q_BNHK, k_BNHK, v_BNHK = qkv_BND.unflatten(-1, (3, self.heads, -1)).unbind(2)
             qkv_BND = torch.cat([self.q_norm(q_BNHK), self.k_norm(k_BNHK), v_BNHK], 2).flatten(2)
@@ -69,7 +72,7 @@ class SigmoidAttention(AbstractWrittenOutAttention):
         return -at_least_float32(valid_B.to(x_BND.dtype)).log()[:, None, None, None]
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
-        """Return the heads' sums side by side, normed where the settings say so, through W_o."""
+        """Return the concatenated heads, normed with ``norm="after"``, through W_o."""
         y_BND = y_BHNK.transpose(1, 2).flatten(2)
         return self.out(y_BND if self.norm is None else self.norm(at_least_float32(y_BND)))
 

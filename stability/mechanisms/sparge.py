@@ -1,5 +1,7 @@
-"""`sparge`: SpargeAttn (Zhang et al. 2025, arXiv:2502.18137), which predicts from means of blocks which blocks of
-attention hardly count."""
+"""`sparge`: SpargeAttn, block-sparse attention that skips negligible blocks, predicted from block means.
+
+From Zhang et al. 2025, arXiv:2502.18137.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,12 @@ from stability.mechanisms.sa import SoftmaxAttention
 
 
 class Prediction(NamedTuple):
-    """Predictions about blocks, made before any pair is scored. ``mass_BHNJ``: P̂, the predicted weight of key block j
-    in the row of query i, 0 where it is not predicted. ``alike_q_BHN``, ``alike_k_BHJ``: self-similarity of a query's
-    block and of a key block. ``own_NJ``: whether j is a causal query's own block."""
+    """Predictions about blocks, before any pair is scored.
+
+    ``mass_BHNJ``: P̂, the predicted weight of key block j in query i's row, 0 if not predicted. ``alike_q_BHN``,
+    ``alike_k_BHJ``: self-similarity of a query's block and of a key block. ``own_NJ``: True if j is a causal query's
+    own block.
+    """
 
     mass_BHNJ: Tensor
     alike_q_BHN: Tensor
@@ -29,24 +34,28 @@ class Prediction(NamedTuple):
 
 
 class SpargeAttention(AbstractTrainingFree):
-    """Softmax attention that leaves out blocks of pairs in two stages (SpargeAttn, 3.2–3.4 and Algorithm 1).
+    """Softmax attention that skips blocks in two stages (SpargeAttn, 3.2–3.4 and Algorithm 1).
 
-    Stage 1: with q̂ and k̂ the means over blocks of queries and of keys, P̂ = softmax(q̂k̂ᵀ / √K) over the key blocks, of
-    which those are taken whose cumulated P̂, largest first, does not exceed τ, and at least the largest. A block whose
-    self-similarity is below θ has no mean that stands for it: a key block is left out of the softmax and always
-    taken, and for a query block all key blocks are taken. Self-similarity is the mean cosine of a block's pairs, as in
-    the authors' code; 3.3 writes XXᵀ / |max XXᵀ|. Stage 2: key blocks are gone through in order, and one whose largest
-    logit lies further than |λ| below the largest so far, in all rows of the query block, adds nothing to the output,
-    but to the softmax's denominator (Algorithm 1, lines 11 to 15).
+    Stage 1: q̂ and k̂ are means over query and key blocks, and P̂ = softmax(q̂k̂ᵀ / √K) over key blocks. The key blocks
+    with cumulated P̂, largest first, up to τ are kept, at least the largest. A mean does not represent a block with
+    self-similarity below θ. Such a key block is left out of the softmax and always kept; for such a query block all key
+    blocks are kept. Self-similarity is the mean cosine over a block's pairs, as in the authors' code; 3.3 has XXᵀ /
+    |max XXᵀ|.
 
-    Where causal, the paper's mean over a whole block of queries reads later ones, and so would the choice for an
-    earlier one: here q̂, its self-similarity and stage 2 are a query's own, q̂ the mean from its block's first query to
-    itself, and the key block that it stands in, whose end it does not see, is always taken.
+    Stage 2: key blocks are processed in order. If a block's largest logit is more than |λ| below the largest so far, in
+    all rows of the query block, it adds nothing to the output, but still counts in the softmax's denominator (Algorithm
+    1, lines 11 to 15).
+
+    In the causal form the paper's mean over a whole query block would leak later queries into the choice for an earlier
+    one. So q̂, its self-similarity and stage 2 are per query here: q̂ is the mean from the block's first query to the
+    query itself. The query's own key block, whose end is not visible to it, is always kept.
     """
 
     class Config(SoftmaxAttention.Config):
-        """Settings of what is left out, beside those of the `sa` that was trained. The authors' kernel has blocks of
-        128 queries and 64 keys, for sequences of some ten thousand."""
+        """Settings for skipping, in addition to those of the trained `sa`.
+
+        The authors' kernel has blocks of 128 queries and 64 keys, for sequences of about ten thousand positions.
+        """
 
         tau: float = Field(
             default=0.9, gt=0, le=1, description="τ, the predicted share of attention that is computed; 1: all blocks"
@@ -62,7 +71,7 @@ class SpargeAttention(AbstractTrainingFree):
         query_block: int = Field(default=16, ge=1, description="queries per block")
         key_block: int = Field(default=16, ge=1, description="keys per block")
 
-    rows_sum_to_one = False  # what stage 2 leaves out stays in the denominator
+    rows_sum_to_one = False  # blocks skipped by stage 2 stay in the denominator
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
@@ -71,15 +80,27 @@ class SpargeAttention(AbstractTrainingFree):
 
     @classmethod
     def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
-        """Count what the whole of `sa` takes, the predicted blocks of each query, and all q·k once more, for stage
-        2."""
+        """Count the whole of `sa`, predicted blocks per query, and all q·k again for stage 2.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         scored = -(-num_positions // config.key_block) + num_positions
         return super().cost(config, shape, num_positions) + num_positions * scored * shape.width
 
     @classmethod
     def state_size(cls, config: Config, shape: MixerShape, num_positions: int) -> int | None:
-        """Count beside keys and values the sums of queries, and of these at length 1, of a block that is not full yet:
-        stage 1 goes by them."""
+        """Count keys, values, and two sums of queries over an incomplete block.
+
+        Stage 1 needs the sums of the queries and of the queries scaled to length 1.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         of_keys = super().state_size(config, shape, num_positions)
         is_within = config.tau < 1 and num_positions % config.query_block > 0
         return None if of_keys is None else of_keys + 2 * shape.width * is_within
@@ -98,9 +119,11 @@ class SpargeAttention(AbstractTrainingFree):
         return Pairs(scored, scored & ~self._of_pairs(late_BHNJ, num_positions))
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Return the least distance of a cumulated P̂ from τ, of the masses on both sides of the edge, of a
-        self-similarity from θ, and of what stage 2 looks at from λ; less than what a selection needs to change, where
-        it would not change by that alone."""
+        """Return the smallest distance of any selecting quantity from its threshold.
+
+        The distances are: cumulated P̂ from τ, the masses on both sides of the edge, self-similarity from θ, and stage
+        2's logit gap from λ. A selection may need more than this to change, if no single distance decides it alone.
+        """
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
         found = self._predicted(q_BHNK, k_BHNK, mask_BN)
         scored, _ = self.pairs(q_BHNK, k_BHNK, mask_BN)
@@ -115,8 +138,7 @@ class SpargeAttention(AbstractTrainingFree):
         return torch.cat(distances).min() if sum(map(len, distances)) else torch.tensor(math.inf)
 
     def _predicted(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Prediction:
-        """Return the compressed attention of each query's block to the key blocks, and how far a mean stands for a
-        block."""
+        """Return the compressed attention from query blocks to key blocks, and self-similarities."""
         num_positions = q_BHNK.shape[2]
         valid_BN = self._valid(num_positions, mask_BN, q_BHNK.device)
         mean_q_BHNK, unit_q_BHNK = (
@@ -133,13 +155,16 @@ class SpargeAttention(AbstractTrainingFree):
         if self.causal:
             is_predicted = is_predicted & (block_J < own_N1)
         logits_BHNJ = mean_q_BHNK @ mean_k_BHJK.mT / math.sqrt(q_BHNK.shape[-1])
-        # a row in which nothing is predicted is NaN at first
+        # a row without predictions is NaN before the second fill
         mass_BHNJ = logits_BHNJ.masked_fill(~is_predicted, -math.inf).softmax(-1).masked_fill(~is_predicted, 0.0)
         own_NJ = (block_J == own_N1) if self.causal else torch.zeros_like(block_J == own_N1)
         return Prediction(mass_BHNJ, unit_q_BHNK.square().sum(-1), alike_k_BHJ, own_NJ)
 
     def _chosen(self, found: Prediction) -> Tensor:
-        """Return the key blocks that a query scores by stage 1, (B, H, N, J); they may hold pairs that nobody sees."""
+        """Return the key blocks each query scores by stage 1, (B, H, N, J).
+
+        They may contain invisible pairs.
+        """
         if self.tau >= 1:
             return torch.ones_like(found.mass_BHNJ, dtype=torch.bool)
         _, edge, _ = self._edge(found.mass_BHNJ)
@@ -147,8 +172,10 @@ class SpargeAttention(AbstractTrainingFree):
         return (found.mass_BHNJ >= edge) | unlike | found.own_NJ
 
     def _edge(self, mass_BHNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cumulated masses, largest first, the least mass that is taken, and how much it is above the next
-        one (inf where there is none)."""
+        """Return cumulated masses, the smallest kept mass, and its gap to the next.
+
+        Masses are sorted, largest first. The gap is inf if no next mass exists.
+        """
         largest_first = mass_BHNJ.sort(-1, descending=True).values
         cumulated = largest_first.cumsum(-1)
         taken = (cumulated <= self.tau * cumulated[..., -1:]).sum(-1, keepdim=True).clamp(min=1)
@@ -157,8 +184,10 @@ class SpargeAttention(AbstractTrainingFree):
         return cumulated, edge, edge - beyond
 
     def _behind(self, q_BHNK: Tensor, k_BHNK: Tensor, scored: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return how far the largest logit of a key block lies below the largest up to that block, (B, H, N, J), the
-        least distance among the rows that are judged together; −inf where nothing is scored."""
+        """Return each key block's largest logit minus the largest so far, (B, H, N, J).
+
+        The value is the maximum over rows judged together, and −inf if nothing is scored.
+        """
         num_positions = q_BHNK.shape[2]
         logits = self.logits(q_BHNK, k_BHNK).masked_fill(~scored, -math.inf)
         largest = _cut(logits.mT, self.key_block, -math.inf).amax(-2).mT
@@ -170,7 +199,7 @@ class SpargeAttention(AbstractTrainingFree):
         return of_blocks.repeat_interleave(min(self.query_block, num_positions), 2)[:, :, :num_positions]
 
     def _means_of_queries(self, x_BHNK: Tensor, valid_BN: Tensor) -> Tensor:
-        """Return of each query the mean over its block's valid queries, of a causal one over those up to itself."""
+        """Return the mean over each query's block, only up to itself if causal."""
         if not self.causal:
             means = _block_means(x_BHNK, valid_BN, self.query_block)
             num_positions = x_BHNK.shape[2]
@@ -180,25 +209,25 @@ class SpargeAttention(AbstractTrainingFree):
         return means.flatten(2, 3)[:, :, : x_BHNK.shape[2]]
 
     def _of_pairs(self, of_blocks_BHNJ: Tensor, num_positions: int) -> Tensor:
-        """Return for each pair what is said of the key's block."""
+        """Repeat values per key block, once per key."""
         return of_blocks_BHNJ.repeat_interleave(min(self.key_block, num_positions), -1)[..., :num_positions]
 
 
 def _cut(x: Tensor, block: int, filled: Any) -> Tensor:
-    """Cut the axis before the last one into blocks, (…, N, K) → (…, blocks, block, K), the last one filled up."""
+    """Cut the second to last axis into blocks, (…, N, K) → (…, blocks, block, K), padded at the end."""
     block = min(block, x.shape[-2])
     padded = F.pad(x, (0, 0, 0, -x.shape[-2] % block), value=filled)
     return padded.unflatten(-2, (-1, block))
 
 
 def _cells(x_BHNK: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Return x in blocks, zero where a position is padding, (B, H, blocks, block, K), and 1 where it is none."""
+    """Return x in blocks, zero at padding, (B, H, blocks, block, K), and 1 at valid positions."""
     valid_B1N1 = valid_BN[:, None, :, None]
     return _cut(x_BHNK.where(valid_B1N1, 0.0), block, 0.0), _cut(valid_B1N1.to(x_BHNK.dtype), block, 0.0)
 
 
 def _block_means(x_BHNK: Tensor, valid_BN: Tensor, block: int) -> Tensor:
-    """Return the means over each block's valid positions, (B, H, blocks, K), zero where there are none."""
+    """Return the means over each block's valid positions, (B, H, blocks, K); zero if none."""
     cells, counts = _cells(x_BHNK, valid_BN, block)
     return cells.sum(-2) / counts.sum(-2).clamp(min=1)
 

@@ -1,5 +1,7 @@
-"""`sparse_transformer`: softmax attention factorised into heads that see near positions and heads that see far ones
-(Child et al. 2019), with rotary positions."""
+"""`sparse_transformer`: factorised softmax attention with rotary positions (Child et al. 2019).
+
+Some heads see near positions, others far ones.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,22 @@ from stability.mechanisms._blocks import (
 
 
 class SparseTransformerAttention(AbstractSoftmaxAttention):
-    """Softmax attention in which half of the heads, rounded up, see near keys, and the rest far ones (Child et al.
-    2019, arXiv:1904.10509, 4.3, the sets A⁽¹⁾ and A⁽²⁾; each in heads of its own as in 5.1); RoPE on q and k.
+    """Softmax attention to near keys in half of the heads, to far keys in the rest.
 
-    With the stride l, ``pattern=strided``: A⁽¹⁾_i = {max(0, i − l), …, i} and A⁽²⁾_i = {j ≤ i: (i − j) mod l = 0};
-    ``pattern=fixed``: A⁽¹⁾_i = {j ≤ i: ⌊j/l⌋ = ⌊i/l⌋} and A⁽²⁾_i = {j ≤ i: j mod l ≥ l − c}, c the last positions of
-    each block that ``summary`` counts. In A⁽²⁾ of the fixed pattern the first l − c positions have no key: the empty
-    sum. The paper is causal; bidirectional are here the same sets without j ≤ i, and |i − j| ≤ l for the first.
+    Near heads are half, rounded up. The key sets are A⁽¹⁾ and A⁽²⁾ in Child et al. 2019, arXiv:1904.10509, 4.3, each in
+    separate heads as in 5.1. RoPE on q and k.
 
-    A head computes O(N·l) pairs of near keys and O(N²/l) of far ones (fixed: times c), so that l ≈ √N gives N√N; no
-    tensor is N × N. ``stride`` does not follow N by itself: what padding is added to a sequence must not change it.
+    With the stride l, ``pattern=strided`` has A⁽¹⁾_i = {max(0, i − l), …, i} and A⁽²⁾_i = {j ≤ i: (i − j) mod l = 0}.
+    ``pattern=fixed`` has A⁽¹⁾_i = {j ≤ i: ⌊j/l⌋ = ⌊i/l⌋} and A⁽²⁾_i = {j ≤ i: j mod l ≥ l − c}, with c = ``summary``
+    last positions per block. In the fixed A⁽²⁾ the first l − c positions have no key: the empty sum. The paper is
+    causal; the bidirectional form has the same sets without j ≤ i, and |i − j| ≤ l for the first.
+
+    A head computes O(N·l) near pairs or O(N²/l) far ones (fixed: times c), so l ≈ √N gives N√N; no tensor is N × N.
+    ``stride`` does not adapt to N, since padding must not change a sequence's result.
     """
 
     class Config(Settings):
-        """Settings of which far positions are seen."""
+        """Settings for far positions."""
 
         pattern: Literal["strided", "fixed"] = Field(
             default="strided",
@@ -78,8 +82,15 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the pairs that a head computes, on average over the heads. What a block computes and masks counts,
-        too: up to two thirds of a band, about half of the far pairs where causal."""
+        """Return the mean number of computed pairs per head.
+
+        Masked pairs count: up to two thirds of a band, about half of the far pairs if causal.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         stride, summary = config.stride, config.summary
         num_blocks = -(-num_positions // stride)
         if config.pattern == "strided":
@@ -93,8 +104,16 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count in the heads of near keys the last l (fixed: those of the block that is not full yet), in those of far
-        ones every position (fixed: the last c of each block)."""
+        """Count the stored keys of near heads and of far heads.
+
+        Near heads store the last l (fixed: those in the incomplete block), far heads every position (fixed: the last c
+        per block).
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         stride, near_heads = config.stride, num_near(shape.heads)
         if config.pattern == "strided":
             near, far = min(num_positions, stride), num_positions
@@ -104,7 +123,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return near_heads * near + (shape.heads - near_heads) * far
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend near in the first heads and far in the others: (B, N, D) → (B, N, D)."""
+        """Attend near in the first heads, far in the others: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         qkv_BHNK = self.split(self.qkv(x_BND))
         first, last = [part[:, : self.num_near] for part in qkv_BHNK], [part[:, self.num_near :] for part in qkv_BHNK]
@@ -115,7 +134,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return self.joined(torch.cat([of_near, of_far], 1), x_BND)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "H N N"]:
-        """Return the pairs of each head, (H, N, N)."""
+        """Return the visible pairs per head, (H, N, N)."""
         key, stride = torch.arange(num_positions, device=device), self.config.stride
         query = key[:, None]
         if self.config.pattern == "strided":
@@ -128,7 +147,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return kinds_2NN[(torch.arange(self.heads, device=device) >= self.num_near).long()]
 
     def _band(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
-        """Return what the heads of the last l positions (both sides: the next l, too) make, (B, H, N, K)."""
+        """Attend to the last l positions (bidirectional: also the next l), (B, H, N, K)."""
         q_BHNK, k_BHNK, v_BHNK = qkv_BHNK
         num_positions, before = q_BHNK.shape[2], self.config.stride
         block, after = even_block(num_positions, max(before, MIN_BLOCK)), 0 if self.causal else before
@@ -139,8 +158,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _strided(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
-        """Return what the heads of every l-th position make: positions of one remainder are a sequence by
-        themselves."""
+        """Attend to every l-th position: those with equal remainder form a separate sequence."""
         num_positions, stride = qkv_BHNK[0].shape[2], self.config.stride
         position = torch.arange(stride * -(-num_positions // stride), device=qkv_BHNK[0].device)
         key = position.unflatten(0, (-1, stride)).mT[:, None]  # (l, 1, L)
@@ -152,7 +170,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return out_of_classes(y, num_positions)
 
     def _block(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
-        """Return what the heads of the own block make."""
+        """Attend to the own block."""
         num_positions, stride = qkv_BHNK[0].shape[2], self.config.stride
         query, key = band_positions(num_positions, stride, 0, 0, qkv_BHNK[0].device)
         seen = present(key, num_positions, mask_BN)
@@ -163,7 +181,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _summaries(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
-        """Return what the heads of every block's last c positions make: all queries read these few keys."""
+        """Attend to every block's last c positions; all queries share these few keys."""
         q_BHNK, k_BHNK, v_BHNK = qkv_BHNK
         num_positions, stride = q_BHNK.shape[2], self.config.stride
         first = stride - self.config.summary
@@ -177,7 +195,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
 
 
 def num_near(heads: int) -> int:
-    """Return how many of the heads see near keys: half of them, rounded up."""
+    """Return the number of heads with near keys: half of them, rounded up."""
     return -(-heads // 2)
 
 

@@ -1,5 +1,7 @@
-"""`sparsek`: softmax attention to the k keys of the best scores, which a differentiable top-k weighs (Lou et al.
-2024)."""
+"""`sparsek`: softmax attention to the k keys with the best scores, weighted by a differentiable top-k.
+
+From Lou et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,29 @@ from stability.mechanisms._observed import AbstractAttention
 from stability.mechanisms._sparse_top_k import Ranking, Thresholds, among_best, best, thresholds
 from stability.models.precision import at_least_float32, in_float32
 
-MIN_BLOCK = 32  # queries that are taken together, at least
+MIN_BLOCK = 32  # smallest block of queries
 
 
 class SparseKAttention(AbstractAttention):
-    """Attention to keys that a scorer selects, whatever the query: u = W_s x, one score a head; m = SparseK(u, k) =
-    clamp(u − τ, 0, 1) with Σ m = k over the positions that i may see; of these the k best S_i are kept, and y_i = W_o
-    Σ_{j ∈ S_i} softmax_j(q̃_i·(m_ij k̃_j) / √K) m_ij v_j + b_o per head; RoPE on q and k (arXiv:2406.16747: K̂ = ΔK and
-    V̂ = ΔV, where Δ has those rows of diag(m) that top-k keeps). The scorer learns through m.
+    """Attention to keys selected by a scorer, independently of the query.
 
-    Bidirectional: one m for a whole sequence. Causal: m_i is the projection over the prefix j ≤ i. While there are no
-    more than k positions to see, all m are 1, and this is `sa`. Positions within ``window`` of i are always seen, with
-    m_ij = 1, beside those of S_i that lie farther away. The paper's slope of u over positions is left out; of equal
-    scores the later position is kept.
+    u = W_s x, one score per head; m = SparseK(u, k) = clamp(u − τ, 0, 1) with Σ m = k over the positions visible to i.
+    Of these the k best, S_i, are kept, and y_i = W_o Σ_{j ∈ S_i} softmax_j(q̃_i·(m_ij k̃_j) / √K) m_ij v_j + b_o per
+    head. RoPE on q and k. In the paper (arXiv:2406.16747) this is K̂ = ΔK and V̂ = ΔV, with Δ the rows of diag(m) kept
+    by top-k. The scorer learns through m.
 
-    Queries are taken in blocks of c = max(32, √N): a causal block looks at the k best before it and at its own
+    Bidirectional: one m for the whole sequence. Causal: m_i is the projection over the prefix j ≤ i. With at most k
+    visible positions all m are 1, as in `sa`. Positions within ``window`` of i are always visible, with m_ij = 1, in
+    addition to those in S_i farther away. The paper's slope of u over positions is omitted; among equal scores the
+    later position is kept.
+
+    Queries are processed in blocks of c = max(32, √N). A causal block reads the k best positions before it and its own
     positions. Attention takes O(N·(k + c + 2w)) products, the causal thresholds O(N·c·log N + N²/c) additions: N^1.5
-    log N for long sequences, never (N, N). Where a key enters or leaves S_i the output jumps; in between it is smooth.
+    log N for long sequences, never (N, N). The output jumps if a key enters or leaves S_i; otherwise it is smooth.
     """
 
     class Config(Settings):
-        """Settings of how many keys are kept."""
+        """Settings for the number of kept keys."""
 
         k: int = Field(default=32, ge=1, description="keys that are kept of all that a position may see")
         window: int | None = Field(
@@ -57,22 +61,28 @@ class SparseKAttention(AbstractAttention):
         self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
         self.k, self.window, self.dropout = config.k, config.window, shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.scorer = nn.Linear(shape.width, shape.heads, bias=False)  # a constant more in all scores changes nothing
+        self.scorer = nn.Linear(shape.width, shape.heads, bias=False)  # a constant added to all scores has no effect
         self.out = nn.Linear(shape.width, shape.width)
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qkv`` holds three matrices, those of queries, keys and values."""
+        """``qkv`` is three matrices: queries, keys and values."""
         return {"qkv": (self.qkv.in_features,) * 3}
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Set equal biases of q and k, which under RoPE give scores that fall off with distance, as in `sa`."""
+        """Set equal biases of q and k: under RoPE scores fall with distance, as in `sa`."""
         self.qkv.bias[: 2 * self.qkv.in_features] = bias
 
     @classmethod
     def cost(cls, config: Config, shape: MixerShape, num_positions: int) -> float:
-        """Count four projections of D², the scores, and two products of D for each pair that is computed."""
+        """Count four D² projections, the scores, and two products with D per computed pair.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         block, num_blocks = _blocks(num_positions)
         is_causal = shape.direction == CAUSAL
         selected = _num_before(config.k, block, num_blocks) + block if is_causal else min(config.k, num_blocks * block)
@@ -83,20 +93,34 @@ class SparseKAttention(AbstractAttention):
 
     @classmethod
     def num_kept(cls, config: Config, shape: MixerShape, num_positions: int) -> int:
-        """Count the k best so far and the window: what is no longer among the best never is again, since scores do not
-        change. The window may hold none of the best."""
+        """Count the k best so far and the window.
+
+        A position that has left the best never returns, since scores do not change. The window may contain none of the
+        best.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         return shape.heads * min(num_positions, config.k + (config.window or 0))
 
     @classmethod
     def state_size(cls, config: Config, shape: MixerShape, num_positions: int) -> int | None:
-        """Count every score beside keys and values: as many as are close to each other have a part in the threshold τ,
-        whether or not they are among the best."""
+        """Count every score, in addition to keys and values.
+
+        Any number of close scores enters the threshold τ, even outside the best.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         of_keys = super().state_size(config, shape, num_positions)
         return None if of_keys is None else of_keys + shape.heads * num_positions
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend in blocks of queries, each to the positions that are selected for it and to its band: (B, N, D) → (B,
-        N, D)."""
+        """Attend in query blocks to selected positions and the band: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         num_positions = x_BND.shape[1]
         block, num_blocks = _blocks(num_positions)
@@ -125,23 +149,23 @@ class SparseKAttention(AbstractAttention):
         return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
 
     def scores(self, x_BND: Tensor) -> Float[Tensor, "B H N"]:
-        """Return u, in float32 or wider: in fewer bits many would be equal."""
+        """Return u, in float32 or wider: fewer bits would create ties."""
         with in_float32(x_BND.device):
             return self.scorer(at_least_float32(x_BND)).transpose(1, 2)
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
-        """Return Σ softmax(q·(m k) / √K) m v of each block's queries, zero where nothing is seen."""
+        """Return Σ softmax(q·(m k) / √K) m v for each block's queries, zero in empty rows."""
         a = self._averaging(q @ keys.mT, soft * seen, seen)
         return F.dropout(a, self.dropout, self.training) @ values
 
     def _averaging(self, products: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
-        """Return softmax(m q·k / √K) m over what is seen, by products q·k."""
+        """Return softmax(m q·k / √K) m over visible keys, from products q·k."""
         head_width = self.out.in_features // self.heads
-        hidden = ~seen & seen.any(-1, keepdim=True)  # a row that sees nothing: a softmax of nothing would be NaN
+        hidden = ~seen & seen.any(-1, keepdim=True)  # the softmax of a fully hidden row would be NaN
         return (products * soft / math.sqrt(head_width)).masked_fill(hidden, -math.inf).softmax(-1) * soft
 
     def _global(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the k best positions of each sequence (B, H, 1, k), their m and which pairs they are seen in."""
+        """Return the k best positions per sequence (B, H, 1, k), their m, and their visible pairs."""
         ranking, num_blocks = Ranking.of(u_BHN), u_BHN.shape[-1] // block
         members = valid_BN[:, None, None].expand(-1, self.heads, -1, -1)
         position, exists = best(ranking, members, min(self.k, u_BHN.shape[-1]))
@@ -153,8 +177,10 @@ class SparseKAttention(AbstractAttention):
         return position.expand(-1, -1, num_blocks, -1), soft, seen
 
     def _before_and_own(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for each block the k best positions before it and its own, (B, H, blocks, k + c), their m for each of
-        its queries, and which of them it sees."""
+        """Return each block's k best positions before it and its own positions.
+
+        They are (B, H, blocks, k + c), with m per query of the block, and visibility per query.
+        """
         ranking, num_blocks = Ranking.of(u_BHN), u_BHN.shape[-1] // block
         positions = torch.arange(u_BHN.shape[-1], device=u_BHN.device)
         own = positions.view(num_blocks, block)
@@ -171,24 +197,24 @@ class SparseKAttention(AbstractAttention):
         return position, tau.soft(_picked(u_BHN, position)[..., None, :]), seen
 
     def _is_near(self, query: Tensor, key: Tensor) -> Bool[Tensor, "*rows M"]:
-        """Return whether keys are within the window of queries, both given by their positions."""
+        """Return whether key positions are within the window of query positions."""
         if self.window is None:
             return torch.zeros(torch.broadcast_shapes(query.shape, key.shape), dtype=torch.bool, device=query.device)
         after = 0 if self.causal else self.window
         return (key >= query - self.window) & (key <= query + after)
 
     def _reach(self, num_positions: int) -> tuple[int, int]:
-        """Return how far the window reaches before and after a query, no further than the sequence."""
+        """Return the window's reach before and after a query, at most the sequence length."""
         reach = min(self.window or 0, num_positions)
         return reach, 0 if self.causal else reach
 
     def _band(self, k_BHNK: Tensor, block: int) -> Tensor:
-        """Return the keys within the window of any query of each block, (B, H, blocks, w + c + w, K)."""
+        """Return the keys within the window of any query in a block, (B, H, blocks, w + c + w, K)."""
         before, after = self._reach(k_BHNK.shape[2])
         return F.pad(k_BHNK, (0, 0, before, after)).unfold(2, before + block + after, block).transpose(-1, -2)
 
     def _in_band(self, valid_BN: Tensor, block: int) -> Bool[Tensor, "B 1 blocks c W"]:
-        """Return which of `_band` each query sees."""
+        """Return True at the keys in `_band` visible to each query."""
         before, after = self._reach(valid_BN.shape[1])
         exists = F.pad(valid_BN, (before, after)).unfold(1, before + block + after, block)
         query = torch.arange(block, device=valid_BN.device)[:, None]
@@ -196,8 +222,7 @@ class SparseKAttention(AbstractAttention):
         return self._is_near(query, key) & exists[:, None, :, None]
 
     def _dense(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, Thresholds, Tensor]:
-        """Return the scores u (B, H, N), each row's threshold (B, H, 1, N), and the pairs (B, H, N, N) of a query and a
-        position that it may see."""
+        """Return scores u (B, H, N), thresholds per row (B, H, 1, N), and visible pairs (B, H, N, N)."""
         u_BHN, num_positions = self.scores(x_BND), x_BND.shape[1]
         visible = torch.ones(*u_BHN.shape, num_positions, dtype=torch.bool, device=x_BND.device)
         visible = visible.tril() if self.causal else visible
@@ -223,6 +248,7 @@ class SparseKAttention(AbstractAttention):
         return self.split(x_BND)[2]
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        """Return the distance to the next change in the k best or kink in m."""
         x_BND = without_padding(x_BND, mask_BN)
         u_BHN, tau, visible = self._dense(x_BND, mask_BN)
         visible = visible & (torch.ones_like(visible) if mask_BN is None else mask_BN[:, None, :, None])
@@ -231,23 +257,23 @@ class SparseKAttention(AbstractAttention):
         gap_BHN = torch.where(visible.sum(-1) > self.k, ordered[..., -2] - ordered[..., -1], math.inf)
         above_BHNN = u_BHNN - tau.tau[:, :, 0, :, None]
         kink_BHN = torch.minimum(above_BHNN.abs(), (above_BHNN - 1).abs()).amin(-1)
-        # With a gap of 1 the k best count in full, and the threshold is anywhere in between.
+        # With a gap of 1 the k best have weight 1, and any threshold in between is valid.
         return torch.where(gap_BHN < 1, torch.minimum(gap_BHN, kink_BHN), gap_BHN - 1).min()
 
 
 def _blocks(num_positions: int) -> tuple[int, int]:
-    """Return how many queries a block has, and how many blocks there are."""
+    """Return the number of queries per block, and the number of blocks."""
     block = min(max(MIN_BLOCK, math.isqrt(num_positions)), num_positions)
     return block, -(-num_positions // block)
 
 
 def _num_before(k: int, block: int, num_blocks: int) -> int:
-    """Return how many positions before a block it looks at, at most."""
+    """Return the maximum number of positions before a block in its selection."""
     return min(k, (num_blocks - 1) * block)
 
 
 def _picked(of_all: Tensor, position: Tensor) -> Tensor:
-    """Return what stands at positions (B, H, blocks, M) of (B, H, N) or (B, H, N, K)."""
+    """Gather (B, H, N) or (B, H, N, K) at positions (B, H, blocks, M)."""
     flat = position.flatten(2)
     if of_all.ndim == 4:
         flat = flat[..., None].expand(*flat.shape, of_all.shape[-1])

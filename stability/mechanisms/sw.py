@@ -18,17 +18,16 @@ from stability.mechanisms._impl import Impl, Use
 
 
 class SlidingWindowAttention(AbstractSoftmaxAttention):
-    """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k
-    (paper E: w = 2).
+    """Softmax attention from i to j with |i − j| ≤ w, or i − w ≤ j ≤ i if causal.
 
-    With ``impl=reference`` the queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on
-    each side (causal: before it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. With
-    ``impl=triton`` kernels compute the band (`kernels.band_attention`). A position always sees itself, so no softmax
-    row is empty.
+    RoPE on q and k (paper E: w = 2). With ``impl=reference`` queries are cut into blocks of c = max(w, 16); a block
+    sees its own keys and w more on each side (causal: before it). Time and memory are O(N·(c + 2w)), linear in N,
+    without an N × N mask. With ``impl=triton`` kernels compute the band (`kernels.band_attention`). Every position sees
+    itself, so no softmax row is empty.
     """
 
     class Config(Settings):
-        """Width of the band."""
+        """Settings for the band."""
 
         window: int = Field(
             default=2, ge=1, description="positions seen on each side (causal: before), besides oneself"
@@ -54,11 +53,17 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def num_kept(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count the last w positions: the next one sees them beside itself."""
+        """Count the last w positions: the next position sees them and itself.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         return shape.heads * min(num_positions, config.window)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Attend in blocks of queries, each to the keys of its band: (B, N, D) → (B, N, D)."""
+        """Attend in query blocks, each to the keys in its band: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
         if self.impl == "triton":
@@ -84,12 +89,14 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
     def _reach(self, num_positions: int) -> tuple[int, int]:
-        """Return how far the band reaches before and after a query, no further than the sequence."""
+        """Return the band's reach before and after a query, at most the sequence length."""
         return min(self.before, num_positions), min(self.after, num_positions)
 
     def _visible(self, num_positions: int, block: int, mask_BN: Tensor | None, device: torch.device) -> Tensor:
-        """Return the pairs, True where a query sees a key, (blocks, block, before + block + after); with a leading (B,
-        1) where there is padding."""
+        """Return the visible pairs, (blocks, block, before + block + after).
+
+        With padding they have a leading (B, 1).
+        """
         before, after = self._reach(num_positions)
         query, key = band_positions(num_positions, block, before, after, device)
         in_band = (key >= query - before) & (key <= query + after)

@@ -1,5 +1,7 @@
-"""`titans`: a memory that learns while it reads, alone or as the gate of sliding-window attention (Behrouz et al. 2025,
-arXiv:2501.00663)."""
+"""`titans`: a memory trained while it reads, alone or as a gate on sliding-window attention.
+
+From Behrouz et al. 2025, arXiv:2501.00663.
+"""
 
 from __future__ import annotations
 
@@ -20,39 +22,41 @@ from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortCo
 from stability.models.precision import at_least_float32, in_float32
 
 MLP_CHUNK = 16
-FORGOTTEN_AT_FIRST = 0.01  # α of each position before anything is learned
+FORGOTTEN_AT_FIRST = 0.01  # initial α per position
 
 
 class Titans(AbstractRecurrent):
-    """A memory M of each head that is trained at every position to recall v_t where it is asked for k_t, by one step of
-    gradient descent on ℓ = ‖M(k_t) − v_t‖² with momentum and weight decay (section 3.1, Eqs. 12–15):
+    """A memory M per head, trained at every position to return v_t for k_t.
+
+    Training is one gradient step on ℓ = ‖M(k_t) − v_t‖² with momentum and weight decay (section 3.1, Eqs. 12–15):
 
         S_t = η_t S_{t−1} − θ_t ∇ℓ(M_{t′}; k_t, v_t),  M_t = (1 − α_t) M_{t−1} + S_t,  y_t = M_t(q_t).
 
-    M is a matrix, or W₂ φ(W₁ x)/√F. q, k, v = silu(conv(W x)), q and k of length 1 (section 4.4). t′ is the last
-    position before t's chunk (section 3.2): with ``chunk=1`` it is t − 1, and the gradient that of the memory as it is.
+    M is a matrix, or W₂ φ(W₁ x)/√F. q, k, v = silu(conv(W x)), with q and k scaled to length 1 (section 4.4). t′ is the
+    last position before t's chunk (section 3.2). With ``chunk=1`` it is t − 1, and the gradient is that of the current
+    memory.
 
-    α = σ(w_α·x + b_α) begins near 0.01, η = η̄ σ(w_η·x + b_η) at η̄/2, and θ = θ̄ σ(w_θ·x + b_θ) at θ̄/2. The paper leaves
-    the ranges open; here η̄ is the setting ``momentum``, and 2θ̄ = (1 − η̄)/(1 + η̄)/chunk. Keys are of length 1: without
-    momentum a chunk's steps multiply a linear memory's error by 1 − Σ 2θ kkᵀ, which never makes it larger, and with it
-    none of 96,000 random periodic sequences of keys, η and θ made it grow. (A step of (1 − η_t) does not bound it: what
-    is written at a low η is carried on at the next, higher one.) In a network 1/√F and a bounded φ do what the keys'
-    length does for the matrix; with silu, values of 30 and more can explode.
+    α = σ(w_α·x + b_α) starts near 0.01, η = η̄ σ(w_η·x + b_η) at η̄/2, and θ = θ̄ σ(w_θ·x + b_θ) at θ̄/2. The paper
+    leaves the ranges open; here η̄ is the setting ``momentum``, and 2θ̄ = (1 − η̄)/(1 + η̄)/chunk. Keys have length 1.
+    Without momentum a chunk's steps multiply a linear memory's error by 1 − Σ 2θ kkᵀ, which never increases it. With
+    momentum none of 96,000 random periodic sequences of keys, η and θ increased it. (A step of (1 − η_t) does not bound
+    it: writes at a low η continue at the next, higher one.) In a network 1/√F and a bounded φ replace the effect of
+    unit keys; with silu, values of 30 and more can explode.
 
-    The matrix begins at 0, as it knows nothing. So does W₂; W₁ begins at a parameter drawn from N(0, 1), since all
-    gradients would stay 0 where both are.
+    The matrix starts at 0: an empty memory. So does W₂. W₁ starts at a parameter drawn from N(0, 1), since with both at
+    0 all gradients would stay 0.
 
     - memory_only (LMM, section 4.4): W_o norm(y).
-    - gated_attention (MAG, section 4.2, Eqs. 26–28): W_o (norm(a) ⊙ σ(norm(y))) with causal attention a to
-      i − w ≤ j ≤ i, which has projections of its own and is rotated as `sw` is; the paper's persistent tokens are left
-      out. Beside it, ``memory=none`` is W_o norm(a): the difference is what the memory is worth.
+    - gated_attention (MAG, section 4.2, Eqs. 26–28): W_o (norm(a) ⊙ σ(norm(y))) with causal attention a to i − w ≤ j ≤
+      i. Attention has its own projections and is rotated as in `sw`; the paper's persistent tokens are omitted. With
+      ``memory=none`` it is W_o norm(a): the difference is the memory's effect.
 
-    At padding θ = 0, α = 0, η = 1, and S is not added to M, which it would go on moving. Both stay as they are, so that
-    nothing of a padded position is read later. Chunks are counted in positions, padded ones too.
+    At padding θ = 0, α = 0, η = 1, and S is not added to M. So both stay unchanged, and later positions read nothing
+    from padding. Chunks are counted in positions, padded ones included.
     """
 
     class Config(Settings):
-        """Form of the layer, kind of memory, and which parts of its update there are."""
+        """Settings for the layer's form, the memory and its update."""
 
         form: Literal["memory_only", "gated_attention"] = Field(
             default="memory_only", description="memory_only (LMM) | gated_attention: sliding window, gated (MAG)"
@@ -76,7 +80,7 @@ class Titans(AbstractRecurrent):
 
         @model_validator(mode="after")
         def _is_something(self) -> Titans.Config:
-            """Refuse a layer of a memory alone that has none."""
+            """Refuse a memory_only layer without memory."""
             if self.form == "memory_only" and self.memory == "none":
                 raise ValueError(
                     "mechanism.titans.memory=none leaves nothing of form=memory_only; use form=gated_attention"
@@ -85,12 +89,12 @@ class Titans(AbstractRecurrent):
 
         @property
         def chunk_length(self) -> int:
-            """Return how many positions a chunk has, where none is given, too."""
+            """Positions per chunk, with the default filled in."""
             return self.chunk or (MLP_CHUNK if self.memory == "mlp" else 1)
 
         @property
         def states(self) -> int:
-            """Return how many matrices are kept of each one of the memory: M, and S where there is momentum."""
+            """Stored matrices per memory matrix: M, and S with momentum."""
             return 2 if self.momentum else 1
 
         @property
@@ -126,7 +130,7 @@ class Titans(AbstractRecurrent):
 
     @property
     def gate_maps(self) -> tuple[str, ...]:
-        """The maps of the gates that there are."""
+        """Names of the existing gate maps."""
         return tuple(name for name in ("rate", "momentum", "forget") if hasattr(self, name))
 
     @property
@@ -135,21 +139,30 @@ class Titans(AbstractRecurrent):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """The gates' biases and the network that a memory begins as are kept from weight decay, which would draw them
-        to α = ½, and to a memory that has no gradient."""
+        """No weight decay on gate biases and on the memory's initial network.
+
+        It would pull gates to α = ½, and the memory to one without gradient.
+        """
         biases = {f"{name}.bias": False for name in self.gate_maps}
         return biases | ({"first_HFK": False} if self.config.memory == "mlp" else {})
 
     @property
     def own_splits(self) -> dict[str, tuple[int, ...]]:
-        """``qkv`` and ``attention`` hold three matrices each."""
+        """``qkv`` and ``attention`` are three matrices each."""
         width = self.out.in_features
         return {name: (width,) * 3 for name in ("qkv", "attention") if hasattr(self, name)}
 
     @classmethod
     def state_size(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
-        """Count M, S and, where a chunk has several positions, M at its start; the last inputs of the convolution; keys
-        and values of the window."""
+        """Count M, S, the convolution's last inputs, and the window's keys and values.
+
+        With chunks longer than 1, M at the chunk's start counts too.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: positions read so far.
+        """
         size = 0
         if config.memory != "none":
             memory = shape.heads * shape.head_width * shape.head_width
@@ -162,7 +175,13 @@ class Titans(AbstractRecurrent):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Count projections, convolution, the products of the memory's blocks and the band of the window."""
+        """Count projections, convolution, the memory's block products and the window's band.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         width, count = shape.width, num_positions * shape.width**2
         if config.form == "gated_attention":
             block = window_block(config.window, num_positions)
@@ -175,7 +194,7 @@ class Titans(AbstractRecurrent):
         return float(count)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Return what is recalled, or what is attended to and gated by what is recalled: (B, N, D) → (B, N, D)."""
+        """Return the recall, or attention gated by the recall: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         if self.config.form == "memory_only":
             return self._joined(self.norm(self.recalled(x_BND, mask_BN=mask_BN)))
@@ -186,7 +205,7 @@ class Titans(AbstractRecurrent):
         return self._joined(y_BHNK)
 
     def recalled(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N K"]:
-        """Return M_t(q_t) of each head, in float32 or wider."""
+        """Return M_t(q_t) per head, in float32 or wider."""
         read_BNE = F.silu(at_least_float32(self.conv(self.qkv(x_BND), mask_BN=mask_BN)))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in read_BNE.chunk(3, -1))
         gates, chunk = self.gates(x_BND, mask_BN), min(self.config.chunk_length, x_BND.shape[1])
@@ -197,7 +216,7 @@ class Titans(AbstractRecurrent):
             return mlp_memory(q, k, v, self.first_HFK, gates, chunk, self.config.activation)
 
     def gates(self, x_BND: Tensor, mask_BN: Tensor | None) -> Gates:
-        """Return α, η and θ of each head, in float32 or wider, such that padding changes nothing."""
+        """Return α, η and θ per head, in float32 or wider; padding has no effect."""
         with in_float32(x_BND.device):
             x_BND = at_least_float32(x_BND)
             rate_BNH = self.config.largest_rate * self.rate(x_BND).sigmoid()
@@ -224,13 +243,20 @@ class Titans(AbstractRecurrent):
 
 
 def hidden_width(config: Any, shape: MixerShape) -> int:
-    """Return F, the features between the layers of a memory of two."""
+    """Return F, the hidden width of a two-layer memory."""
     return config.hidden * shape.head_width
 
 
 def memory_cost(config: Any, shape: MixerShape, num_positions: int) -> int:
-    """Return the multiply-adds of one head's memory: of each block the unrolled gates, what keys and queries ask of the
-    state and of each other, and what is written."""
+    """Return the multiply-adds of one head's memory.
+
+    Per block: unrolled gates, products of keys and queries with the state and with each other, and writes.
+
+    Args:
+        config: the mechanism's settings.
+        shape: width and heads.
+        num_positions: N.
+    """
     chunk, states, width = min(config.chunk_length, num_positions), config.states, shape.head_width
     length = linear_block(num_positions, chunk) if config.memory == "linear" else chunk
     unrolling = length**3 + length**2 if config.momentum else 0

@@ -1,4 +1,4 @@
-"""`two_way`: a causal mechanism read in both directions, so that objectives which see both sides can use it."""
+"""`two_way`: a causal mechanism applied in both directions, for bidirectional objectives."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from stability.registry import Registry, near_misses
 
 
 class TwoWay(AbstractMechanism):
-    """A causal mechanism that is read from both ends, y = f(x) + R g(R x): f reads a sequence from its beginning, g
-    from its end; R reverses it.
+    """A causal mechanism applied from both ends, y = f(x) + R g(R x); R reverses a sequence.
 
-    The sum of both directions is the bidirectional form of Vim (Zhu et al. 2024, arXiv:2401.09417) and of Caduceus'
-    BiMamba (Schiff et al. 2024, arXiv:2403.03234). They have one output projection for both; here each direction has
-    its own, W_f a + W_g b, which is a linear layer on the two side by side. ``weights=shared``: f = g.
+    f reads from the start, g from the end. The sum is the bidirectional form in Vim (Zhu et al. 2024, arXiv:2401.09417)
+    and in Caduceus' BiMamba (Schiff et al. 2024, arXiv:2403.03234). They share one output projection. Here each
+    direction has its own, W_f a + W_g b, which is a linear layer on both concatenated. ``weights=shared``: f = g.
 
-    R reverses what lies between the first valid position and the last one: whatever stands around it is no part of the
-    sequence and stays where it is, and distances within it stay the same.
+    R reverses the span from the first to the last valid position. Padding around it stays in place, and distances
+    within it are preserved.
     """
 
     class Config(Settings):
-        """The mechanism that is read both ways. Written ``of=sw sw.window=4``; kept as one part, ``of``."""
+        """The inner mechanism, written ``of=sw sw.window=4``; stored as one part, ``of``."""
 
         of: Annotated[Part, Family("mechanisms")] = Field(
             description="causal mechanism that is read forwards and backwards, with its settings"
@@ -45,8 +44,7 @@ class TwoWay(AbstractMechanism):
         @model_validator(mode="before")
         @classmethod
         def _fold(cls, values: Any) -> Any:
-            """Turn direct keys ({"of": "sw", "sw": {"window": 4}}) into a part; what ``of`` does not name is
-            dropped."""
+            """Turn direct keys ({"of": "sw", "sw": {"window": 4}}) into a part; drop other parts."""
             if not isinstance(values, dict):
                 return values
             given = {key: item for key, item in values.items() if key not in cls.model_fields}
@@ -76,7 +74,11 @@ class TwoWay(AbstractMechanism):
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        """Check the part's settings against ``num_positions``. Errors: the part's own, under the path of two_way."""
+        """Check the part's settings against ``num_positions``.
+
+        Raises:
+            ValueError: from the part, under the path of two_way.
+        """
         try:
             load(config.of.name).check_positions(config.of.settings, num_positions)
         except ValueError as error:
@@ -84,7 +86,11 @@ class TwoWay(AbstractMechanism):
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
-        """Check the part's settings against ``heads``. Errors: the part's own, under the path of two_way."""
+        """Check the part's settings against ``heads``.
+
+        Raises:
+            ValueError: from the part, under the path of two_way.
+        """
         try:
             load(config.of.name).check_heads(config.of.settings, heads)
         except ValueError as error:
@@ -108,7 +114,13 @@ class TwoWay(AbstractMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Return the multiply-adds of both directions."""
+        """Return the multiply-adds in both directions.
+
+        Args:
+            config: the mechanism's settings.
+            shape: width, heads and direction.
+            num_positions: N.
+        """
         return 2 * load(config.of.name).cost(config.of.settings, _causal(shape), num_positions)
 
     def start_local(self, bias: float) -> None:
@@ -116,7 +128,7 @@ class TwoWay(AbstractMechanism):
             mixer.start_local(bias)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Any:
-        """Return the sum of both directions, with that of their losses where they have any of their own."""
+        """Return the sum of both directions, and of their auxiliary losses, if any."""
         ahead, back = self.mixers[0], self.mixers[-1]
         losses: list[Tensor] = []
         if mask_BN is None:
@@ -129,8 +141,11 @@ class TwoWay(AbstractMechanism):
 
 
 def reversal(mask_BN: Tensor) -> Int64[Tensor, "B N"]:
-    """Return the place that each position takes when the span from the first valid position to the last is reversed;
-    twice is the identity, and so is a row without a valid position."""
+    """Return each position's place after reversing the span of valid positions.
+
+    The span is from the first to the last valid position. Applied twice it is the identity; so it is for a row without
+    valid positions.
+    """
     num = mask_BN.shape[1]
     places_N = torch.arange(num, device=mask_BN.device)
     first_B1 = mask_BN.int().argmax(1, keepdim=True)
@@ -144,7 +159,7 @@ def _causal(shape: MixerShape) -> MixerShape:
 
 
 def _choices() -> tuple[str, ...]:
-    """Return what can be read both ways: every causal mechanism, but one that is made of others."""
+    """Return the allowed inner mechanisms: every causal one, except `mix` and `two_way`."""
     registry = Registry("mechanisms")
     return tuple(
         name
@@ -154,7 +169,7 @@ def _choices() -> tuple[str, ...]:
 
 
 def _chosen(value: Any, parts: dict[str, Part]) -> Part:
-    """Return the part that ``of`` names, with the settings that were written for it."""
+    """Return the part named by ``of``, with its written settings."""
     if isinstance(value, Part):
         return value
     if isinstance(value, dict) and "name" in value:  # as a spec's JSON has it
@@ -163,7 +178,7 @@ def _chosen(value: Any, parts: dict[str, Part]) -> Part:
             raise ValueError(f"mechanism.two_way.of.name={value['name']}: must be a mechanism's name, e.g. gla")
         return inner_part("two_way", value["name"], settings, _choices(), ("of", "weights"))
     if value not in _choices():
-        # what is not trained is refused with words of its own
+        # suggest trainable mechanisms only: others are refused with another message
         trained = tuple(name for name in _choices() if load(name).trainable)
         raise ValueError(f"mechanism.two_way.of={value}: is no causal mechanism; {near_misses(str(value), trained)}")
     return parts.get(value) or inner_part("two_way", value, {}, _choices(), ("of", "weights"))

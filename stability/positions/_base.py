@@ -1,5 +1,4 @@
-"""A position scheme says how a model tells positions apart: by rotations within its mixers, by what is added to the
-embedding, or not at all."""
+"""Base class for position schemes: rotations in mixers, vectors on the embedding, or nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +11,10 @@ from stability.models.position import Rope
 
 
 class AbstractPosition:
-    """Base of every position scheme. ``adds``: whether it adds vectors of its own to the embedding."""
+    """Base class for every position scheme.
+
+    ``adds``: whether it adds its own vectors to the embedding.
+    """
 
     family: ClassVar[str] = "positions"
     Config: ClassVar[type[Settings]]
@@ -20,11 +22,19 @@ class AbstractPosition:
 
     @classmethod
     def rope(cls, config: Any) -> Rope | None:
-        """Return the rotation that mixers apply to what they compare; None: they rotate nothing."""
+        """Return the rotation for mixers, or None."""
         return None
 
     @classmethod
     def placed(cls, config: Any, embedding: nn.Module, width: int, num_positions: int) -> nn.Module:
-        """Return what embeds inputs and says where each stands, (B, N, D) for N up to ``num_positions``: by default
-        ``embedding`` itself. What is drawn comes from the global random state."""
+        """Return the module from inputs to positioned embeddings, (B, N, D).
+
+        Default: ``embedding`` itself. Parameters are drawn from the global random state.
+
+        Args:
+            config: the scheme's settings.
+            embedding: embeds inputs, (B, N, D).
+            width: D.
+            num_positions: largest N.
+        """
         return embedding

@@ -1,4 +1,7 @@
-"""`learned`: a table of absolute positions that is added to the embedding (Radford et al. 2019, as nanoGPT has it)."""
+"""`learned`: a table of absolute positions added to the embedding.
+
+From Radford et al. 2019, as in nanoGPT.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from stability.positions._base import AbstractPosition
 
 
 class Placed(nn.Module):
-    """The embedding plus row p of a table at position p = 0, 1, …: (B, N, D)."""
+    """The embedding plus a table's row p at position p = 0, 1, …: (B, N, D)."""
 
     own_roles: ClassVar = {"positions_ND": "position"}
 
@@ -23,7 +26,11 @@ class Placed(nn.Module):
         self.positions_ND = nn.Parameter(std * torch.randn(num_positions, width))
 
     def forward(self, inputs: Any) -> Tensor:
-        """Embed and place. Errors: ``ValueError`` where there are more positions than rows of the table."""
+        """Embed inputs and add positions.
+
+        Raises:
+            ValueError: more positions than rows in the table.
+        """
         x_BND = self.embedding(inputs)
         if x_BND.shape[1] > len(self.positions_ND):
             raise ValueError(
@@ -34,11 +41,13 @@ class Placed(nn.Module):
 
 
 class LearnedPosition(AbstractPosition):
-    """Every position up to the model's length has a learned vector; mixers rotate nothing. A context that a cross
-    mechanism reads by position counts from 0, too, as under `rope`."""
+    """A learned vector per position up to the model's length; mixers rotate nothing.
+
+    In a cross mechanism, a context read by position also counts from 0, as under `rope`.
+    """
 
     class Config(Settings):
-        """Settings of the table's start."""
+        """Setting for the initial table."""
 
         std: float = Field(
             default=0.02,

@@ -1,4 +1,4 @@
-"""`none`: the model is told no positions; a causal one can still count what it sees (Haviv et al. 2022)."""
+"""`none`: no position information; a causal model can still count visible positions (Haviv et al. 2022)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stability.positions._base import AbstractPosition
 
 
 class NoPosition(AbstractPosition):
-    """The scheme that rotates nothing and adds nothing."""
+    """Scheme without rotation and without added vectors."""
 
     class Config(Settings):
         """This part has no settings."""

@@ -1,4 +1,4 @@
-"""`rope`: rotary position embedding (Su et al. 2021, arXiv:2104.09864), applied within each mixer."""
+"""`rope`: rotary position embedding, applied in each mixer (Su et al. 2021, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from stability.positions._base import AbstractPosition
 
 
 class RotaryPosition(AbstractPosition):
-    """Pair k of a head's K entries is turned by p·base^(−2k/K) at position p (`stability.models.position.rope`)."""
+    """Rotates pair k of a head's K entries by p·base^(−2k/K) at position p.
+
+    See `stability.models.position.rope`.
+    """
 
     class Config(Settings):
-        """Settings of the angles."""
+        """Setting for the angles."""
 
         base: Annotated[float, Since(10_000.0)] = Field(
             default=10_000.0, gt=1, description="the slowest pair turns about this many times as slowly as the first"
