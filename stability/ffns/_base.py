@@ -14,13 +14,13 @@ class AbstractFeedForward(OwnInit):
     """Base class for every feed-forward network, (B, N, D) → (B, N, D).
 
     Subclasses are constructed as ``cls(config, width, multiple)``: their own settings, the model's width D and the
-    model's ``ffn_multiple``, used unless the settings have their own multiple.
+    model's ``ffn_multiple``, used unless the settings have their own multiple. The last projection is called ``out``:
+    the initialisation scales it by the number of branches. `own_init` lists the parameters with an initialisation of
+    their own.
 
-    ``hidden_dropout``: dropout rate of the hidden layer in training mode, set by the model after construction
-    (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
-
-    The last projection is called ``out``: the initialisation scales it by the number of branches. `own_init` lists the
-    parameters with an initialisation of their own.
+    Attributes:
+        hidden_dropout: dropout rate of the hidden layer in training mode, set by the model after construction
+            (`model.dropout_at=maps`). A network without such a layer ignores it, and its output has dropout anyway.
     """
 
     family: ClassVar[str] = "ffns"

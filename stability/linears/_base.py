@@ -13,8 +13,9 @@ from stability.models.init import own_parameters
 class AbstractLinear:
     """Base class for every kind of linear map.
 
-    ``is_affine``: whether the output is Wx + b with its own parameters, so that a mechanism may use the weight
-    directly.
+    Attributes:
+        is_affine: whether the output is Wx + b with its own parameters, so that a mechanism may use the weight
+            directly.
     """
 
     family: ClassVar[str] = "linears"

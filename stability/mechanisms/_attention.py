@@ -25,11 +25,14 @@ class AbstractDotProductAttention(AbstractAttention):
     explicitly, N² numbers per head. Dropout on A applies in training mode only (`dropped`), and never in `weights`. A
     subclass that changes `split`, `logits` or `mixed` must also adapt `projections` or ``gamma``.
 
-    ``gamma``: γ, one number, if the heads' output is the discrepancy v − γAv; None if it is Av. ``mask_diagonal``: True
-    if no position attends to itself. ``log_temperature``: t, if q·k has a learned factor e^t instead of 1/√K (Lee et
-    al. 2021, arXiv:2112.13492, 3.2); else None. ``kv_heads``: number of key and value heads, smaller than ``heads`` for
-    grouped queries (Ainslie et al. 2023, arXiv:2305.13245). Query head h then uses key-value head h // (heads /
-    kv_heads), and ``qkv`` has D + 2·kv_heads·K rows. All exposed tensors have all heads.
+    Attributes:
+        gamma: γ, one number, if the heads' output is the discrepancy v − γAv; None if it is Av.
+        mask_diagonal: True if no position attends to itself.
+        log_temperature: t, if q·k has a learned factor e^t instead of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2);
+            else None.
+        kv_heads: number of key and value heads, smaller than ``heads`` for grouped queries (Ainslie et al. 2023,
+            arXiv:2305.13245). Query head h then uses key-value head h // (heads / kv_heads), and ``qkv`` has D +
+            2·kv_heads·K rows. All exposed tensors have all heads.
     """
 
     rows_sum_to_one = True

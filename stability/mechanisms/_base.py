@@ -23,11 +23,17 @@ BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 class MixerShape:
     """Place of a mixer in the backbone: all facts outside its own settings.
 
-    ``direction``: "bidirectional" or "causal". ``layer``: index from 0 among ``num_layers``; patterns such as `mix` use
-    it. ``rope``: rotation for positions. If it is None, positions are encoded elsewhere or not at all, and the mixer
-    rotates nothing, regardless of its settings. ``dropout``: rate for attention weights in training mode; mixers
-    without such weights ignore it, and their output has dropout anyway. ``num_positions``: sequence length of the model
-    (`model.positions`); None if unknown.
+    Attributes:
+        width: D, features per position.
+        heads: H, a divisor of ``width``.
+        direction: "bidirectional" or "causal".
+        layer: index from 0; patterns such as `mix` use it.
+        num_layers: layers in the model.
+        rope: rotation for positions. If it is None, positions are encoded elsewhere or not at all, and the mixer
+            rotates nothing, regardless of its settings.
+        dropout: rate for attention weights in training mode. Mixers without such weights ignore it, and their output
+            has dropout anyway.
+        num_positions: sequence length of the model (`model.positions`); None if unknown.
     """
 
     width: int
@@ -121,12 +127,13 @@ class AbstractMechanism(KernelUser, OwnInit):
     A subclass has a `Config`, declares its `directions` and implements `forward`. `own_init` lists parameters with an
     initialisation of their own.
 
-    ``trainable``: False for a mechanism that only replaces another one in a trained model, e.g. to skip small weights.
-    Runs and tokenizers refuse it and print ``used_for``.
-
-    ``piecewise_smooth``: True if the mechanism selects positions or blocks by its own scores. It is smooth between two
-    changes in the selection, and its second derivative is the current piece's. `margin` measures the distance to the
-    next change.
+    Attributes:
+        trainable: False for a mechanism that only replaces another one in a trained model, e.g. to skip small weights.
+            Runs and tokenizers refuse it and print ``used_for``.
+        used_for: purpose of a mechanism that is not trainable.
+        piecewise_smooth: True if the mechanism selects positions or blocks by its own scores. It is smooth between two
+            changes in the selection, and its second derivative is the current piece's. `margin` measures the distance
+            to the next change.
     """
 
     family: ClassVar[str] = "mechanisms"

@@ -88,10 +88,14 @@ class ConsensusSettings(Settings):
 
 
 class EdgeWeights(NamedTuple):
-    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²), Λ before row normalisation.
+    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²).
 
-    Gain and Λ are None at rank 0. ``norm_HBP``: Σ_T (α + β), only with ``step="bounded"``. It bounds ‖Σ_T R‖, since
-    ‖ΛᵀΛ‖ ≤ trace = 1 with rows of norm 1/√r.
+    Attributes:
+        alpha_HTBP: α.
+        gain_HTRBP: gain; None at rank 0.
+        lambda_HTRKBP: Λ before row normalisation; None at rank 0.
+        norm_HBP: Σ_T (α + β), only with ``step="bounded"``. It bounds ‖Σ_T R‖, since ‖ΛᵀΛ‖ ≤ trace = 1 with rows of
+            norm 1/√r.
     """
 
     alpha_HTBP: Tensor

@@ -10,10 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Edges:
-    """Directed edges source → target, (B, E) each; one row serves a whole batch.
+    """Directed edges source → target; one row serves a whole batch with equal edges.
 
-    ``kept_BE``: False for filler, None if all entries are edges. ``gate_BE``: factor on each edge's R, None if all are
-    1.
+    Attributes:
+        source_BE: source positions, (B, E).
+        target_BE: target positions, (B, E).
+        kept_BE: False for filler; None if all entries are edges.
+        gate_BE: factor on each edge's R; None if all are 1.
     """
 
     source_BE: Tensor

@@ -22,8 +22,13 @@ LINEAR_BLOCK = 32
 class Gates:
     """Gates for a memory M and its momentum S per position, (B, H, N) each.
 
-    S ← η S − θ ∇ and M ← (1 − α) M + p S. ``log_kept``: ln(1 − α) ≤ 0. ``log_carried``: ln η ≤ 0, or None without
-    momentum (η = 0). ``rate``: θ. ``added``: p, 1 at valid positions, 0 at positions that leave the memory unchanged.
+    S ← η S − θ ∇ and M ← (1 − α) M + p S.
+
+    Attributes:
+        log_kept: ln(1 − α) ≤ 0.
+        log_carried: ln η ≤ 0; None without momentum (η = 0).
+        rate: θ.
+        added: p, 1 at valid positions, 0 at positions that leave the memory unchanged.
     """
 
     log_kept: Tensor
@@ -41,10 +46,14 @@ class Unrolled:
     """The recurrence in `Gates` unrolled over blocks of L positions.
 
     Everything is linear in the state Z at a block's start: M alone (R = 1), or M and S (R = 2). ∇_j is the gradient at
-    position j in the block.
+    position j in the block. M_t = Σ_r read_tr Z_r − Σ_{j ≤ t} inside_tj ∇_j. At the block's end Z_r = Σ_s carry_rs Z_s
+    − Σ_j write_jr ∇_j.
 
-    ``read`` (B, H, G, L, R) and ``inside`` (B, H, G, L, L): M_t = Σ_r read_tr Z_r − Σ_{j ≤ t} inside_tj ∇_j. ``carry``
-    (B, H, G, R, R) and ``write`` (B, H, G, L, R): at the block's end Z_r = Σ_s carry_rs Z_s − Σ_j write_jr ∇_j.
+    Attributes:
+        read: (B, H, G, L, R).
+        inside: (B, H, G, L, L).
+        carry: (B, H, G, R, R).
+        write: (B, H, G, L, R).
     """
 
     read: Tensor

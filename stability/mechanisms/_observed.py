@@ -21,11 +21,13 @@ from stability.models.position import Rope
 class AbstractAttention(AbstractMechanism):
     """A mechanism with one attention matrix A per head, applied to values v.
 
-    y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o. ``rows_sum_to_one``: True if A averages, like a softmax:
-    each row sums to 1, or is zero if nothing is visible. False if weights are arbitrary (sigmoid, linear attention).
+    y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o.
 
-    ``maps_per_head``: number of attention maps per head, each with its own weights and values. They share the axis of
-    heads: all heads for the first map, then all for the second.
+    Attributes:
+        rows_sum_to_one: True if A averages, like a softmax: each row sums to 1, or is zero if nothing is visible. False
+            if weights are arbitrary (sigmoid, linear attention).
+        maps_per_head: number of attention maps per head, each with its own weights and values. They share the axis of
+            heads: all heads for the first map, then all for the second.
     """
 
     rows_sum_to_one: ClassVar[bool]
@@ -87,9 +89,10 @@ class AbstractConsensus(AbstractMechanism):
     y = W_o u′ + b_o, with u = W_s x + b_s updated to u′. For each η in `step_sizes` u ← u − η·g(u), with g_i = Σ_j R_ij
     δ_ij − Σ_k R_ki δ_ki over the directed out-edges i → j and in-edges k → i in `edge_weights`.
 
-    ``rotation``: form of the disagreement δ_ij. "none": u_i − u_j. "absolute": ũ_i − ũ_j, each rotated by its position.
-    "gradient": the same, with step direction ρ(i)ᵀg_i instead of g_i. "relative": ρ(i − j)u_i − u_j. ``rope``: the
-    rotation ρ.
+    Attributes:
+        rotation: form of the disagreement δ_ij. "none": u_i − u_j. "absolute": ũ_i − ũ_j, each rotated by its position.
+            "gradient": the same, with step direction ρ(i)ᵀg_i instead of g_i. "relative": ρ(i − j)u_i − u_j.
+        rope: the rotation ρ.
     """
 
     heads: int

@@ -18,8 +18,12 @@ from torch import Tensor
 class Ranking:
     """Order of a sequence's scores: best first, later first among equal scores.
 
-    ``position`` per rank and ``place`` (rank) per position, both (B, H, N). The order of two positions does not depend
-    on the positions between them. So a position that has left the best k of a prefix is in no longer prefix's best k.
+    The order of two positions does not depend on the positions between them. So a position that has left the best k of
+    a prefix is in no longer prefix's best k.
+
+    Attributes:
+        position: position at each rank, (B, H, N).
+        place: rank of each position, (B, H, N).
     """
 
     position: Int64[Tensor, "B H N"]
@@ -33,7 +37,12 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds τ per row, and a flag for rows with at most k scores, all of weight 1."""
+    """Thresholds per row, and a flag for rows with at most k scores.
+
+    Attributes:
+        tau: τ.
+        is_whole: True for rows with at most k scores; all these have weight 1.
+    """
 
     tau: Float[Tensor, "B H R I"]
     is_whole: Bool[Tensor, "B H R I"]

@@ -21,7 +21,9 @@ from stability.mechanisms.sa import SoftmaxAttention
 class Pairs(NamedTuple):
     """The computed (query, key) pairs of a sequence.
 
-    ``scored``: pairs with a computed q·k. ``weighed``: scored pairs with an added value.
+    Attributes:
+        scored: pairs with a computed q·k.
+        weighed: scored pairs with an added value.
     """
 
     scored: Bool[Tensor, "B H N N"]
@@ -29,9 +31,12 @@ class Pairs(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Settings at one ``budget``, the share in (0, 1] that a mechanism may keep.
+    """Settings of a mechanism at one budget.
 
-    ``label``: other distinguishing settings, for tables.
+    Attributes:
+        budget: share in (0, 1] that the mechanism may keep.
+        label: other distinguishing settings, for tables.
+        config: the settings.
     """
 
     budget: float

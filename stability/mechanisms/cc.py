@@ -53,7 +53,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     With ``rope="absolute"`` g contains ũ_i − ṽ_j, each rotated by its own position (C.3). With "gradient" g_i is the
     derivative of their energy by u_i: ρ(i)ᵀ times that sum. With "relative" g contains ρ(i − j)u_i − v_j. Several
-    iterations repeat u ← u − η_t·g(u) with the edge weights from y and c; the context stays. With ``step="bounded"``
+    iterations repeat u ← u − η_t·g(u) with the edge weights from y and c; v is fixed. With ``step="bounded"``
     each i's R_ij are divided by Σ_j (α_ij + β_ij) ≥ λ_max of Σ_j R_ij, over valid j. A position without valid context
     has u′ = u.
     """

@@ -26,14 +26,14 @@ class ForgettingAttention(AbstractWrittenOutAttention):
     """Causal attention with decay: y_i = W_o Σ_{j ≤ i} softmax_j(q_i·k_j / √K + D_ij) v_j + b_o.
 
     Per head D_ij = Σ_{l = j+1..i} ln f_l and f_l = σ(w_f·x_l + b_f) (section 3, Forgetting Attention). At padding ln f
-    = 0, so padding causes no decay. The gates encode positions: queries and keys are not rotated under any position
-    scheme (so position=rope and none are the same model). With ``rope="absolute"`` they are rotated as in `sa` under
-    position=rope. This is the paper's plain block (FoX, LLaMA). Its Pro block also has an output gate and norm, normed
-    q and k, and a shift of keys and values.
+    = 0, so padding causes no decay. The gates encode positions. So by default queries and keys are not rotated under
+    any position scheme, and position=rope and none are the same model. With ``rope="absolute"`` they are rotated as in
+    `sa` under position=rope. This is the paper's plain block (FoX, LLaMA). Its Pro block also has an output gate and
+    norm, normed q and k, and a shift of keys and values.
 
     b_f starts at 0, as in the paper's released code: about half is forgotten per position. With ``decay_times`` the
-    heads start with f = e^(−1/T), so b_f = −ln(e^(1/T) − 1). T is log-spaced from the first head's to the last's, as
-    the paper starts gates that do not read x.
+    heads start with f = e^(−1/T), so b_f = −ln(e^(1/T) − 1). T is log-spaced from the first head's to the last's, as in
+    the paper for gates that do not read x.
     """
 
     class Config(Settings):

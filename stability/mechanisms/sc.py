@@ -48,7 +48,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     With ``rope="absolute"`` g's disagreements use the rotated ũ (C.3, read literally: u′ = u − η·g(ũ)). With "gradient"
     g is the gradient of their energy by u: u′_i = u_i − η·ρ(i)ᵀg(ũ)_i. With "relative" they are ρ(i − j)u_i − u_j, in
     both sums. Several iterations repeat u ← u − η_t·g(u) with the edge weights from y. With ``step="bounded"`` R is
-    divided by a bound of the operator's largest eigenvalue (`stability.mechanisms.sc`), so that u ↦ η·g(u) has norm at
+    divided by a bound of the operator's largest eigenvalue (`largest_eigenvalue`), so that u ↦ η·g(u) has norm at
     most η.
     """
 

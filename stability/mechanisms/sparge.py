@@ -22,9 +22,11 @@ from stability.mechanisms.sa import SoftmaxAttention
 class Prediction(NamedTuple):
     """Predictions about blocks, before any pair is scored.
 
-    ``mass_BHNJ``: P̂, the predicted weight of key block j in query i's row, 0 if not predicted. ``alike_q_BHN``,
-    ``alike_k_BHJ``: self-similarity of a query's block and of a key block. ``own_NJ``: True if j is a causal query's
-    own block.
+    Attributes:
+        mass_BHNJ: P̂, the predicted weight of key block j in query i's row; 0 if not predicted.
+        alike_q_BHN: self-similarity of a query's block.
+        alike_k_BHJ: self-similarity of a key block.
+        own_NJ: True if j is a causal query's own block.
     """
 
     mass_BHNJ: Tensor

@@ -30,7 +30,7 @@ from stability.mechanisms._blocks import (
 class SparseTransformerAttention(AbstractSoftmaxAttention):
     """Softmax attention to near keys in half of the heads, to far keys in the rest.
 
-    Near heads are half, rounded up. The key sets are A⁽¹⁾ and A⁽²⁾ in Child et al. 2019, arXiv:1904.10509, 4.3, each in
+    The half is rounded up. The key sets are A⁽¹⁾ and A⁽²⁾ in Child et al. 2019, arXiv:1904.10509, 4.3, each in
     separate heads as in 5.1. RoPE on q and k.
 
     With the stride l, ``pattern=strided`` has A⁽¹⁾_i = {max(0, i − l), …, i} and A⁽²⁾_i = {j ≤ i: (i − j) mod l = 0}.

@@ -99,7 +99,7 @@ class Titans(AbstractRecurrent):
 
         @property
         def largest_rate(self) -> float:
-            """θ̄."""
+            """The largest rate, θ̄."""
             return (1 - self.momentum) / (1 + self.momentum) / (2 * self.chunk_length)
 
     def __init__(self, config: Config, shape: MixerShape):

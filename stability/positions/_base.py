@@ -13,7 +13,8 @@ from stability.models.position import Rope
 class AbstractPosition:
     """Base class for every position scheme.
 
-    ``adds``: whether it adds its own vectors to the embedding.
+    Attributes:
+        adds: whether it adds its own vectors to the embedding.
     """
 
     family: ClassVar[str] = "positions"
