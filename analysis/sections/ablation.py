@@ -1,5 +1,4 @@
-"""Tabulate settings varied one at a time around a base (`ablate.sc.window=[…]`) in the form of the paper's Table 9, and
-say what follows from it."""
+"""Tabulate ablated settings (`ablate.sc.window=[…]`) in the form of the paper's Table 9, with a verdict each."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, short_count, value_text
 from stability.runs.words import Words
 
-# How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation
-# NLL as they rise.
+# Column headings of the paper's Table 9; other settings have their own name. In the paper, raising any of the three
+# lowers the validation NLL.
 PAPER_HEADINGS = {"edge_hidden": "Edge hidden dimension (ξ)", "rank": "Rank (r)", "window": "Window size (w)"}
 PAPER_PART = "sc"
 MOST_COLUMNS = 12
@@ -31,7 +30,7 @@ MOST_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a setting and its runs. ``lr``: the rate with the best median NLL; NaN where no rate has one."""
+    """One value of a setting and its runs; ``lr`` has the best median NLL, NaN without a finite one."""
 
     value: Any
     series: str
@@ -51,19 +50,19 @@ class Value:
 
     @property
     def diverged(self) -> str:
-        """The share of seeds that diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
+        """The share of seeds diverged at ``lr``, e.g. diverged 2/4; "" for none."""
         number = int(np.isinf(self.by_seed).sum())
         return f"diverged {number}/{len(self.by_seed)}" if number else ""
 
     @property
     def learned_nats(self) -> float:
-        """The nats by which the median lies below the token-frequency NLL; NaN where either is missing."""
+        """The median's distance in nats below the token-frequency NLL; NaN if either is missing."""
         return float(self.runs["unigram_nll"].median()) - self.median
 
 
 @dataclass(frozen=True)
 class Group:
-    """One setting of a part: a column for each value, the base's among them."""
+    """One setting of a part: a column for each value, including the base's."""
 
     part: str
     setting: str
@@ -80,7 +79,7 @@ class Group:
 
     @property
     def best(self) -> float:
-        """The lowest median of its columns; NaN where none is finite."""
+        """The lowest median of its columns; NaN if none is finite."""
         return min((column.median for column in self.columns if math.isfinite(column.median)), default=math.nan)
 
     @property
@@ -92,14 +91,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The groups around one base; ``base``: its series."""
+    """The groups around the series ``base``."""
 
     base: str
     groups: tuple[Group, ...]
 
 
 def ablations(study: Study) -> tuple[Ablation, ...]:
-    """Return one ablation for each series that settings were varied around; none in a study without `ablate`."""
+    """Return one ablation for each ablated series; none in a study without `ablate`."""
     described = study.study.get("ablations") or []
     found = []
     for base in dict.fromkeys(study.runs["base"]):
@@ -111,7 +110,7 @@ def ablations(study: Study) -> tuple[Ablation, ...]:
 
 def _group(study: Study, runs: Frame, item: dict[str, Any]) -> Group:
     of_values = [(runs[runs["variant"] == each["variant"]], each["value"]) for each in item["values"]]
-    columns = [_column(study, own, value) for own, value in of_values if len(own)]  # not those whose runs were lost
+    columns = [_column(study, own, value) for own, value in of_values if len(own)]  # without values of lost runs
     base = next(each["value"] for each in item["values"] if not each["variant"])
     return Group(item["part"], item["setting"], tuple(columns), base)
 
@@ -125,14 +124,16 @@ def _column(study: Study, runs: Frame, value: Any) -> Value:
 
 
 def tells_all(study: Study) -> bool:
-    """Return whether the ablations' tables hold every series at its only learning rate: the tables against learning
-    rate would say the same once more."""
+    """Return whether the ablation tables contain every series at its only learning rate.
+
+    The tables against learning rate would then repeat them.
+    """
     shown = {column.series for each in ablations(study) for group in each.groups for column in group.columns}
     return study.runs["lr"].nunique() == 1 and shown == set(study.series)
 
 
 def ablation_tables(study: Study) -> list[Table]:
-    """Return the paper's Table 9 for each base, over several tables where it has more than twelve columns."""
+    """Return the paper's Table 9 for each base, at most twelve columns a table."""
     return [_table(study, each.base, groups) for each in ablations(study) for groups in _fitting(each.groups)]
 
 
@@ -148,8 +149,8 @@ def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
 
 
 def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
-    """Return the table of some settings' groups: best median NLL of each value with its learning rate, generative NLL
-    and model size, the best of a group in bold."""
+    """Return one table of settings: best median NLL, its learning rate, generative NLL, model size; a group's best is
+    bold."""
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
     nlls = [narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns]
@@ -184,14 +185,16 @@ def _generative(column: Value) -> Cell:
 
 
 def _size(column: Value) -> Cell:
-    """Return a cell with the parameter count in the paper's short form, and the count itself."""
+    """Return a cell with the short parameter count above the exact count."""
     known = column.runs["num_params"].dropna()
     return Cell(short_count(known.iloc[0]), f"{known.iloc[0]:,.0f}") if len(known) else Cell("--")
 
 
 def directions(study: Study) -> list[str]:
-    """Say for each numeric setting, in a sentence, whether the NLL falls or rises from its smallest value to its
-    largest. Seeds are paired, diverged ones among them."""
+    """Say for each numeric setting if the NLL falls or rises from its smallest value to its largest.
+
+    Seeds are paired, including diverged ones.
+    """
     return [
         _direction(each.base, group, wording.words(study))
         for each in ablations(study)
@@ -201,10 +204,9 @@ def directions(study: Study) -> list[str]:
 
 
 def _direction(base: str, group: Group, words: Words) -> str:
-    """Say which way one setting's NLL goes, on pairs of one seed; a run that diverged is infinitely bad, so that a seed
-    that diverged at one of the two tells as much as any other."""
+    """Say the direction of one setting's NLL over paired seeds; a diverged run counts as ∞."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
-    pairs = (high.by_seed - low.by_seed).dropna()  # ∞ − ∞ among it: what diverged at both tells nothing
+    pairs = (high.by_seed - low.by_seed).dropna()  # drops ∞ − ∞ too: a seed that diverged at both decides nothing
     both = pairs[np.isfinite(pairs)]
     what = f"{base}, {group.setting} from {low.text} to {high.text}"
     lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
@@ -226,8 +228,10 @@ def _direction(base: str, group: Group, words: Words) -> str:
 
 
 def _sign(pairs: list[float]) -> int:
-    """Decide the direction as `decide` does, one pair deciding nothing. Where every seed diverged at the same one of
-    the two and finished at the other there is no spread to judge by: they agree."""
+    """Return the sign from `decide`, 0 for fewer than two pairs.
+
+    If every seed diverged at the same one of the two values, the sign is theirs: the pairs have no spread to test.
+    """
     if len(pairs) < 2:
         return 0
     if all(each == pairs[0] for each in pairs) and math.isinf(pairs[0]):
@@ -236,8 +240,7 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """Say by how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these
-    are not all."""
+    """Say the change of NLL over the seeds that finished at both values, with the diverged ones if any."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

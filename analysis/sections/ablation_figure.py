@@ -1,4 +1,4 @@
-"""Draw the figure beside an ablation's table: validation NLL against each setting, seeds as points."""
+"""Draw the figure of an ablation's table: validation NLL against each setting, seeds as points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
-TURNED_DEGREES, LABEL_GAP = 35, 3  # of labels that would overlap; pixels between two that do not
+TURNED_DEGREES, LABEL_GAP = 35, 3  # overlapping labels are turned; gap in pixels between labels
 CAPTION = (
     "Validation NLL against one setting at a time, the others at the base's, whose value has the ring. Points: "
     "seeds; line: their median; ×: diverged runs of all runs there."
@@ -45,7 +45,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
-    """Draw one panel for each setting of an ablation; None where no run has a finite NLL. ``styles``: by series."""
+    """Draw one panel for each setting of an ablation; None without a finite NLL."""
     if not any(math.isfinite(group.best) for group in ablation.groups):
         return None
     lines, columns = math.ceil(len(ablation.groups) / PANELS_PER_ROW), min(PANELS_PER_ROW, len(ablation.groups))
@@ -63,7 +63,7 @@ def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
 
 
 def _turn_labels(figure: Figure, lines: int) -> None:
-    """Turn the labels below every panel where some overlap, and make the figure taller by what they then take more."""
+    """Turn the labels below every panel if some overlap, and add their extra height to the figure."""
     figure.draw_without_rendering()
     if not any(map(_overlap, figure.axes)):
         return
@@ -91,8 +91,10 @@ def _label_height(figure: Figure) -> float:
 
 
 def _panel(ax: Axes, group: Group, look: Look, styles: Mapping[str, Look]) -> None:
-    """Draw one setting's NLLs, positive numbers on a log axis, other values side by side; each value in its series'
-    colour, names with its marker, too. ``look``: the base's, ``styles``: by series."""
+    """Draw one setting's NLLs: positive numbers on a log axis, other values side by side.
+
+    Each value has the colour of its series, a value that is a name also its marker. ``look`` is the base's.
+    """
     log = group.numeric and all(column.value > 0 for column in group.columns)
     places = [float(column.value) if group.numeric else float(index) for index, column in enumerate(group.columns)]
     medians = [column.median if math.isfinite(column.median) else math.nan for column in group.columns]

@@ -1,5 +1,7 @@
-"""Show the share that an objective validates beside its loss, e.g. a classifier's accuracy, against learning rate, as a
-figure and a table, and the rates that keep it; nothing where no run has it."""
+"""Show an objective's validated share, e.g. a classifier's accuracy, against learning rate.
+
+A figure, a table and a table of windows; nothing for a study without the share.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ CAPTION = (
 
 
 def validated(study: Study) -> ShareWords | None:
-    """Return the words of the share, None where no run ended with one."""
+    """Return the words of the share; None if no run ended with one."""
     share = wording.words(study).share
     return share if share is not None and len(finished(study.runs, share.column)) else None
 
@@ -39,7 +41,7 @@ def accuracy_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
-    """Return the table of a share in per cent, a row a learning rate and a column a series."""
+    """Return the table of a share in per cent: a row for each learning rate, a column for each series."""
     column = share.column
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     medians = {name: finished(study.of(name), column).groupby("lr")[column].median() for name in series}
@@ -61,8 +63,7 @@ def _percent(value: float) -> str:
 
 
 def window_table(study: Study) -> Table | None:
-    """Return a table, a row a series, of the rates that keep the share, beside those of the stable window; None where
-    there are no two learning rates."""
+    """Return each series' window of the share beside its stable window; None below two learning rates."""
     share = validated(study)
     if share is None or finished(study.runs, share.column)["lr"].nunique() < 2:
         return None
@@ -79,7 +80,7 @@ def window_table(study: Study) -> Table | None:
 
 
 def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: SeriesWindows) -> tuple[Cell, ...]:
-    """Return a series' row: the rates that keep its share, and how wide its stable window is, with its best rate."""
+    """Return a series' row: window of its share, best rate, and width of its stable window."""
     by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
     if kept.median is None:
         return (Cell(kept.series), Cell("--"), Cell("no run finished"), *(Cell("--"),) * 3, by_nll)
@@ -90,7 +91,7 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
 
 
 def figures(study: Study) -> Figures:
-    """Draw the figure, where runs ended with a share at several learning rates; its name is the column's."""
+    """Draw the share if runs ended with one at several learning rates, named like the share's column."""
     share = validated(study)
     if share is None:
         return {}
@@ -101,7 +102,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
-    """Draw the share against learning rate: a line of medians for each series, and a point for each run."""
+    """Draw the share against learning rate: medians as a line for each series, runs as points."""
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 2.4), layout="constrained")
     ax = figure.subplots()

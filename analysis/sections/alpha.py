@@ -1,4 +1,4 @@
-"""Show α_max along the optimizer's step: its figures, how it was measured, its tables."""
+"""Show α_max along the optimizer's step: figures, method, tables."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from analysis.study.protocol import NOT_DEFINED, base_rates, states_explained, u
 from analysis.study.step_terms import step_terms, terms_in_brief
 from analysis.words import plural, wrapped
 
-MOST_VECTOR_POINTS = 2000  # of a panel; more are a picture in it, as a vector file of megabytes is slow to turn to
+MOST_VECTOR_POINTS = 2000  # per panel; more are rasterized, because a PDF with megabytes of vectors renders slowly
 COUNT = {"textcoords": "offset points", "fontsize": 5.5, "color": INK}  # beside a mark
-DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point on a log axis
-# What is no point on a log axis: (label, marker, height in axes fractions, which values).
+DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip for values without a place on a log axis
+# Values without a place on a log axis: (label, marker, height in axes fractions, test).
 EDGES = (
     ("∞ (no positive curvature)", "^", 0.97, lambda values: np.isposinf(values)),
     ("0 (no descent direction)", "v", 0.085, lambda values: values == 0),
@@ -45,8 +45,10 @@ EDGES = (
 
 
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw one figure for every four series, states as rows; none where no step was recorded in this phase, as where
-    every run diverged before it."""
+    """Draw one figure for every four series, states as rows.
+
+    None if this phase has no recorded step, e.g. every run diverged before it.
+    """
     rows = recorded(study, phase)
     counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
     shown = {name for count in counts.values() for name in shown_series(study, count)}
@@ -61,8 +63,7 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
-    """Draw one figure, a row for each state and a column for each series. ``counts``: by state, what `counted` says of
-    the runs."""
+    """Draw one figure, a row for each state and a column for each series; ``counts`` has `counted` by state."""
     states = list(counts)
     figure = Figure(
         figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)),
@@ -87,8 +88,7 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
 
 
 def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
-    """Return the axis's limits: the finite positive values and the line α_max = α, with a strip above and one below for
-    what is no point on a log axis."""
+    """Return the axis's limits: all finite positive values and α_max = α, with a strip above and below for the rest."""
     positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     values = np.concatenate([positive.to_numpy(dtype=float), lrs])
     low, high = math.log10(values.min()), math.log10(values.max())
@@ -97,8 +97,7 @@ def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
 
 
 def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], limits: tuple[float, float]) -> None:
-    """Draw one series' finite α_max as points, their medians per learning rate as a line, and counts at the edges of
-    what diverged, is infinite or 0."""
+    """Draw one series: finite α_max as points, medians per learning rate as a line, counts at the edges."""
     ax.set_yscale("log")
     lr_axis(ax, lrs, most=3)
     ax.set_ylim(*limits)
@@ -123,7 +122,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
 
 
 def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
-    """Mark with a filled cross, and k/n beside it, where k of n runs diverged: they have no α_max."""
+    """Mark each rate with k of n runs diverged by a filled cross and k/n: they have no α_max."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for lr, runs in count.groupby("run_lr"):
         diverged = int((runs["outcome"] == DIVERGED).sum())
@@ -134,7 +133,7 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
 
 
 def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
-    """Draw markers with counts at the edges for the steps that have no place on a log axis."""
+    """Draw markers with counts at the edges for steps without a place on a log axis."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for _, marker, height, which in EDGES:
         for lr, rows in part.groupby("run_lr"):
@@ -145,7 +144,7 @@ def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
 
 
 def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
-    """Draw the legend of those marks that the figure holds."""
+    """Draw the legend of the figure's marks."""
     values = rows["alpha_max"].to_numpy(dtype=float)
     handles = [
         entry("$\\alpha_\\mathrm{max} = \\alpha$", INK, linewidth=0.8, linestyle=(0, (4, 2))),
@@ -171,7 +170,7 @@ def figures(study: Study) -> Figures:
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    """Return the tables of ``phases`` without their details, and which states are not defined."""
+    """Return the tables of ``phases`` without details, and a sentence on undefined states."""
     absent = undefined_states(study)
     return [*(table.text(details=False) for table in alpha_tables(study, phases)), *([absent] if absent else [])]
 
@@ -189,8 +188,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def state_ratio(study: Study) -> str:
-    """Say how α_max under the paper's state compares with that under the run's own, from the runs that have finite
-    medians of both; "" without any."""
+    """Say the ratio of α_max under the paper's state to the run's own, over runs with both; "" without any."""
     rows = recorded(study, "terminal")
     finite = rows[np.isfinite(rows["alpha_max"])]
     medians = finite.groupby(["run_id", "state"])["alpha_max"].median().unstack()

@@ -1,5 +1,7 @@
-"""Tabulate α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs
-that stopped early in a table of their own."""
+"""Tabulate α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`).
+
+Checkpoints of runs that stopped early have their own table.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,20 @@ CELLS = (
     "it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max above the "
     "training LR in % (bold: highest of the row), below it the range over runs, and n, the steps"
 )
-MOST_DIVERGED = 0.5  # of a cell's runs: from there on the survivors' median is not set in bold
+MOST_DIVERGED = 0.5  # share of a cell's runs; from here on the survivors' median is not bold
 
 
 def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
-    """Return α_max tables in the form of the paper's Table 5, one per phase, state and at most four series, and one of
-    the runs that stopped early; none where nothing was recorded."""
+    """Return α_max tables in the form of the paper's Table 5, and one of the runs that stopped early.
+
+    Args:
+        study: the study.
+        phases: phases to tabulate; all if None.
+        states: states to tabulate; all if None.
+
+    Returns:
+        One table per phase, state and at most four series; none without recorded steps.
+    """
     tables = []
     for phase, state in phases_and_states(study):
         is_asked = (phases is None or phase in phases) and (states is None or state in states)
@@ -64,15 +74,14 @@ def _tables_of(study: Study, phase: str, state: str) -> list[Table]:
 
 
 def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
-    """Return the series of each table: those that have a result or can have none; a table has one that has a result."""
+    """Return the series of each table; a table needs one measured series, the others may be undefined."""
     result = shown_series(study, count)
     named = [name for name in study.series if name in {*result, *undefined_series(study, count)}]
     return [part for part in chunks(named, ALPHA_COLUMNS) if set(part) & set(result)]
 
 
 def _lost(shown: Frame) -> str:
-    """Say how many steps were lost to a number that is not finite, and where the first of them says that it came
-    from."""
+    """Say the number of steps lost to a non-finite number, with the first one's origin."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (
@@ -81,7 +90,7 @@ def _lost(shown: Frame) -> str:
 
 
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
-    """Say how many more steps have no α_max; "" where there are none."""
+    """Say the number of further steps without α_max; "" for none."""
     rows = undefined_steps(study, phase, state)
     number = int(rows["series"].isin(series).sum())
     left = f", {plural(number, 'further step')} left out in which the optimizer did not move"
@@ -89,8 +98,10 @@ def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> s
 
 
 def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    """Return one table of median α_max and % stable steps, a row a learning rate and two columns a series, with what
-    was lost, undefined or not measured in its caption."""
+    """Return one table of median α_max and % stable steps: a row for each learning rate, two columns a series.
+
+    The caption names lost, undefined and unmeasured steps.
+    """
     undefined = undefined_series(study, count)
     known = set(count["series"]) - {*shown_series(study, count), *undefined}
     unmeasured = [name for name in study.series if name in known]
@@ -119,11 +130,13 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
 
 
 def both_halves(title: str, caption: str, series: Sequence[str], body: tuple[tuple[Cell, ...], ...]) -> Table:
-    """Return a table whose rows are those of `alpha_row`, or as wide.
+    """Return a table of rows from `alpha_row`, or as wide.
 
     Args:
-        title, caption, body: of the table.
-        series: those of its columns.
+        title: the table's title.
+        caption: its caption.
+        series: the series of its columns.
+        body: its rows.
     """
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
     widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
@@ -131,7 +144,13 @@ def both_halves(title: str, caption: str, series: Sequence[str], body: tuple[tup
 
 
 def counting_rule(study: Study, rows: Frame, phase: str) -> str:
-    """Return what a caption says of the runs that diverged; no full stop."""
+    """Return the caption's rule on diverged runs; no full stop.
+
+    Args:
+        study: the study.
+        rows: recorded steps.
+        phase: phase of the table.
+    """
     return (
         RULE[phase].format(steps=plural(planned_count(study, rows), "step"))
         if phase in RULE
@@ -140,8 +159,10 @@ def counting_rule(study: Study, rows: Frame, phase: str) -> str:
 
 
 def where_diverged(count: Frame, series: Sequence[str]) -> str:
-    """Say where runs diverged, as the cells do not, e.g. ``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``; ""
-    where none did."""
+    """List the diverged runs by series and rate for a caption without them in its cells; "" for none.
+
+    E.g. ``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``
+    """
     found = []
     for name in series:
         parts = count[count["series"] == name].groupby("run_lr")["outcome"]
@@ -158,7 +179,14 @@ def where_diverged(count: Frame, series: Sequence[str]) -> str:
 
 
 def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> tuple[Cell, ...]:
-    """Return the row of a learning rate: the median α_max of each series, then the % stable of each."""
+    """Return a learning rate's row: the median α_max of each series, then the % stable of each.
+
+    Args:
+        rows: recorded steps at the rate.
+        count: `counted` runs at the rate.
+        lr: the learning rate.
+        series: the columns.
+    """
     parts = [(rows[rows["series"] == name], count[count["series"] == name]) for name in series]
     shares = [share(part) for _, part in parts]
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)
@@ -183,8 +211,10 @@ def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
 
 
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
-    """Return the share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over
-    runs, n, and what became of the others."""
+    """Return the share of hits in % over all counted runs, bold if equal to ``top`` and above 0.
+
+    Below it: the range over runs, n, and the fate of the other runs.
+    """
     outcomes, beside = count["outcome"].to_numpy(), notes(count)
     if set(outcomes) == {NOT_DEFINED}:
         return Cell(NOT_DEFINED)
@@ -201,7 +231,7 @@ def share_cell(count: Frame, top: float = math.nan) -> Cell:
 
 
 def last_table(study: Study) -> Table | None:
-    """Return a row for each run whose last checkpoint before it stopped early was measured; None where none was."""
+    """Return a row for each measured last checkpoint before an early stop; None without any."""
     rows = recorded(study, LAST)
     if rows.empty:
         return None
@@ -222,8 +252,7 @@ def last_table(study: Study) -> Table | None:
 
 
 def _last_row(run, rows: Frame, states: Sequence[str]) -> tuple[Cell, ...]:
-    """Return one run's row: where its last checkpoint lies, how the run ended, and median α_max and % stable in each
-    state."""
+    """Return one run's row: its last checkpoint's step, its end, and median α_max and % stable in each state."""
     cells: list[Cell] = []
     for state in states:
         part = rows[rows["state"] == state]

@@ -1,4 +1,4 @@
-"""Show what uᵀHu is made of: the shares of the parameter blocks, by kind and layer (`measure=blocks`)."""
+"""Show the shares of uᵀHu by parameter block, kind and layer (`measure=blocks`)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ BLOCKS_CAPTION = (
 
 
 def part_of_model(block: str) -> str:
-    """Return the kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is
-    "other"."""
+    """Return a block's kind: "blocks.1.mixer_norm" and "final_norm" are norms, unknown names "other"."""
     last = block.split(".")[-1]
     return "norms" if last.endswith("norm") else last if last in KINDS else "other"
 
@@ -51,14 +50,14 @@ def with_kinds(rows: Frame) -> Frame:
 
 
 def medians(rows: Frame, by: Sequence[str]) -> Any:
-    """Return the median over the runs of what each run's blocks of one ``by`` add up to; in %."""
+    """Return the median over runs of each run's sum of shares in %, grouped by ``by``."""
     sums = rows.groupby([*by, "run_id"])[["percent", "own_percent"]].sum(min_count=1)
     return sums.groupby(level=list(range(len(by)))).median()
 
 
 def blocks_table(study: Study) -> Table | None:
-    """Return a table of shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal
-    blocks; None where it was not measured."""
+    """Return shares by kind and the off-diagonal coupling for each phase, state, series and LR; None if not
+    measured."""
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
     present = set(study.spectra["blocks"]["block"].map(part_of_model))
@@ -86,8 +85,10 @@ def _whole(percent: float) -> str:
 
 
 def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw stacked bars of the shares by layer, a panel per series and LR; the state is that of the other spectra's
-    figures. Empty where not measured."""
+    """Draw stacked bars of the shares by layer, a panel per series and LR; empty if not measured.
+
+    The state is the one of the other spectra's figures.
+    """
     rows = shown(study, "blocks", phase)
     if rows is None:
         return []

@@ -1,5 +1,7 @@
-"""The parts that an NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them; nothing
-where no run has any."""
+"""Tabulate the summands of an NLL, validation and generative, as in the consensus paper's Table 4.
+
+Nothing for a study without them.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,28 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
-RATES = 5  # learning rates that stand side by side
+RATES = 5  # learning rates per table
 BOLD = "Bold: the best learning rate of each row."
 
 
 def parts_of(runs: Frame, nll: str) -> dict[str, str]:
-    """Return the columns beside ``nll`` that hold a part of it, by the part's name."""
+    """Return the columns of ``nll``'s summands by the summand's name."""
     columns = (str(column) for column in runs.columns)
     return {column.removeprefix(f"{nll}_"): column for column in columns if column.startswith(f"{nll}_")}
 
 
 def component_tables(study: Study) -> list[Table]:
-    """Return tables, component and mechanism × learning rate, of median NLL, its interval and n; total first. The
-    validation NLL, then the generative one by each oracle."""
+    """Return tables, component and mechanism × learning rate, of median NLL, its interval and n; total first.
+
+    The validation NLL, then the generative one by each oracle.
+    """
     return _tables(
         study, study.runs, "val_nll", "NLL by component against learning rate", _of_validation(study)
     ) + generative_component_tables(study)
 
 
 def generative_component_tables(study: Study) -> list[Table]:
-    """Return tables of the parts of the generative NLL; runs that different oracles scored never share a table."""
+    """Return tables of the generative NLL's summands; runs scored by different oracles never share a table."""
     found = []
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
@@ -44,8 +48,8 @@ def generative_component_tables(study: Study) -> list[Table]:
 
 
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
-    """Return the tables of one NLL and its parts. ``runs``: those of the study that are shown; ``nll``: the column of
-    the total, of which the parts' names are made; ``about``: begins the caption."""
+    """Return the tables of the total ``nll`` (a column) and its summands over ``runs``; ``about`` begins the
+    caption."""
     parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(finished(runs, column))}
     if not parts:
         return []
@@ -69,7 +73,7 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
 
 
 def _of_validation(study: Study) -> str:
-    """Return the start of the validation tables' caption: units, averages, and what token frequencies reach."""
+    """Return the start of the validation caption: units, averages, and the NLL of token frequencies."""
     words = wording.words(study)
     frequencies = {"total": "unigram_nll", **parts_of(study.runs, "unigram_nll")}
     known = [

@@ -1,5 +1,4 @@
-"""Show the connectivity of the graphs that attention or consensus spans, under the heading that all probes of layers
-share."""
+"""Show the connectivity of the graphs behind attention or consensus, under the heading of all layer probes."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ CONNECTIVITY_CAPTION = (
 
 
 def connectivity_figure(frame: Frame) -> Figure:
-    """Draw λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted
-    slopes."""
+    """Draw λ_1 against N at each w, and against w at each N, both on log axes.
+
+    With closed form, bounds and fitted slopes.
+    """
     figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _connectivity_panel(left, frame, across="positions", fixed="window", names=("number of positions $N$", "w", "N"))
@@ -48,8 +49,10 @@ def connectivity_figure(frame: Frame) -> Figure:
 
 
 def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, names: tuple[str, str, str]) -> None:
-    """Draw λ_1 of path and ring against one of N and w, a colour for each value of the other, with the path's bounds as
-    a band and its fitted exponent."""
+    """Draw λ_1 of path and ring against N or w, a colour for each value of the other.
+
+    The path's bounds are a band, its fitted exponent a label.
+    """
     label, held, base = names
     colors = lr_colors(frame[frame["graph"] == "window"][fixed])
     for value, color in colors.items():
@@ -63,7 +66,7 @@ def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, name
         ax.plot(ring[across], ring["connectivity"], "x", color=color, markersize=3.5, markeredgewidth=0.8)
         if len(path) > 2:
             text = f"${held}={value:.0f}$: ${base}^{{{slope(list(path[across]), list(path['connectivity'])):.2f}}}$"
-            # where all lines end together
+            # at the end shared by all lines
             end, side, away = (-1, "left", 4) if across == "positions" else (0, "right", -4)
             place = (path[across].iloc[end], path["connectivity"].iloc[end])
             ax.annotate(
@@ -80,7 +83,13 @@ def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, name
 
 
 def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> Path:
-    """Write a table's figure as a file of its own; return its path."""
+    """Write a table's figure as a separate file; return its path.
+
+    Args:
+        draw: draws the figure.
+        frame: the table.
+        path: the file; missing folders are created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(RC):
         draw(frame).savefig(path, metadata={"CreationDate": None})
@@ -88,11 +97,11 @@ def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> P
 
 
 NAME = "connectivity"
-ELSEWHERE = {"mirror", "training_free", "training_free_layers"}  # probes of models, whose sections have own headings
+ELSEWHERE = {"mirror", "training_free", "training_free_layers"}  # probes with a heading in their own section
 
 
 def applies(study: Study) -> bool:
-    """Return whether `stability.probe` measured layers or graphs: the heading stands before all of them."""
+    """Return whether `stability.probe` measured layers or graphs: all of them share this heading."""
     return is_of_rates(study) and not study.probes.keys() <= ELSEWHERE
 
 

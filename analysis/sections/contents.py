@@ -1,4 +1,4 @@
-"""List the report's sections: a section stands in a file beside this one, and in `SECTIONS` in its place."""
+"""List the report's sections in order: each has its own module, and a place in `SECTIONS`."""
 
 from analysis.sections import (
     ablation_figure,
@@ -57,7 +57,7 @@ SECTIONS: tuple[Section, ...] = (
     overview.TROUBLES,
 )
 
-# What a sweep prints after the tables of the other sections: the end of a printout is what its reader sees.
+# Printed last by a sweep: a terminal shows the end of a printout.
 PRINTED_LAST: tuple[Section, ...] = (
     ablation_figure.SECTION,
     alpha.SECTION,

@@ -1,5 +1,7 @@
-"""Show what single steps did and, where `measure=…` asked for it, the loss along u, the spectrum, the sharpness and the
-blocks of parameters. It goes on under the heading of α_max."""
+"""Show single steps and, if measured by `measure=…`, loss along u, spectrum, sharpness and parameter blocks.
+
+It continues under the heading of α_max.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,15 @@ STEPS_CAPTION = (
 
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for
-    every four LRs, none without rows."""
+    """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6).
+
+    One figure for every four LRs; none without rows.
+    """
     rows = recorded(study, phase)
     counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
     with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
-    if not lrs or rows.empty:  # every run diverged before its checkpoint: the tables say so
+    if not lrs or rows.empty:  # every run diverged before its checkpoint, as the tables report
         return []
     limits, medians = _positive_limits(rows, lrs), _medians(rows)
     return [
@@ -60,7 +64,7 @@ def _medians(rows: Frame) -> Lines:
 def _step_figure(
     lines: Lines, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
 ) -> Figure:
-    """Draw one figure, a column per LR and a row per state. ``counts``: by state, what `counted` says of the runs."""
+    """Draw one figure, a column per LR and a row per state; ``counts`` has `counted` by state."""
     states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
@@ -87,7 +91,7 @@ def _step_figure(
 def _step_panel(
     ax: Axes, lines: dict[str, Column | None], styles: dict[str, Look], limits: tuple[float, float]
 ) -> None:
-    """Draw the medians of each series' steps; ∞ and 0 as marks at the edges, where the line breaks."""
+    """Draw the medians of each series' steps; ∞ and 0 as marks at the edges, breaking the line."""
     ax.set_yscale("log")
     ax.set_ylim(*limits)
     ax.yaxis.set_major_locator(LogLocator(numticks=5))

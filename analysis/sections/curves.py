@@ -1,8 +1,8 @@
-"""Draw learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
-learning rate across mechanisms.
+"""Draw learning curves as in the consensus paper's Figures 7 to 9.
 
-A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where
-it ended, as in the windows: the line stops where half of the seeds are gone.
+By mechanism with an early and a late panel, and by learning rate across mechanisms. A line is the median over the seeds
+of one learning rate, its shade their range. A diverged seed counts as ∞ from its end on, as in the windows: the line
+stops when half of the seeds have diverged.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ Losses = TypeVar("Losses", Column, Frame)
 
 
 def smoothed(loss: Losses, width: int | None = None) -> Losses:
-    """Return the centred running mean over ``width`` steps (a twentieth of the run), of each column by itself;
-    non-finite losses are left out, not averaged in."""
+    """Return the centred running mean of each column over ``width`` steps (default: a twentieth of the run).
+
+    Non-finite losses are left out, not averaged in.
+    """
     finite = loss.where(np.isfinite(loss))
     return finite.rolling(width or max(1, len(loss) // 20), center=True, min_periods=1).mean().where(finite.notna())
 
 
 def median_curves(rows: Frame, width: int) -> dict[Key, Frame]:
-    """Return by series and rate the columns median, low, high by step, of the losses of its runs, which differ in their
-    seed, smoothed over ``width`` steps; median NaN where half of them or more have diverged.
+    """Return smoothed losses by series and rate: columns median, low, high over seeds, by step.
 
-    ``rows``: a row a step, with ``run_id series run_lr step loss diverged``. What has no finite loss has no rows.
+    The median is NaN once half of the seeds or more have diverged. Curves without a finite loss are empty. ``rows`` has
+    a row for each step, with ``run_id series run_lr step loss diverged``; ``width`` is in steps.
     """
     finite = rows[np.isfinite(rows["loss"])].sort_values(["run_id", "step"], kind="stable")
     keys = list(rows.groupby(["series", "run_lr"]).indices)
     if finite.empty:
         return dict.fromkeys(keys, pd.DataFrame(columns=["median", "low", "high"], dtype=float))
-    # all runs at once: side by side, what is finite of each without gaps
+    # all runs at once: each column has a run's finite losses without gaps
     place = finite.groupby("run_id").cumcount()
     table = finite.assign(place=place).pivot(index="place", columns="run_id", values="loss")
     means = smoothed(table, width).to_numpy()[place, table.columns.get_indexer(finite["run_id"])]
@@ -64,12 +66,12 @@ def median_curves(rows: Frame, width: int) -> dict[Key, Frame]:
 
 
 def _known(line: Frame) -> Frame:
-    """Return the steps at which a run is left; its median only where it is finite."""
+    """Return the steps reached by a run; the median only if finite."""
     line = line[line["low"].notna()]
     return line.assign(median=line["median"].where(np.isfinite(line["median"])))
 
 
-EARLY_SHARE = 5  # the early panel holds the first fifth of the steps
+EARLY_SHARE = 5  # the early panel shows the first fifth of the steps
 SERIES_PER_FIGURE, RATES_PER_ROW = 5, 3
 POINTS = 400  # drawn of a line
 CAPTION = (
@@ -87,8 +89,7 @@ Limits = tuple[float, float]
 
 
 def figures(study: Study) -> Figures:
-    """Draw ``curves`` (and ``curves-1``, … where there are many series) and ``curves-by-lr``; none without a recorded
-    loss."""
+    """Draw ``curves`` (``curves-1``, … for many series) and ``curves-by-lr``; none without a recorded loss."""
     rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
     rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
     known = set(rows.loc[np.isfinite(rows["loss"]), "series"])
@@ -109,8 +110,11 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 @dataclass(frozen=True)
 class _Curves:
-    """The curves of each series and rate. ``rows``: all logged steps; ``validated``: the median of the validation
-    NLLs of a step; ``ends``: the last finite loss of each run that diverged."""
+    """The curves of each series and rate.
+
+    ``rows``: all logged steps; ``validated``: median validation NLL by step; ``ends``: last finite loss of each
+    diverged run.
+    """
 
     rows: Frame
     validated: dict[Key, Column]
@@ -130,7 +134,7 @@ class _Curves:
 
 @dataclass(frozen=True)
 class _Span:
-    """The curves from one step to another, as all panels of them are drawn."""
+    """The curves between two steps, with the limits shared by all panels."""
 
     start: int
     stop: int
@@ -139,7 +143,7 @@ class _Span:
 
 
 def _spans(rows: Frame) -> tuple[_Span, _Span, _Span]:
-    """Return the early part, the late part, and the whole run on the scale of what comes after its early part."""
+    """Return the early part, the late part, and the whole run on the late part's scale."""
     last = int(rows["step"].max())
     split = max(1, last // EARLY_SHARE)
     early, late = (median_curves(rows, max(1, last // share)) for share in (100, 20))
@@ -203,8 +207,10 @@ def _by_rate(study: Study, drawn: _Curves, names: list[str], span: _Span) -> Fig
 
 
 def _limits(curves: dict[Key, Frame], span: tuple[int, int], validation: Column, *, early: bool) -> Limits:
-    """Return limits with room for the median lines within the span: early up to where they start, late up to where nine
-    tenths of their points lie; what blows up is cut."""
+    """Return limits around the median lines within the span; blow-ups are cut.
+
+    Upper end: the lines' start if early, else their 90th percentile.
+    """
     known = [_within(line, *span)["median"].dropna() for line in curves.values()]
     known = [line for line in known if len(line)]
     if not known:
@@ -222,8 +228,7 @@ def _within(of_steps: Frame, start: int, stop: int) -> Frame:
 
 
 def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | None = None) -> None:
-    """Draw one line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each
-    diverged run within the span."""
+    """Draw one line with its shade, validation medians as circles, and diverged ends within the span as crosses."""
     shown = _within(span.curves[key], span.start, span.stop)
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)
@@ -239,7 +244,7 @@ def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | N
 
 
 def _marks(rows: Frame) -> list[Line2D]:
-    """Return the legend's entries for validation and divergence, each where the rows have it."""
+    """Return the legend's entries for validation and divergence, each if present in the rows."""
     marks = []
     if rows["val_nll"].notna().any():
         marks.append(mark_entry("validation", "o", markerfacecolor="white"))

@@ -1,5 +1,4 @@
-"""Compare exact curvatures with central differences: how far they lie apart, and, by float64, which of the two is
-off."""
+"""Compare exact curvatures with central differences; float64 decides the inaccurate one."""
 
 from __future__ import annotations
 
@@ -16,13 +15,15 @@ from analysis.words import plural, power
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
 GROUPS = (("", 2), ("uᵀHu", 2), ("median α_max", 2), ("% stable", 2))
-# relative error beyond which a reader asks which side erred (`stability.probes.curvature.descent.DOUBTFUL`)
+# relative error beyond which float64 decides the inaccurate side (`stability.probes.curvature.descent.DOUBTFUL`)
 DOUBTFUL = 1e-3
 
 
 def verification(study: Study) -> str:
-    """Say how the curvatures were computed, how far one of each run and state lies from central differences, and which
-    of the two is off where that is far; or that none was computed."""
+    """Say the curvatures' methods and their distance from central differences, one per run and state.
+
+    Beyond `DOUBTFUL`, the text names the inaccurate one of the two.
+    """
     rows = of_trained(study, study.curvature)
     if rows.empty:
         return "No step was recorded: every run that was to be measured diverged before its checkpoint."
@@ -39,8 +40,7 @@ def verification(study: Study) -> str:
 
 
 def _which_erred(checked: Frame) -> str:
-    """Say of the steps beyond `DOUBTFUL` how far the difference, and the curvature that is used, lie from the curvature
-    in float64; "" without such steps."""
+    """Say the errors of difference and curvature against float64 over steps beyond `DOUBTFUL`; "" for none."""
     doubtful = checked[checked["rel_error"] > DOUBTFUL]
     judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
     if doubtful.empty:
@@ -58,14 +58,13 @@ def _which_erred(checked: Frame) -> str:
 
 
 def _errors(judged: Frame, other: str) -> list[float]:
-    """Return how far another curvature, and the one that is used, lie at most from that in float64."""
+    """Return the largest relative errors of curvature ``other`` and of the used one against float64."""
     exact = judged["float64_curvature"]
     return [float(relative_difference(judged[name], exact).max()) for name in (other, "curvature")]
 
 
 def _papers_error(rows: Frame) -> str:
-    """Say how far the paper's difference lies from the curvature in float64; "" where no pair was computed in
-    float64."""
+    """Say the error of the paper's difference against float64; "" without float64 values."""
     judged = rows[np.isfinite(rows["float64_curvature"])]
     if judged.empty:
         return ""
@@ -77,24 +76,23 @@ def _papers_error(rows: Frame) -> str:
 
 
 def pairs(rows: Frame) -> Frame:
-    """Return the recorded steps that hold both curvatures, each a number."""
+    """Return the recorded steps with both curvatures finite."""
     return rows[np.isfinite(rows["curvature"]) & np.isfinite(rows["parity_curvature"])]
 
 
 def relative_difference(exact: Column, other: Column) -> Column:
-    """Return |a − b| / max(|a|, |b|), row by row; 0 where both are 0."""
+    """Return |a − b| / max(|a|, |b|), row by row; 0 if both are 0."""
     larger = np.maximum(exact.abs(), other.abs())
     return ((exact - other).abs() / larger.where(larger > 0, 1.0)).rename("difference")
 
 
 def other_sign(exact: Column, other: Column) -> Column:
-    """Return where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to
-    the other."""
+    """Return a mask of rows with only one positive curvature: Eq. 18 gives a finite step for that one only."""
     return (exact > 0) != (other > 0)
 
 
 def differences_table(study: Study) -> Table | None:
-    """Return a table with one row per phase, state and series; None where no step was measured by both."""
+    """Return a table with one row per phase, state and series; None if no step has both curvatures."""
     rows = pairs(of_trained(study, study.with_run(study.curvature)))
     body = []
     for phase, state in phases_and_states(study):

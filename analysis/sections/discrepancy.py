@@ -1,5 +1,7 @@
-"""Compare attention's consensus discrepancy by depth with PDMM's by iteration (`stability.probe what=pdmm`): tables,
-figures, and whether it falls."""
+"""Compare attention's consensus discrepancy by depth with PDMM's by iteration (`stability.probe what=pdmm`).
+
+Tables, figures, and a verdict on the slope.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ CAPTIONS = {
 
 
 def relative(rows: Frame, which: str) -> Column:
-    """Return the root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads
-    and sequences of equal size."""
+    """Return the root mean square of Φ over that of V by series … layer, pooled over heads and sequences.
+
+    The sequences have equal size.
+    """
     keys = ["order", "series", "run_lr", "seed", "layer"]
     squares = (
         rows.assign(part=rows[f"{which}_rms"] ** 2, value=rows["value_rms"] ** 2)
@@ -57,8 +61,7 @@ def relative(rows: Frame, which: str) -> Column:
 
 
 def slopes(by_layer: Column) -> Column:
-    """Return by series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN
-    below two layers."""
+    """Return each seed's least-squares slope of relative discrepancy against layer number; NaN below two layers."""
 
     def fit(one_seed: Column) -> float:
         layers = one_seed.index.get_level_values("layer").to_numpy(dtype=float)
@@ -68,7 +71,7 @@ def slopes(by_layer: Column) -> Column:
 
 
 def direction(per_seed: Sequence[float]) -> str:
-    """Say what three or more seeds tell of a slope by the 95 % interval of its mean; fewer seeds tell nothing."""
+    """Say a slope's sign by the 95 % interval of its mean; undecidable below three seeds."""
     spread = Spread.of(per_seed)
     if spread.n < 3:
         return "too few seeds" if spread.n else "--"
@@ -94,8 +97,7 @@ SLOPES = tuple(
 
 
 def study_tables(study: Study) -> list[Table]:
-    """Return the discrepancy by layer and its slope for each phase, then PDMM's; what the study does not have is left
-    out."""
+    """Return the discrepancy by layer and its slope for each phase, then PDMM's; unmeasured ones are left out."""
     made = []
     if FIGURE in study.probes:
         made = _depth_tables(study.probed(FIGURE), source(study))
@@ -103,12 +105,12 @@ def study_tables(study: Study) -> list[Table]:
 
 
 def run_tables(frame: Frame, mechanism: str) -> list[Table]:
-    """Return the same tables as `study_tables` of one run's own rows."""
+    """Return the tables of `study_tables` for one run's rows."""
     return _depth_tables(rows_of_run(frame, mechanism), "One run.")
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
-    """Return for each phase the relative discrepancy by layer, and its slope, with the layers' own γ and γ = 1."""
+    """Return relative discrepancy by layer and its slope for each phase, with the layers' own γ and γ = 1."""
     caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
@@ -121,7 +123,7 @@ def _depth_tables(rows: Frame, origin: str) -> list[Table]:
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Return a table of the discrepancy's slope per layer and whether it falls or rises."""
+    """Return a table of the discrepancy's slope per layer and its direction."""
     caption = (
         "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over "
         "seeds. The paper expects it to fall with depth. Falls or rises: the 95 % interval of the mean over three "
@@ -152,8 +154,10 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
 
 
 def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
-    """Draw one series' discrepancy by layer: a line of medians over seeds for each LR, the seeds' range as a band,
-    dashed for one of the two γ where they differ."""
+    """Draw one series' discrepancy by layer: for each LR a line of medians and the seeds' range as a band.
+
+    If own γ differs from 1, both are drawn, γ = 1 dashed.
+    """
     ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
     for lr, at_lr in part.groupby("run_lr"):
         for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
@@ -166,7 +170,7 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
 
 
 def figures(study: Study) -> Figures:
-    """Draw ``discrepancy-<phase>-<number>``, and ``pdmm``, which is of no run and no data: its caption names none."""
+    """Draw ``discrepancy-<phase>-<number>``, and ``pdmm``; PDMM has no run and no data to name as a source."""
     phases = phases_of(study.probes[FIGURE]) if FIGURE in study.probes else []
     made = by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
     if PDMM in study.probes:
@@ -177,13 +181,13 @@ def figures(study: Study) -> Figures:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    """Return the section: figures, what they say of the hypothesis, tables."""
+    """Return the section: figures, verdict on the hypothesis, tables."""
     said = hypothesis(study)
     return pictures(drawn) + (paragraph(said) if said else ()) + shown(study_tables(study))
 
 
 def hypothesis(study: Study) -> str:
-    """Set the paper's expectation against the terminal checkpoints, as text; "" where none was measured."""
+    """Compare the paper's expectation with the terminal checkpoints, as text; "" if not measured."""
     if FIGURE not in study.probes:
         return ""
     rows = study.probed(FIGURE)

@@ -1,5 +1,4 @@
-"""Show what `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what
-that took against a grid."""
+"""Show the result of `lr=edge`: best learning rates, edges of stability with brackets, and cost against a grid."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def edge_tables(study: Study) -> list[Table]:
 
 
 def _stopped(study: Study) -> str:
-    """Say which share of the steps was not taken because what diverged ended there."""
+    """Say the share of steps that diverged runs took before they stopped."""
     diverged = study.runs[study.runs["status"] == "diverged"]["num_steps"]
     whole = study.runs["num_steps"].max()
     if diverged.empty or not diverged.sum() < len(diverged) * whole:
@@ -76,7 +75,7 @@ def _stopped(study: Study) -> str:
 
 
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
-    """Return one curve's row: best rate and NLL, both edges, and how many runs it took against a grid."""
+    """Return one curve's row: best rate and NLL, both edges, and the number of runs against a grid."""
     at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
     seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
     best = Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}") if seeds else Cell("--")
@@ -93,12 +92,12 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
 
 
 def _end(lr: float) -> str:
-    """Return one end of a bracket as text; nothing was tried beyond it."""
+    """Return one end of a bracket as text; "…" if no rate was tried beyond."""
     return "…" if math.isnan(lr) else lr_text(lr)
 
 
 def _only_plateaued(runs: Any) -> bool:
-    """Return whether the smallest rate is too small rather than too large: none of its seeds diverged or spiked."""
+    """Return whether the smallest rate is too small, not too large: none of its seeds diverged or spiked."""
     ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
     return "plateaued" in ended and ended <= {"plateaued", "stable"}
 
@@ -119,7 +118,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
-    """Draw a row for each curve: every rate that was tried, the best one, and both edges."""
+    """Draw a row for each curve: every tried rate, the best one, and both edges."""
     figure = Figure(figsize=(WIDTH_INCHES, 0.9 + ROW_INCHES * len(curves)), layout="constrained")
     ax, styles = figure.subplots(), looks(study)
     for place, (series, row) in enumerate(curves):
@@ -142,8 +141,10 @@ def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
 
 
 def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look) -> None:
-    """Draw one curve's rates (a cross where a run diverged, filled where all were stable), a star at the best, a bar at
-    each edge's middle, an arrow at an edge that lies beyond."""
+    """Draw one curve: its rates, a star at the best, a bar at each edge's middle.
+
+    Rates are crosses if a run diverged, filled if all were stable. An arrow marks an edge beyond the tried rates.
+    """
     for lr, runs in study.of(series).groupby("lr"):
         ended = set(runs["status"])
         if "diverged" in ended:

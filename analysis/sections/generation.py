@@ -1,5 +1,8 @@
-"""Show the generative NLL (what an oracle makes of the models' own samples) of terminal checkpoints: figure, tables and
-windows, as the right halves of the paper's Figures 2 and 3 and Tables 2 and 3; and the samples themselves (D.4)."""
+"""Show the generative NLL (an oracle's score for the models' samples) at terminal checkpoints.
+
+Figure, tables and windows, as the right halves of the paper's Figures 2 and 3 and Tables 2 and 3, and the samples
+(D.4).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from stability.printable import visible
 
 
 def generation_tables(study: Study) -> list[Table]:
-    """Return one table for each oracle and six series; none where nothing was scored. Runs that different oracles
-    scored never share a table."""
+    """Return one table for each oracle and six series; none without scores.
+
+    Runs scored by different oracles never share a table.
+    """
     if "generation" not in study.generation:
         return []
     scored = study.with_run(study.generation["generation"].query("phase == 'terminal'").drop(columns="seed"))
@@ -33,7 +38,7 @@ def generation_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) -> Table:
-    """Return the table of one oracle's scores, learning rate × series, each cell over the runs' means."""
+    """Return one oracle's scores, learning rate × series, each cell over the runs' means."""
     shown = scored[scored["series"].isin(series)]
     by_run = shown.groupby(["series", "run_lr", "run_id"])[["nll", "nll_per_byte"]].mean()
     lrs = sorted(set(shown["run_lr"]))
@@ -62,7 +67,7 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
 
 
 def _per_byte(study: Study, shown: Frame) -> str:
-    """Say in the caption what nats per byte are; of what is no text, nothing."""
+    """Return the caption's words on nats per byte; "" if the samples are not text."""
     if not wording.words(study).is_text:
         return ""
     if shown["nll_per_byte"].isna().all():
@@ -74,7 +79,7 @@ def _per_byte(study: Study, shown: Frame) -> str:
 
 
 def _in_words(kind) -> str:
-    """Say how samples were drawn, e.g. ``"top_prob, temperature 1"``."""
+    """Say the sampling settings, e.g. ``"top_prob, temperature 1"``."""
     steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
     contexts = f", contexts {kind.contexts}" if kind.contexts else ""
     return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{contexts}"
@@ -88,15 +93,17 @@ CAPTION = (
 
 
 def oracle(study: Study) -> str:
-    """Name the oracle, ``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several,
-    whose numbers make no common line."""
+    """Name the oracle, ``"Oracle: …. "``, if a single one scored the study; else "".
+
+    Numbers from several oracles make no common line.
+    """
     scored = study.runs[np.isfinite(study.runs["gen_nll"])]
     names = sorted(set(scored["gen_oracle"]))
     return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""
 
 
 def figures(study: Study) -> Figures:
-    """Draw the figure, where one oracle scored generations at several learning rates."""
+    """Draw the figure if one oracle scored generations at several learning rates."""
     figure = nll_figure(study, GENERATIVE) if oracle(study) else None
     caption = CAPTION.format(unit=wording.words(study).generative_unit, oracle=oracle(study).strip())
     return {} if figure is None else {NAME: sourced(study, figure, caption)}
@@ -119,8 +126,7 @@ ENDS = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\
 
 
 def sample_tables(study: Study) -> list[Table]:
-    """Return one table for each four series; none where nothing was sampled. A cell holds the sample of its runs'
-    lowest seed."""
+    """Return one table for each four series; none without samples. A cell shows its lowest seed's sample."""
     if "samples" not in study.generation:
         return []
     rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
@@ -129,7 +135,7 @@ def sample_tables(study: Study) -> list[Table]:
 
 
 def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
-    """Return one table of samples, learning rate × series, with the sampler and the oracle in its caption."""
+    """Return one table of samples, learning rate × series, with sampler and oracle in its caption."""
     shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     body = tuple(
@@ -161,7 +167,7 @@ def _sample_cell(part: Frame) -> Cell:
     if part.empty:
         return Cell("--")
     row = part.iloc[0]
-    if row["num_characters"] != row["num_characters"]:  # NaN: there was nothing to sample from
+    if row["num_characters"] != row["num_characters"]:  # NaN: no checkpoint to sample from
         return Cell("--", row["reason"])
     score = f"nll {row['nll']:.3f}" if row["nll"] == row["nll"] else "not scored"
     goes_on = "…" if row["num_characters"] > len(row["text"]) else ""

@@ -1,5 +1,7 @@
-"""Show where a run breaks: the gradient norm of each block of parameters against step (`log.gradients=…`); and, where
-a study compares residual schemes, the whole gradient's (mHC-lite's Figure 2)."""
+"""Show broken runs: each parameter block's gradient norm against step (`log.gradients=…`).
+
+If a study compares residual schemes, also the whole gradient's norm (mHC-lite's Figure 2).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,7 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """Draw ``gradients`` (and ``gradients-1``, … where there are many series), a heat map for each series; {} where
-    nothing was logged."""
+    """Draw ``gradients`` (``gradients-1``, … for many series), a heat map for each series; {} without a log."""
     if NAME not in study.gradients or study.gradients[NAME].empty:
         return {}
     rows = study.with_run(study.gradients[NAME])
@@ -42,8 +43,16 @@ def figures(study: Study) -> Figures:
 
 
 def broken_run(study: Study, series: str, rows: Frame) -> Any:
-    """Return the run of the lowest rate at which one broke, of these with the lowest seed; else that of the highest
-    rate; None where none has rows."""
+    """Return the first broken run by rate, then seed; if none broke, one at the highest rate.
+
+    Args:
+        study: the study.
+        series: the run's series.
+        rows: logged norms; runs without rows are ignored.
+
+    Returns:
+        The run's row; None if no run has rows.
+    """
     runs = study.of(series)
     runs = runs[runs["run_id"].isin(set(rows["run_id"]))].sort_values(["lr", "seed"], kind="stable")
     broken = runs[runs["status"].isin(("diverged", "spiked")) | runs["run_id"].isin(guarded(runs)["run_id"])]
@@ -53,8 +62,7 @@ def broken_run(study: Study, series: str, rows: Frame) -> Any:
 
 
 def grid(rows: Frame) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the blocks in the model's order, steps, and log₁₀ of the norms (blocks × steps); NaN where there is none
-    or it is 0."""
+    """Return blocks in the model's order, steps, and log₁₀ norms (blocks × steps); NaN for missing or 0."""
     table = rows.pivot_table(index="block", columns="step", values="grad_norm", dropna=False, sort=False).sort_index(
         axis=1
     )
@@ -73,7 +81,7 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
     )
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     finite = np.concatenate([values[np.isfinite(values)] for _, _, values in found])
-    # the last steps of a run that blows up would take the whole scale
+    # percentiles: the last steps of a blow-up would span the whole scale
     low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)
     image: Any = None
     for ax, run, (blocks, steps, values) in zip(axes, runs, found, strict=False):
@@ -101,7 +109,7 @@ def short(block: str) -> str:
 
 NORMS_NAME = "gradient-norms"
 NORMS_PANELS = 4  # learning rates, evenly chosen
-WINDOW_SHARE = 50  # of the steps: how many a mean runs over
+WINDOW_SHARE = 50  # the running mean's window: steps / 50
 NORMS_CAPTION = (
     "Norm of the whole gradient before clipping against step, as mHC-lite's Figure 2, by learning rate (four at "
     "most). Line: median over seeds of a running mean over a fiftieth of the steps; shade: the seeds' range. A line "
@@ -112,7 +120,7 @@ NORMS_CAPTION = (
 
 
 def norm_figures(study: Study) -> Figures:
-    """Draw the figure; {} where one residual scheme is all there is."""
+    """Draw the figure; {} with a single residual scheme."""
     rows = study.with_run(study.curves)
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
     if study.runs["residual"].nunique() < 2 or rows.empty:
@@ -121,8 +129,10 @@ def norm_figures(study: Study) -> Figures:
 
 
 def _at_the_start(study: Study) -> str:
-    """Say by how much NLL and gradient norm differ at the start from the plain residual of the same mechanism: ranges
-    over mechanisms and schemes of medians over runs; "" without a plain one."""
+    """Say the initial NLL and gradient norm against the plain residual; "" without a plain one.
+
+    Ranges over mechanisms and schemes, each a median over runs.
+    """
     norms = study.curves[study.curves["grad_norm"] > 0].sort_values("step").groupby("run_id")["grad_norm"].first()
     runs = study.runs.assign(start=study.runs["run_id"].map(norms))
     medians = runs.groupby(["mechanism", "residual"])[["init_nll", "start"]].median().dropna()
@@ -146,7 +156,7 @@ def _span(values: Sequence[float], digits: str) -> str:
 
 
 def _norms_figure(study: Study, rows: Frame) -> Figure:
-    """Draw gradient norm against step, a panel for each of a few learning rates, a line for each series."""
+    """Draw gradient norm against step: a panel for each of a few learning rates, a line for each series."""
     rates = sorted(set(rows["run_lr"]))
     shown = [
         rates[place]
@@ -176,7 +186,7 @@ def _line(ax: Axes, rows: Frame, look: Look) -> None:
 
 
 def norms(rows: Frame) -> Frame:
-    """Return a table, a column a run, a row a step, of the gradient norm's running mean."""
+    """Return the gradient norm's running mean, a column a run, a row a step."""
     runs = {run_id: run.set_index("step")["grad_norm"].sort_index() for run_id, run in rows.groupby("run_id")}
     return pd.DataFrame(
         {run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()}

@@ -1,5 +1,7 @@
-"""Draw NLL against the learning rate in a panel for each of many kinds of run, beside the one that all are compared
-with, and write their numbers (`analysis.numbers.kinds`) as cells of tables."""
+"""Draw NLL against learning rate, a panel for each kind of run beside the baseline, and format its cells.
+
+The numbers are from `analysis.numbers.kinds`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,18 @@ APART_CAPTION = (
 def panels(
     study: Study, numbers: Mapping[str, Numbers], plain: Numbers, units: Mapping[str, float], axis: str
 ) -> Figure | None:
-    """Draw a panel for each series beside the ``plain`` one's median; None where no series has more than one rate, or
-    no run a finite NLL. ``units``: by series what its rates are divided by; ``axis``: names the result."""
+    """Draw a panel for each series beside the baseline's median.
+
+    Args:
+        study: the study.
+        numbers: numbers by series.
+        plain: the baseline's numbers.
+        units: divisor of the rates, by series.
+        axis: label of the divided rates.
+
+    Returns:
+        The figure; None if no series has two rates, or no run a finite NLL.
+    """
     tables = {name: over(outcomes(study, name), units[name]) for name in numbers}
     finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
     if not any(finite) or max(len(table) for table in tables.values()) < 2:
@@ -62,8 +74,7 @@ def panels(
 
 
 def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> None:
-    """Draw one series' median line with its intervals as a shade, a star at its best rate, and crosses at the top
-    where runs diverged, with their count."""
+    """Draw one series: median line, interval shade, a star at the best rate, crosses with counts of diverged runs."""
     line = median_line(table)
     spreads = [Spread.of(row) for _, row in table.iterrows()]
     lows, highs = [spread.low for spread in spreads], [spread.high for spread in spreads]
@@ -80,13 +91,12 @@ def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> No
 
 
 def over(table: Frame, unit: float) -> Frame:
-    """Return a table by learning rate with its rates over a unit, in four digits."""
+    """Return a table by learning rate with its rates divided by a unit, in four digits."""
     return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)
 
 
 def nll_cell(each: Numbers, lowest: float) -> Cell:
-    """Return the NLL at the best rate with its interval, and how many of the runs there diverged. ``lowest``: the
-    lowest NLL of the table, which is set in bold."""
+    """Return the NLL at the best rate, its interval, and the share diverged; ``lowest`` is bold."""
     at_best = each.diverged.get(each.best, (0, 0))
     lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
     detail = "\n".join([each.nll.detail(), *lost])
@@ -94,7 +104,7 @@ def nll_cell(each: Numbers, lowest: float) -> Cell:
 
 
 def bounds_text(bounds: Bounds) -> str:
-    """Write decades that are known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
+    """Format decades known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
     least, most = (end + 0.0 for end in bounds)
     if math.isnan(least):
         return "none"
@@ -104,8 +114,13 @@ def bounds_text(bounds: Bounds) -> str:
 
 
 def mean_time_cell(study: Study, each: Numbers, plain: Numbers) -> Cell:
-    """Return the mean time of a step over the plain one's in turns side by side, and below it the median turn's; the
-    plain one's own in milliseconds."""
+    """Return the mean step time over the baseline's, measured in turns; below it the median turn's.
+
+    Args:
+        study: the study with its throughput.
+        each: the kind of run.
+        plain: the baseline; its own cell has milliseconds.
+    """
     over, found = mean_time(study, each.series, plain.series), ratio(study, plain.series, each.series)
     if found is None:
         return Cell("--")
@@ -116,7 +131,7 @@ def mean_time_cell(study: Study, each: Numbers, plain: Numbers) -> Cell:
 
 
 def time_cell(each: Numbers, plain: Numbers) -> Cell:
-    """Return the time of a step over the plain one's by the runs' own clocks, the plain one's in milliseconds below."""
+    """Return the step time over the baseline's by the runs' own clocks; the baseline's in milliseconds below."""
     ratio = step_ratio(each, plain)
     if math.isnan(ratio):
         return Cell("--")

@@ -1,5 +1,7 @@
-"""Draw layers as filters and their energies before and after (`stability.probe what=spectra`), and σ(W_qᵀW_k) against
-LR (`what=qk`); the report's two parts with their tables."""
+"""Draw layers as filters, their energies (`stability.probe what=spectra`), and σ(W_qᵀW_k) against LR (`what=qk`).
+
+Two sections of the report, with their tables.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,10 @@ QK_CAPTION = (
 
 
 def filter_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a
-    line an LR; four rows a figure."""
+    """Draw factor against share of the signal space: a row a series, a column a layer, a line an LR.
+
+    At most four layers, evenly chosen; four rows a figure.
+    """
     rows = _of_phase(study, "filter", phase)
     if rows is None:
         return []
@@ -56,7 +60,7 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
-    """Return one table's rows of a phase with their runs beside them; None where there is none."""
+    """Return one table's rows of a phase with their runs' columns; None if empty."""
     if name not in study.probes:
         return None
     rows = study.with_run(study.probes[name])
@@ -65,14 +69,13 @@ def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _chosen(items: Sequence[float], most: int) -> list[float]:
-    """Return at most ``most`` of the items, evenly spaced, first and last among them."""
+    """Return at most ``most`` of the items, evenly spaced, including first and last."""
     places = {round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))}
     return [items[place] for place in sorted(places)]
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
-    """Draw one figure of factors, a row a series and a column a layer, and at its right edge what the layer itself did
-    where that was measured."""
+    """Draw factors, a row a series and a column a layer; measured layers get a mark at the right edge."""
     figure = Figure(figsize=(panels_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
     colors = lr_colors(rows["run_lr"])
@@ -103,15 +106,14 @@ def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
 
 
 def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
-    """Mark at the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the
-    layer itself multiplied differences."""
+    """Mark √(variance after / before) per LR at the right edge: the layer's own factor (root mean square)."""
     for lr, at_lr in spectra.groupby("run_lr"):
         left = np.sqrt(kept(at_lr, "variance"))
         mark(ax, [1.04] * len(left), left, "<", colors[lr], 3.5, zorder=4, clip_on=False)
 
 
 def _factor_ticks(ax: Axes) -> None:
-    """Set about four ticks, 1 among them: where nothing is changed."""
+    """Set about four ticks including 1, the factor of no change."""
     low, high = ax.get_ylim()
     chosen = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     gap = min(np.diff(chosen), default=1.0)
@@ -119,8 +121,7 @@ def _factor_ticks(ax: Axes) -> None:
 
 
 def _log_ticks(axis: Axis) -> None:
-    """Set ticks at decades, and between them at 2 and 5 where the data span less than two: a single tick is no scale.
-    Below a factor of two, even steps."""
+    """Set ticks at decades, also at 2 and 5 below two decades, and even steps below a factor of four."""
     low, high = axis.get_view_interval()
     if high / low >= 100:
         axis.set_major_locator(LogLocator(numticks=6))
@@ -134,8 +135,10 @@ def _log_ticks(axis: Axis) -> None:
 
 
 def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error
-    that comes from the quadrature's probes (0 for singular values, which are exact)."""
+    """Return the mean factors at `QUANTILES` in falling order, and the quadrature probes' standard error.
+
+    The mean is over heads, sequences and runs. The error is 0 for singular values, which are exact.
+    """
     curves, squares = [], []
     for _, head in rows.groupby(["run_id", "head", "sequence"]):
         by_probe = [_falling(probe) for _, probe in head.groupby("probe")]
@@ -146,8 +149,7 @@ def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _falling(rows: Frame) -> np.ndarray:
-    """Return the quantile function of one quadrature, from the largest factor to the smallest: each node stands in the
-    middle of its weight."""
+    """Return one quadrature's quantile function from the largest factor down; each node lies mid-weight."""
     ordered = rows.sort_values("response", ascending=False)
     weights = ordered["weight"].to_numpy(dtype=float)
     middle = np.cumsum(weights) - weights / 2
@@ -185,8 +187,10 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
 
 
 def kept(rows: Frame, quantity: str) -> Any:
-    """Return by layer the median over seeds of each seed's median over heads and sequences of after / before; layers
-    that do not have it are left out."""
+    """Return after / before by layer: median over seeds of the median over heads and sequences.
+
+    Layers without the quantity are left out.
+    """
     ratio = rows[f"{quantity}_after"] / rows[f"{quantity}_before"]
     known = rows.assign(ratio=ratio)[ratio.notna()]
     return known.groupby(["layer", "seed"])["ratio"].median().groupby("layer").median()
@@ -199,7 +203,7 @@ def qk_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _qk_figure(study: Study, rows: Frame) -> Figure:
-    """Draw the two panels, spectral norm and condition number of W_qᵀW_k against learning rate."""
+    """Draw two panels, spectral norm and condition number of W_qᵀW_k against learning rate."""
     heads, styles = qk_heads(rows.assign(order=0)), looks(study)
     present = [name for name in styles if name in set(heads["series"])]
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
@@ -219,8 +223,7 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
 
 
 def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
-    """Draw one series: the median over seeds of the heads' median with its interval, and dotted the median of the
-    heads' largest."""
+    """Draw one series: the seeds' median of the heads' median with its interval; dotted, the heads' largest."""
     finite = heads[np.isfinite(heads[column])]
     per_seed = finite.groupby(["run_lr", "seed"])[column].agg(["median", "max"])
     spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
@@ -229,13 +232,13 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     known = [s if s.n > 1 and math.isfinite(s.low) else None for s in spreads.values()]
     reach = np.array([[s.median - s.low, s.high - s.median] if s else [0.0, 0.0] for s in known]).T
     bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
-    # The interval is of the mean: of skewed values it may end short of the median.
+    # The interval is the mean's: for skewed values it may exclude the median.
     ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)
     ax.plot(lrs, per_seed["max"].groupby("run_lr").median(), color=look.color, linestyle=":", linewidth=0.9)
 
 
 def probed_phases(study: Study) -> list[str]:
-    """Return the checkpoints at which layers were probed, in the order of the tables."""
+    """Return the probed checkpoints' phases, in the order of the tables."""
     names = [name for name in ("spectra", "filter", "qk") if name in study.probes]
     return list(dict.fromkeys(phase for name in names for phase in study.probes[name]["phase"]))
 

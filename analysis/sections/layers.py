@@ -1,4 +1,4 @@
-"""Tabulate what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
+"""Tabulate the results of `stability.probe`: graph connectivity, layer filters, σ(W_qᵀW_k)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ QK_MEASURES = tuple(
 
 
 def study_tables(study: Study, what: str) -> list[Table]:
-    """Return the tables of ``what`` ("spectra", "qk") for every phase that the study has of it; [] without any."""
+    """Return the tables of ``what`` ("spectra", "qk") for each of its phases; [] without any."""
     if what not in study.probes:
         return []
     return _tables(study.probed(what), what, wording.words(study).held_out, source(study))
@@ -69,7 +69,15 @@ def study_tables(study: Study, what: str) -> list[Table]:
 def run_tables(
     frame: Frame, mechanism: str, what: str, ropes: Collection[str] = (), held_out: str = Words.held_out
 ) -> list[Table]:
-    """Return the same tables as `study_tables` of one run's own rows. ``held_out``: what its data are called."""
+    """Return the tables of `study_tables` for one run's rows.
+
+    Args:
+        frame: the run's rows.
+        mechanism: its name in the tables.
+        what: "spectra" or "qk".
+        ropes: the layers' settings ``rope``; all are described if empty.
+        held_out: name of the held-out data.
+    """
     return _tables(rows_of_run(frame, mechanism), what, held_out, "One run.", ropes)
 
 
@@ -87,13 +95,15 @@ def _tables(rows: Frame, what: str, held_out: str, origin: str, ropes: Collectio
 
 
 def family_of_layers(spectra: Frame) -> Any:
-    """Return which rows of `spectra` are of consensus layers (they have a step size) and which of attention."""
+    """Return each row's family: consensus if it has a step size, else attention."""
     return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 
 
 def layer_and_filter(ropes: Collection[str]) -> str:
-    """Say what the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each.
-    Sentences of a caption."""
+    """Describe the graph filter's relation to the layer update, by the layers' settings ``rope``.
+
+    Sentences for a caption; every setting if ``ropes`` is empty.
+    """
     said = {
         "none": "the filter is the whole update, u − 2ηL̄u",
         "gradient": "the filter is the whole update of the rotated ũ, ũ − 2ηL̄ũ, which is then turned back",
@@ -111,8 +121,7 @@ def layer_and_filter(ropes: Collection[str]) -> str:
 
 
 def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes: Collection[str]) -> Table:
-    """Return the table of one phase's consensus layers: spectrum of L̄, filter, and energy and variance after over
-    before."""
+    """Return one phase's consensus layers: spectrum of L̄, filter, and energy and variance after over before."""
     caption = (
         f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out {held_out}; medians over heads and sequences, then over seeds. "
         "Filter: 1 − 2ηλ over the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ); η = "
@@ -128,8 +137,7 @@ def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes:
 
 
 def _range(values: Column) -> str:
-    """Return a range as text: ``0.1`` where all agree to three digits, ``0.08 … 0.12`` where not, ``--`` without
-    any."""
+    """Format a range: ``0.1`` if all agree to three digits, else ``0.08 … 0.12``, ``--`` if empty."""
     if not len(values):
         return "--"
     ends = dict.fromkeys(f"{value:.3g}" for value in (values.min(), values.max()))
@@ -137,8 +145,10 @@ def _range(values: Column) -> str:
 
 
 def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Table:
-    """Return the table of one phase's attention layers. Weights whose rows do not sum to 1 have no second eigenvalue:
-    where a mechanism has none, not all is softmax."""
+    """Return one phase's attention layers; without a second eigenvalue, some mechanism is not softmax.
+
+    Rows of weights with a sum other than 1 have no second eigenvalue.
+    """
     is_softmax = bool(rows.groupby("mixer")["second_eigenvalue"].count().all())
     name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
@@ -150,8 +160,7 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
 
 
 def qk_heads(rows: Frame) -> Frame:
-    """Return a table with a row a head: spectral norm and condition number (∞ where a singular value is zero) of its
-    W_qᵀW_k."""
+    """Return spectral norm and condition number (∞ for a zero singular value) of W_qᵀW_k, a row a head."""
     keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
     ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
     with np.errstate(divide="ignore"):
@@ -159,8 +168,7 @@ def qk_heads(rows: Frame) -> Frame:
 
 
 def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Return the table of σ(W_qᵀW_k) in one phase: median and largest norm and condition over heads, a row a series and
-    learning rate."""
+    """Return one phase's σ(W_qᵀW_k): median and largest norm and condition over heads, a row a series and LR."""
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
         f"smallest of the singular values that the head width allows. Consensus has no queries and keys. {RULE}. "
@@ -171,8 +179,10 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ
-    speaks of large x. NaN below two."""
+    """Return the exponent s of y ~ x^s by least squares in logarithms; NaN below two points.
+
+    Only the upper half is fitted, because Θ describes large x.
+    """
     start = len(x) // 2 if len(x) > 3 else 0
     if len(x) < 2:
         return float("nan")
@@ -180,8 +190,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """Return a table of λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted
-    exponents at the ends; a row for the complete graph."""
+    """Return λ_1 of the window-path graph, a row a window and a column a length, with a row for the complete graph.
+
+    Bounds stand below each value, fitted exponents at the ends.
+    """
     path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
     lengths, body = sorted(set(path["positions"])), []
     for window, part in path.groupby("window"):

@@ -1,4 +1,4 @@
-"""Show the NLL of held-out examples read backwards beside their own (`stability.probe what=mirror`)."""
+"""Show held-out NLL of reversed examples beside the originals' (`stability.probe what=mirror`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CAPTION = (
 
 
 def _signed(nats: float) -> str:
-    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000, also of a difference that rounds to -0
+    return f"{round(nats, 4) + 0.0:+.4f}"  # +0.0000 instead of -0.0000
 
 
 MEASURES = (
@@ -43,19 +43,19 @@ def applies(study: Study) -> bool:
 
 
 def study_tables(study: Study) -> list[Table]:
-    """Return a table of NLL, mirrored NLL and their difference for each phase; [] where no run was probed."""
+    """Return NLL, mirrored NLL and their difference for each phase; [] if no run was probed."""
     if NAME not in study.probes:
         return []
     return _tables(study.probed(NAME), wording.words(study), source(study))
 
 
 def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the same tables as `study_tables` of one run's own rows.
+    """Return the tables of `study_tables` for one run's rows.
 
     Args:
-        rows: the run's.
-        mechanism: its name, as the tables show it.
-        words: its objective's.
+        rows: the run's rows.
+        mechanism: its name in the tables.
+        words: its objective's words.
     """
     return _tables(rows_of_run(rows, mechanism), words, "One run.")
 
@@ -65,7 +65,7 @@ def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
-    """Return the table of one phase, a row a series and learning rate; medians over seeds."""
+    """Return one phase's table, a row a series and learning rate; medians over seeds."""
     num = sorted({int(each) for each in rows["sequences"]})
     caption = (
         f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
@@ -83,7 +83,7 @@ def figures(study: Study) -> Figures:
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw the difference against learning rate, a line a series; [] where none is finite."""
+    """Draw the difference against learning rate, a line a series; [] if none is finite."""
     rows = study.probed(NAME)
     rows = rows[(rows["phase"] == phase) & rows["difference"].notna()]
     if rows.empty:

@@ -1,5 +1,4 @@
-"""Compare the mechanisms of a study with softmax attention: a figure with a panel for each, a table of what a learning
-rate does to each, another of what each costs, and a reading in words."""
+"""Compare a study's mechanisms with softmax attention: a figure, learning rates, costs, and a reading in words."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ TITLE, NAME = "Mechanisms beside softmax attention", "mixers"
 
 @once_per_study
 def mixer_tables(study: Study) -> list[Table]:
-    """Return two tables for each group of series that differ in their mechanism alone."""
+    """Return two tables for each group of series with different mechanisms alone."""
     found, all_groups = [], groups(study)
     for group in all_groups:
         numbers = numbers_of(study, group)
@@ -38,8 +37,7 @@ def mixer_tables(study: Study) -> list[Table]:
 
 
 def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
-    """Return the table of best rates, windows, sensitivity and α_max. ``of``: ends the title with what the mechanisms
-    have in common, where the study has several groups."""
+    """Return best rates, windows, sensitivity and α_max; ``of`` ends the title with the group's common settings."""
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
     rows = tuple(
         (
@@ -66,8 +64,10 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
-    """Return the table of parameters, time, memory and, where the mechanisms can go on reading, what they keep for it:
-    time and memory from turns side by side where they were taken, else time by the runs' own clocks, and no memory."""
+    """Return parameters, time, memory and, for mechanisms able to continue reading, the size of their state.
+
+    Time and memory are from `benchmarks.throughput` if measured; else time by the runs' clocks, no memory.
+    """
     plain = plain_of(numbers)
     has_state = any(math.isfinite(each.state_bytes) for each in numbers.values())
     memory = {row["series"]: float(row.get("peak_bytes") or math.nan) for row in study.throughput.get("rows", [])}
@@ -107,8 +107,8 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
 
 
 def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
-    """Return the time of a step over the plain one's in turns side by side, the plain one's own in milliseconds."""
-    found = ratio(study, plain.series, each.series)  # of throughput: its inverse is that of time
+    """Return the step time over the baseline's, measured in turns; the baseline's own in milliseconds."""
+    found = ratio(study, plain.series, each.series)  # plain over each in throughput equals each over plain in time
     if found is None:
         return Cell("--")
     if each is plain:
@@ -118,13 +118,13 @@ def _side_by_side(study: Study, each: Numbers, plain: Numbers) -> Cell:
 
 
 def _size_cell(size: float, plain: float, unit: int) -> Cell:
-    """Return bytes in a unit, below it over the plain one's."""
+    """Return bytes in a unit, below it the ratio to the baseline's."""
     over = f"{size / plain:.2f}" if math.isfinite(plain) else ""
     return Cell(f"{size / unit:.1f}", over) if math.isfinite(size) else Cell("--")
 
 
 def figures(study: Study) -> Figures:
-    """Draw for each group that has more than one rate a figure with a panel for each mechanism."""
+    """Draw a panel for each mechanism, one figure for each group with several rates."""
     drawn = {}
     for index, group in enumerate(groups(study)):
         numbers = numbers_of(study, group)

@@ -1,4 +1,4 @@
-"""Tabulate validation NLL by learning rate, the stable windows, and what a mistuned learning rate costs on average."""
+"""Tabulate validation NLL by learning rate, the stable windows, and the mean cost of a mistuned rate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ NLL_COLUMNS = 6
 
 @once_per_study
 def nll_tables(study: Study) -> list[Table]:
-    """Return tables, learning rate × mechanism, of median validation NLL, its interval and n, and how many runs
-    diverged."""
+    """Return median validation NLL, interval, n and diverged runs, learning rate × mechanism."""
     return [_nll_table(study, series) for series in chunks(study.series, NLL_COLUMNS)]
 
 
@@ -38,29 +37,37 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
 
 
 def best_rate(study: Study, series: str, column: str = VALIDATION) -> float | None:
-    """Return the rate at which a series' median NLL is lowest, a divergence counting as ∞; None where none is
-    finite."""
+    """Return the rate of the lowest median NLL, a divergence counting as ∞.
+
+    Args:
+        study: the study.
+        series: the series.
+        column: the NLL's column.
+
+    Returns:
+        The rate; None if no median is finite.
+    """
     line = median_line(outcomes(study, series, column))
     return float(line.idxmin()) if np.isfinite(line).any() else None
 
 
 def finished(runs: Frame, column: str) -> Frame:
-    """Return the runs that ended with a number in ``column``."""
+    """Return the finished runs with a finite ``column``."""
     return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
 
 
 def nll_cell(
     runs: Frame, lr: float, bold: bool, column: str = VALIDATION, scale: Scale = REAL, form: Form = three_digits
 ) -> Cell:
-    """Return an NLL, a part of one or a share at a learning rate: the median over the runs that finished, its interval
-    and n, and below it the runs that ended badly.
+    """Return a quantity at a learning rate: median over finished runs, interval, n; below it the failures.
 
     Args:
-        runs: of one series.
+        runs: one series' runs.
         lr: the rate.
-        bold: whether it is the best of its row or column.
-        column: of the runs.
-        scale, form: of the quantity.
+        bold: whether it is the best in its row or column.
+        column: the quantity: an NLL, a part of one, or a share.
+        scale: the interval's scale.
+        form: formats the number.
     """
     runs = runs[runs["lr"] == lr]
     if runs.empty:
@@ -72,8 +79,13 @@ def nll_cell(
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """Return a table with one row per series: its best learning rate, and the range of rates within 5 % of the best NLL
-    (validation, or generative; ``oracle``: by whom)."""
+    """Return each series' best learning rate and the range of rates within 5 % of the best NLL.
+
+    Args:
+        study: the study.
+        column: validation or generative NLL.
+        oracle: the caption's sentence on the oracle of a generative NLL.
+    """
     found, words = windows(study, column=column), wording.words(study)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
@@ -94,8 +106,7 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
 
 
 def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
-    """Return one series' row: best rate and NLL, token-frequency NLL, the window with its edges and width, and the
-    seeds' widths."""
+    """Return one series' row: best rate, NLL, token-frequency NLL, window edges, width, and the seeds' widths."""
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
     half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
@@ -112,7 +123,7 @@ def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, 
 
 
 def width_cells(found: SeriesWindows, median: Window) -> tuple[Cell, ...]:
-    """Return the cells of a series' window: from where to where, in decades, and the range of the single seeds'."""
+    """Return a window's cells: its ends, its decades, and the range of the single seeds' widths."""
     widths = found.seed_widths
     return (
         Cell(f"{power(median.low.lr)} to {power(median.high.lr)}", edge_words(median)),
@@ -122,7 +133,7 @@ def width_cells(found: SeriesWindows, median: Window) -> tuple[Cell, ...]:
 
 
 def edge_words(found: Window) -> str:
-    """Say why a window ends where it does; "" where both edges are interpolated."""
+    """Say the reason for each edge of a window; "" if both are interpolated."""
     words = []
     for side, edge in (("low", found.low), ("high", found.high)):
         if edge.kind == "open":
@@ -135,7 +146,7 @@ def edge_words(found: Window) -> str:
 
 
 def sensitivity_table(study: Study) -> Table | None:
-    """Return a table with a row a series; None where fewer than two rates were swept, or no run has a result."""
+    """Return a table with a row a series; None below two swept rates or without results."""
     found = [sensitivity(study, name) for name in study.series]
     usable = [each for each in found if each.num_rates > 1]
     if not usable:

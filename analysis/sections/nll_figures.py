@@ -34,8 +34,7 @@ WINDOW_CAPTION = (
 
 
 def window_figure(study: Study) -> Figure | None:
-    """Draw the widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for
-    a single LR."""
+    """Draw the widths of stable windows in decades, seeds as points; None without a window or for a single LR."""
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
@@ -57,8 +56,7 @@ def window_figure(study: Study) -> Figure | None:
 
 
 def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
-    """Draw one series' width as a bar, hatched up to what it may be at most, with the seeds' own as points and an arrow
-    where it is open."""
+    """Draw one series' width as a bar, hatched up to its upper bound, seeds as points, an arrow if open."""
     found = each.median
     assert found is not None, "series without a window are left out"
     ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
@@ -90,8 +88,10 @@ CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": 
 
 
 def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
-    """Draw NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a
-    finite NLL, or for a single LR."""
+    """Draw NLL (validation or generative) against LR with the stable windows as bars beneath.
+
+    None without a finite NLL, or for a single LR.
+    """
     tables = {name: outcomes(study, name, column) for name in study.series}
     if study.runs["lr"].nunique() < 2 or not any(
         np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()
@@ -117,13 +117,21 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 
 
 def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
-    """Set the axis from the best run to the worst or, where one is far off, to twice the distance from the best to the
-    token-frequency NLL; and that line."""
+    """Set the axis from the best run to the worst, or less far if some run is far off.
+
+    The bound is twice the distance from the best to the token-frequency NLL. The token-frequency line is included if
+    near.
+
+    Args:
+        ax: the axes.
+        tables: NLLs by series, learning rate × seed.
+        unigram: token-frequency NLL in nats, or NaN.
+    """
     finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
     if math.isfinite(unigram):
-        # where little was learned the differences are small, too
+        # small differences if little was learned
         least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE
         high = min(high, low + max(2 * (unigram - low), least * abs(low)))
         # Models far better than token frequencies: its line would flatten their curves, and is named above the axis
@@ -135,7 +143,13 @@ def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
 
 
 def nll_line(ax: Axes, table: Frame, style: Look) -> None:
-    """Draw one series: the median over seeds as a line, and a point for each run that lies on the axis."""
+    """Draw one series: the median over seeds as a line, and a point for each run within the axis.
+
+    Args:
+        ax: the axes.
+        table: NLLs, learning rate × seed.
+        style: the series' style.
+    """
     line = median_line(table)
     inside = line.where(np.isfinite(line))
     ax.plot(inside.index, inside, color=style.color, linestyle=style.dashes, zorder=3)
@@ -148,12 +162,18 @@ def nll_line(ax: Axes, table: Frame, style: Look) -> None:
 def top_marks(
     ax: Axes, tables: dict[str, Frame], styles: dict[str, Look], width_inches: float = 0.85 * WIDTH_INCHES
 ) -> None:
-    """Mark at the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle
-    where runs lie above the axis. ``width_inches``: of the axes, about, beyond which no mark stands."""
+    """Mark at the top edge, side by side: diverged runs by a cross with count, runs above the axis by a triangle.
+
+    Args:
+        ax: the axes.
+        tables: NLLs by series, learning rate × seed.
+        styles: looks by series.
+        width_inches: approximate width of the axes; no mark lies beyond it.
+    """
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     places, width = _points_from_left(ax, lrs, width_inches), 72 * width_inches
-    # whose true width is known when the figure is laid out
+    # the axes' true width is known only after the layout
     of_the_axes = AffineDeltaTransform(cast(Affine2DBase, ax.transAxes))
     room = _room_at_a_rate(places, width)
     for lr, at in zip(lrs, places, strict=True):
@@ -177,22 +197,26 @@ def top_marks(
 
 
 def _points_from_left(ax: Axes, lrs: Sequence[float], width_inches: float) -> list[float]:
-    """Return where rates stand on axes of such a width, in points from their left end."""
+    """Return the rates' distances in points from the left end of axes this wide."""
     low, high, *places = ax.xaxis.get_transform().transform(np.array([*ax.get_xlim(), *lrs]))
     return [float((place - low) / (high - low)) * width_inches * 72 for place in places]
 
 
 def _room_at_a_rate(places: Sequence[float], width: float) -> float:
-    """Return how many points the marks of one rate may take so that those of two rates never meet, although those at
-    the ends are moved inwards, onto the axes."""
+    """Return the width in points for one rate's marks without overlap between rates.
+
+    Marks at the ends are moved inwards, onto the axes.
+    """
     between = float(np.diff(places).min(initial=width))
     margin = min(places[0], width - places[-1])
     return min(between, 2 / 3 * (margin + between), width / len(places))
 
 
 def _unigram(ax: Axes, study: Study) -> None:
-    """Draw what the training tokens' frequencies reach on the validation examples, as a model that ignores its context
-    can: a line for each value."""
+    """Draw the NLL of training-token frequencies on the validation examples: a line for each value.
+
+    It is the NLL of a model without context.
+    """
     low, high = ax.get_ylim()
     for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
         inside = low < unigram < high
@@ -209,8 +233,7 @@ def _unigram(ax: Axes, study: Study) -> None:
 
 
 def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
-    """Draw one bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open,
-    dots up to a rate that diverged."""
+    """Draw one bar per series over its window, thin lines for seeds, arrows at open ends, dots to diverged rates."""
     for row, (name, each) in enumerate(found.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
@@ -234,7 +257,7 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
 
 
 def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
-    """Return the legend's entries for divergence and for runs above the axis, each where there are any."""
+    """Return the legend's entries for divergence and for runs above the axis, each if present."""
     values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     extras = []
     if np.isinf(values).any():
@@ -245,24 +268,26 @@ def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
 
 
 def applies(study: Study) -> bool:
-    """Return whether the study compares rates, and not where the ablations' tables say all of it."""
+    """Return whether the study compares rates and the ablation tables do not contain all of it."""
     return is_of_rates(study) and not tells_all(study)
 
 
 def figures(study: Study) -> Figures:
-    curves = None if compares_optimizers_alone(study) else nll_figure(study)  # their own section has them
+    curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
     drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), WINDOW_CAPTION))
     return {name: sourced(study, figure, caption) for name, figure, caption in drawn if figure is not None}
 
 
 def _tables(study: Study) -> list[Table]:
-    """Return the tables of NLLs and windows; where every mechanism chose rates of its own, the windows alone: a table
-    of rates is mostly holes there, and the edges' figure shows them all."""
+    """Return the tables of NLLs and windows; only the windows if each mechanism chose its own rates.
+
+    A table of such rates is mostly empty, and the edges' figure shows them all.
+    """
     return [*([] if edge_tables(study) else nll_tables(study)), window_table(study)]
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    """Return the section: the curves, or why there are none, then tables and widths of the windows."""
+    """Return the section: the curves, or the reason for their absence, then tables and widths of the windows."""
     missing = (
         "The optimizers' own section draws the curves, over each one's reference rate."
         if compares_optimizers_alone(study)
@@ -270,7 +295,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         if study.runs["lr"].nunique() < 2
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )
-    # a mean over rates that lie close where the edges are
+    # with `lr=edge` the rates cluster at the edges, and a mean over them has no meaning
     sensitive = None if edge_tables(study) else sensitivity_table(study)
     head = heading("Validation NLL and the stable window") + drawn.get(NLL, paragraph(missing))
     below = shown([throughput_table(study), sensitive])

@@ -1,5 +1,4 @@
-"""Compare the optimizers of a study at rates of their own: a figure, what a rate of each bears, what its step is and
-costs, and a reading in words."""
+"""Compare a study's optimizers, each at its own rates: a figure, windows, steps with costs, and a reading in words."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ TITLE = "Optimizers, each at rates of its own"
 
 
 def optimizer_tables(study: Study) -> list[Table]:
-    """Return two tables for each group of series that differ in their optimizer alone."""
+    """Return two tables for each group of series with different optimizers alone."""
     found, all_groups = [], groups(study)
     for group in all_groups:
         numbers = list(numbers_of(study, group).values())
@@ -41,8 +40,7 @@ def optimizer_tables(study: Study) -> list[Table]:
 
 
 def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
-    """Return the table of best rates, and of what lies between them and the edges of stability. ``of``: ends the title
-    with what the optimizers have in common, where the study has several such groups."""
+    """Return best rates and their distance to the edges of stability; ``of`` ends the title with common settings."""
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
     rows = tuple(_window_row(each, lowest) for each in numbers)
     told = multiples.references(study.study)
@@ -64,7 +62,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
-    """Return one optimizer's row of it. ``lowest``: the lowest NLL of the table, which is set in bold."""
+    """Return one optimizer's row; ``lowest``, the table's lowest NLL, is bold."""
     return (
         Cell(each.name),
         Cell(f"{each.num_diverged}/{each.num_runs}"),
@@ -78,7 +76,7 @@ def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
 
 
 def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
-    """Return the table of what a step is, in units that translate, and of what it takes."""
+    """Return each optimizer's step in comparable units, and its cost."""
     plain = plain_of({each.series: each for each in numbers})
     rows = tuple(
         (
@@ -102,7 +100,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _timed(study: Study, plain: Numbers) -> str:
-    """Say how the time of a step was measured."""
+    """Say the method of timing a step."""
     if study.throughput:
         turns = len(study.throughput["rows"][0]["seconds"])
         return (
@@ -118,8 +116,7 @@ def _timed(study: Study, plain: Numbers) -> str:
 
 
 def figures(study: Study) -> Figures:
-    """Draw for each group that has more than one rate a figure of all its optimizers and, where they are many, one of
-    each beside the one that all are compared with."""
+    """Draw each group with several rates: all optimizers together and, for many, each beside the baseline."""
     drawn = {}
     for index, group in enumerate(groups(study)):
         if (together := optimizer_figure(study, group)) is not None:
@@ -137,8 +134,8 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 NAME, APART = "optimizers", "optimizers-apart"
 ROW_INCHES = 0.17
-ASIDE = 0.12  # decades over which the curves stand beside each other, so that their intervals do not hide each other
-MOST_TOGETHER = 6  # curves that can be told apart in one panel
+ASIDE = 0.12  # decades over which curves are shifted, so that their intervals do not overlap
+MOST_TOGETHER = 6  # distinguishable curves in one panel
 CAPTION = (
     "Above: validation NLL at the end of training against {rate}. Line: median over seeds, broken where half of them "
     "or more diverged; bars: over the seeds that finished, min–max (n = 2) or Student-t 95 % interval of the mean (n ≥ "
@@ -149,7 +146,7 @@ CAPTION = (
 
 
 def optimizer_figure_caption(study: Study) -> str:
-    """Return the figure's caption, which says what the rates are divided by."""
+    """Return the figure's caption with the divisor of the rates."""
     return CAPTION.format(rate=_axis(study))
 
 
@@ -160,8 +157,10 @@ def _axis(study: Study) -> str:
 
 
 def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
-    """Draw one group's curves above the ends of their runs; None where no optimizer has more than one rate, or no run a
-    finite NLL."""
+    """Draw one group's curves above the ends of its runs.
+
+    None if no optimizer has two rates, or no run a finite NLL.
+    """
     numbers = numbers_of(study, group)
     tables = {name: over(outcomes(study, name), _unit(study, numbers[name])) for name in group}
     finite = [np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()]
@@ -197,8 +196,10 @@ def optimizer_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
 
 
 def apart_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
-    """Draw a panel for each optimizer beside the one that all are compared with; None for so few that one panel shows
-    them, or where `optimizer_figure` has nothing to draw."""
+    """Draw a panel for each optimizer beside the baseline.
+
+    None for a group small enough for one panel, or if `optimizer_figure` draws nothing.
+    """
     if len(group) <= MOST_TOGETHER:
         return None
     numbers = numbers_of(study, group)
@@ -207,7 +208,7 @@ def apart_figure(study: Study, group: tuple[str, ...]) -> Figure | None:
 
 
 def _unit(study: Study, each: Numbers) -> float:
-    """Return what a rate of the study's tables is divided by on the axis."""
+    """Return the divisor of the tables' rates on the axis."""
     if study.is_in_multiples:
         return 1.0
     if multiples.references(study.study):
@@ -216,8 +217,7 @@ def _unit(study: Study, each: Numbers) -> float:
 
 
 def _curve(ax: Axes, table: Frame, style: Look, aside: float) -> None:
-    """Draw a median line, and at each rate the interval over the seeds that finished, ``aside`` decades from where
-    they belong."""
+    """Draw a median line and each rate's interval over the finished seeds, shifted by ``aside`` decades."""
     line = median_line(table)
     inside = line.where(np.isfinite(line))
     moved = [rate * 10**aside for rate in inside.index]
@@ -231,7 +231,7 @@ def _curve(ax: Axes, table: Frame, style: Look, aside: float) -> None:
 
 
 def _track(ax: Axes, study: Study, each: Numbers, unit: float, place: int, look: Look) -> None:
-    """Draw one optimizer's rates: how their runs ended, and a star at the best."""
+    """Draw one optimizer's rates: the ends of their runs, and a star at the best."""
     ax.axhline(place, color="#eef0f2", linewidth=0.8, zorder=0)
     for lr, runs in study.of(each.series).groupby("lr"):
         ended, at = set(runs["status"]), float(f"{float(lr) / unit:.4g}")

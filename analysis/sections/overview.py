@@ -1,5 +1,7 @@
-"""Open the report with what was run, on what, where the numbers come from and whether the papers' claims hold; close it
-with the runs that diverged, failed, or learned nothing."""
+"""Open the report with runs, data, provenance and the verdicts on the papers' claims; close it with troubles.
+
+Troubles are runs that diverged, failed, or learned nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from analysis.words import duration, lr_text, plural, without_folders, without_p
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    """Return the part "What was run": command, commit, hardware, versions, data, and what the runs have in common."""
+    """Return the part "What was run": command, commit, hardware, versions, data, and the runs' common settings."""
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))
@@ -87,8 +89,7 @@ TROUBLES_SHOWN = 60
 
 
 def trouble_table(study: Study) -> Table | None:
-    """Return a table of every run that did not end `stable`, or did so by its guards only, with its reason; None where
-    there is none."""
+    """Return every run not `stable`, or stable only by its guards, with its reason; None without any."""
     runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
@@ -110,15 +111,17 @@ def trouble_table(study: Study) -> Table | None:
 
 
 def guards_did(run) -> str:
-    """Say what guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
+    """Say the guards' actions in a run, e.g. 2 steps skipped, 1 restore; "" for none."""
     skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
     told = [f"{plural(skipped, 'step')} skipped"] if skipped else []
     return ", ".join([*told, *([plural(restores, "restore")] if restores else [])])
 
 
 def cut_short(study: Study) -> str:
-    """Say which finished runs have a log that ends before their last step; "" where none has. Their verdict and final
-    NLL were kept apart from the log; whatever is read off the steps it lacks is not there."""
+    """Say the number of finished runs with a log that ends before the last step; "" for none.
+
+    Verdict and final NLL are stored apart from the log; values read from the missing steps are lost.
+    """
     runs = study.runs[study.runs["status"].isin((*FINISHED, "diverged"))]
     last = runs["run_id"].map(study.curves.groupby("run_id")["step"].max()).fillna(0)
     short = runs.assign(last=last)[last < runs["num_steps"]]

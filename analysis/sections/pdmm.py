@@ -1,4 +1,4 @@
-"""PDMM of consensus layers: how much one iteration takes away, as a table and a figure."""
+"""Show the convergence per iteration of PDMM, the solver behind consensus layers, as a table and a figure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.study.load import Frame
 from analysis.words import power
 
-REACHED = 1e-6  # relative distance from the optimum that counts as reached
+REACHED = 1e-6  # relative distance from the optimum at convergence
 ROUNDING = 1e-12  # below it an error is rounding
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """Return a table with a row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the
-    first and the last iteration."""
+    """Return PDMM's speed to the optimum and its first and last discrepancy, a row a graph and schedule."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")
@@ -43,22 +42,24 @@ def pdmm_table(frame: Frame) -> Table:
 
 
 def shrinkage(ordered: Frame) -> float:
-    """Return the mean factor per iteration of the error, up to the last that is above rounding; NaN where that is the
-    first."""
+    """Return the error's mean factor per iteration, up to its last value above rounding.
+
+    NaN if only the first is above rounding.
+    """
     errors = ordered["error"].to_numpy(dtype=float)
     above = np.flatnonzero(errors > ROUNDING)
     return float((errors[above[-1]] / errors[0]) ** (1 / above[-1])) if len(above) and above[-1] > 0 else float("nan")
 
 
 def recipe(frame: Frame) -> str:
-    """Say how the networks of a table were made and solved."""
+    """Say the settings of a table's networks and solver."""
     row = frame.iloc[0]
     averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
     return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
 
 
 def pdmm_figure(frame: Frame) -> Figure:
-    """Draw error and discrepancy against the iteration, both logarithmic; a colour a graph."""
+    """Draw error and discrepancy against the iteration on log axes; a colour a graph."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     axes = figure.subplots(1, 2)
     colors = dict(
