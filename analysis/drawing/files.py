@@ -1,5 +1,7 @@
-"""Lay a figure out once, for whatever it is written as: the panels stand in the same places in a PDF, a picture and a
-page for the browser. Write files whole: a reader never sees a half-written one."""
+"""Lay a figure out once for all formats, and write files atomically.
+
+Panels have the same places in a PDF, a picture and a browser page. A reader never sees a half-written file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from analysis.drawing.style import RC
 
 
 def replaced(path: Path, content: bytes) -> Path:
-    """Write ``content`` to ``path``, in one step for whoever reads it, and return the path."""
+    """Write ``content`` to ``path`` atomically and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -25,13 +27,13 @@ def replaced(path: Path, content: bytes) -> Path:
     return path
 
 
-POINTS_PER_INCH = 72  # in which a PDF measures text
+POINTS_PER_INCH = 72  # a PDF's unit of text size
 
 
 def lay_out(figure: Figure) -> None:
-    """Give panels, titles and legends their places by the size of their text in a PDF; nothing where that is done.
+    """Place panels, titles and legends by their text's size in a PDF, unless already done.
 
-    `Figure.savefig` would do it anew for every format, and draw all of the figure once more than it needs to for it.
+    `Figure.savefig` would repeat the layout for every format, with one more draw of the whole figure each time.
     """
     engine = figure.get_layout_engine()
     if engine is None:

@@ -1,4 +1,4 @@
-"""Render a table for other programs: as a data frame (CSV, parquet), Markdown and LaTeX (booktabs)."""
+"""Render a table for other programs: data frame (CSV, parquet), Markdown and LaTeX (booktabs)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.drawing.typeset import Cell, Table
 from stability.printable import visible
 
-# what LaTeX's own encodings lack; everything else passes
+# characters missing in LaTeX's own encodings; all others pass
 SYMBOLS = {
     "α_max": r"$\alpha_{\max}$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ε": r"$\varepsilon$",
     "η": r"$\eta$", "θ": r"$\theta$", "κ": r"$\kappa$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "μ": r"$\mu$",
@@ -26,21 +26,23 @@ SPECIAL = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciit
 # a whole cell: 0.97, 1.4e-1, ≥ 1.50, 50 %, ×0.16
 NUMBER = r"^(?:[≥≤×] ?)?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?%)?$"
 FORMULA_SIGNS = frozenset("=+-@\t\r\n＝＋－＠")
-# a number alone, or before words without the signs of a call, a reference or a product: +0.07 to +0.50 decades, n=3
+# a number, alone or before words without a call's, reference's or product's signs: +0.07 to +0.50 decades, n=3
 HARMLESS = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?%)?(?:[ ,;][\w ,.;%=≥≤–±+-]*)?")
 
 
 def columns(table: Table) -> list[str]:
-    """Return one name for each column: its group's and its own, and numbered where two would be alike."""
+    """Return one unique name for each column from its group and heading; duplicates are numbered."""
     over = [text for text, span in table.groups for _ in range(span)] or [""] * len(table.header)
     names = [visible(" / ".join(filter(None, pair))) for pair in zip(over, table.header, strict=True)]
     return [name if names.index(name) == index else f"{name} ({index + 1})" for index, name in enumerate(names)]
 
 
 def frame(table: Table) -> pd.DataFrame:
-    """Return a table as text, cell by cell, as if the page were wide enough for all. What stands below the values of a
-    column, interval and n, is a column of its own beside it; so is, of a column with cells that stand out, whether they
-    do."""
+    """Return a table as text, cell by cell, without splitting for the page's width.
+
+    Details (interval and n) are a separate column beside their values. A column with bold cells has a boolean column
+    beside it.
+    """
     data: dict[str, list[str] | list[bool]] = {}
     for index, name in enumerate(columns(table)):
         cells = [row[index].whole or row[index] for row in table.rows]
@@ -53,8 +55,10 @@ def frame(table: Table) -> pd.DataFrame:
 
 
 def with_numbers(table: Table) -> pd.DataFrame:
-    """Return `frame` with a column of floats beside each in which numbers stand: ``NAME: number``, NaN where a cell
-    holds none; a bound ("≥ 1.50") is its number, as its text says."""
+    """Return `frame` with ``NAME: number``, a column of floats, beside each column with numbers.
+
+    NaN for a cell without a number; a bound ("≥ 1.50") gives its number.
+    """
     text, named = frame(table), set(columns(table))
     found: dict[str, pd.Series] = {}
     for name, cells in text.items():
@@ -68,23 +72,22 @@ def with_numbers(table: Table) -> pd.DataFrame:
 
 
 def csv(table: Table) -> str:
-    """Return a table as CSV in which a spreadsheet takes no cell for a formula (`inert`)."""
+    """Return a table as CSV without cells that a spreadsheet reads as formulas (`inert`)."""
     text = frame(table)
     inert_cells = text.map(lambda cell: inert(cell) if isinstance(cell, str) else cell)
     return inert_cells.set_axis(list(map(inert, text.columns)), axis=1).to_csv(index=False, lineterminator="\n")
 
 
 def inert(cell: str) -> str:
-    """Return a cell that a spreadsheet shows as text or as a number, never computes.
+    """Return a cell safe in a spreadsheet: text or a number, never computed.
 
-    A leading apostrophe marks it as text where it begins like a formula (OWASP, CSV injection) and neither is nor
-    begins with a number, as an interval does, nor is ``--``.
+    A leading apostrophe marks formula-like text (OWASP, CSV injection), except numbers, intervals and ``--``.
     """
     return f"'{cell}" if cell[:1] in FORMULA_SIGNS and cell != "--" and not HARMLESS.fullmatch(cell) else cell
 
 
 def markdown(table: Table) -> str:
-    """Return a table of GitHub's Markdown under its title, over its caption; details in small type below the values."""
+    """Return a table in GitHub's Markdown under its title, over its caption; details are subscripts."""
     aligned = table.align or ("left",) + ("center",) * (len(table.header) - 1)
     marks = {"left": ":---", "center": ":---:", "right": "---:"}
     lines = [
@@ -100,7 +103,7 @@ def _row(cells) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return text in which nothing is taken for markup."""
+    """Return text with all markup escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", visible(text.replace("\n", " ")))
 
 
@@ -110,7 +113,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def latex(table: Table) -> str:
-    """Return a LaTeX table with the rules of booktabs; it needs booktabs and, where values have details, makecell."""
+    """Return a LaTeX table; it needs booktabs and, for details, makecell."""
     aligned = table.align or ("left",) + ("center",) * (len(table.header) - 1)
     sides = "".join(side[0] if side in ("left", "center", "right") else "l" for side in aligned)
     head, rules, start = [], [], 1
@@ -136,7 +139,7 @@ def latex(table: Table) -> str:
 
 
 def tex(text: str) -> str:
-    """Return text as LaTeX reads it back: its special characters escaped, symbols as mathematics."""
+    """Return text for LaTeX: special characters escaped, symbols as mathematics."""
     found, flat = "|".join(map(re.escape, [*SYMBOLS, *SPECIAL])), visible(text, keep="\n\u200b").replace("\n", " ")
     return re.sub(found, lambda match: SYMBOLS.get(match[0]) or SPECIAL.get(match[0], ""), flat)
 

@@ -1,5 +1,7 @@
-"""Answer the question that α_max is measured for: does it predict, early in training, which runs break, the best
-learning rate and the edge? Of one study, or of several together."""
+"""Test α_max's purpose: does it predict, early in training, broken runs, the best rate and the edge?
+
+For one study, or for several together.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ NO_VALUE = "--"
 
 
 class Evidence:
-    """The evidence that studies give: their runs and curves, and how every predictor does, by event and target."""
+    """The evidence of studies: runs, curves, and each predictor's scores by event and target."""
 
     def __init__(self, studies: Sequence[Study]):
         self.studies = [study for study in studies if has_early(study)]
@@ -53,7 +55,7 @@ class Evidence:
         self.of_curves = {target: of_curves(self.curves, target) for target in TARGETS}
 
     def told(self) -> str:
-        """Return how what was found is to be read: what was counted, what is compared, what the intervals are of."""
+        """Return the explanation of the results: the counts, the comparisons, the intervals' units."""
         runs, number = self.runs, self.runs["stratum"].nunique()
         asked = {f"which runs {EVENTS[event]}": telling(runs, event) for event, each in self.of_runs.items() if each}
         asked |= {TARGETS[target]: ranked(self.curves, target) for target, each in self.of_curves.items() if each}
@@ -63,7 +65,7 @@ class Evidence:
         return " ".join(filter(None, sentences))
 
     def _differs(self, event: str) -> bool:
-        """Return whether an event befell other runs than the first one."""
+        """Return whether an event happened to other runs than "broke" did."""
         frame = judged(self.runs)
         return bool((frame[event] != frame["broke"]).any())
 
@@ -76,17 +78,17 @@ class Evidence:
 
 @once_per_study
 def evidence(study: Study) -> Evidence:
-    """Return the evidence of one study, computed once for its tables, figures and sentences."""
+    """Return one study's evidence, computed once for tables, figures and sentences."""
     return Evidence([study])
 
 
 def _told(found: Evidence) -> str:
-    """Return what is compared with what, and the data of each study."""
+    """Return the comparisons and each study's data."""
     return " ".join(filter(None, (said.compared(found.runs), *dict.fromkeys(map(source, found.studies)))))
 
 
 def tables_of(found: Evidence) -> list[Table]:
-    """Return a table for each event and target that can be judged."""
+    """Return a table for each event and target with scores."""
     told = _told(found)
     on_runs = (_run_tables(found.runs, scored, event, told) for event, scored in found.of_runs.items())
     on_curves = (_curve_tables(found.curves, scored, target, told) for target, scored in found.of_curves.items())
@@ -94,7 +96,7 @@ def tables_of(found: Evidence) -> list[Table]:
 
 
 def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) -> Iterator[Table]:
-    """Yield the table of one event, and another one for every four more mechanisms."""
+    """Yield one event's table, and another one for every four more mechanisms."""
     if not scored:
         return
     frame = telling(runs, event)
@@ -118,7 +120,7 @@ def _run_tables(runs: Frame, scored: Sequence[Scored], event: str, told: str) ->
 
 
 def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: str) -> Iterator[Table]:
-    """Yield the table of one target, and another one for every four more mechanisms."""
+    """Yield one target's table, and another one for every four more mechanisms."""
     if not scored:
         return
     frame, left = ranked(curves, target), int(curves[target].isna().sum())
@@ -143,7 +145,7 @@ def _curve_tables(curves: Frame, scored: Sequence[Scored], target: str, told: st
 
 
 def _by_set(scored: Sequence[Scored]) -> list[Scored]:
-    """Return the scores with those of each set of runs in the place of each mechanism's."""
+    """Return the scores with each set's values in place of each mechanism's."""
     return [replace(each, scopes=each.sets) for each in scored]
 
 
@@ -166,7 +168,7 @@ def _tables(
     over_all: Sequence[str],
     is_of_curves: bool = False,
 ) -> Iterator[Table]:
-    """Yield a row a predictor under a row of counts; the columns over all stand in the first table."""
+    """Yield a row a predictor under a row of counts; the columns over all runs are in the first table."""
     best = best_baseline(scored) if over_all else None
     for number, part in enumerate(chunks(names, MOST_COLUMNS)):
         scopes = [*part, *(over_all if number == 0 else ())]
@@ -188,7 +190,7 @@ def _tables(
 
 
 def _number(each: Scored) -> str:
-    """Return of how many rows a predictor is known, and of how many it is a bound only."""
+    """Return the number of rows with a known predictor, and of bounds among them."""
     return f"n={each.numbers[POOLED]}" + (f", {plural(each.num_bounds, 'bound')}" if each.num_bounds else "")
 
 
@@ -212,7 +214,7 @@ def _beyond(each: Scored, best: Scored | None) -> Cell:
 
 
 def figures_of(found: Evidence) -> dict[str, Captioned]:
-    """Draw the ROC curves and the ranks, where there are any."""
+    """Draw the ROC curves and the ranks, if there are any."""
     told = _told(found)
     drawn = {}
     if (roc := roc_figure(found.runs, found.of_runs)) is not None:
@@ -223,7 +225,7 @@ def figures_of(found: Evidence) -> dict[str, Captioned]:
 
 
 def reading(found: Evidence) -> list[str]:
-    """Return the sentences: what is left of it all, what the best baselines do, and each claim."""
+    """Return the sentences: conclusion, the best baselines' scores, and each claim."""
     return [_opening(found), *(claim.text for claim in found.claims())]
 
 
@@ -249,7 +251,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def body_of(found: Evidence, drawn: Pieces) -> Pieces:
-    """Return the section's pieces: conclusion and claims, what was counted, figures, tables."""
+    """Return the section's pieces: conclusion and claims, counts, figures, tables."""
     claims = found.claims()
     first = [claim.text for claim in claims if said.is_on_alpha_max(claim)]
     others = [claim.text for claim in claims if not said.is_on_alpha_max(claim)]
@@ -258,8 +260,10 @@ def body_of(found: Evidence, drawn: Pieces) -> Pieces:
 
 
 def together(studies: Sequence[Study], prefix: str = "") -> Pieces:
-    """Return the section over all runs of several studies, () where fewer than two measured α_max early; it names those
-    that did not. ``prefix``: begins the names of its figures' files."""
+    """Return the section over several studies; () if fewer than two measured α_max early.
+
+    It names the others. ``prefix`` begins its figures' file names.
+    """
     measured = [study for study in studies if has_early(study)]
     if len(measured) < 2:
         return ()

@@ -1,5 +1,4 @@
-"""Draw how well α_max early in training tells which runs break (ROC curves, areas with their intervals) and where the
-best rate and the edge lie (ranks against ranks)."""
+"""Draw early α_max's prediction of broken runs (ROC curves, AUC), and of best rate and edge (ranks)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from analysis.study.load import Frame
 
 ROW_INCHES = 0.2
 GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
-# By column: the colours of what is measured; baselines are grey, told apart by their dashes.
+# Colours of measured predictors by column; baselines are grey with different dashes.
 COLORS = {
     "alpha_max_ratio": "#D55E00", "alpha_max": "#E69F00", "critical_ratio": "#0072B2", "critical_lr": "#56B4E9",
     "sharpness": "#009E73", "adam_ratio": "#44AA99", "paper_alpha_max": "#CC79A7", "paper_alpha_max_ratio": "#882255",
@@ -41,7 +40,7 @@ RANKS_CAPTION = (
 
 
 def roc_figure(runs: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | None:
-    """Draw a row for each event that can be judged: ROC curves, and every area with its interval; None without any."""
+    """Draw a row for each scored event: ROC curves, and every AUC with its interval; None without any."""
     known = {event: each for event, each in scored.items() if each}
     if not known:
         return None
@@ -74,7 +73,7 @@ def _color(predictor: Predictor) -> str:
 
 
 def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> None:
-    """Draw the ROC curves of the chosen predictors over the runs of which each is known."""
+    """Draw the chosen predictors' ROC curves, each over the runs with a value."""
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     for each in scored:
         column = each.predictor.column
@@ -93,7 +92,7 @@ def _curves(ax: Axes, frame: Frame, scored: Sequence[Scored], event: str) -> Non
 
 
 def _areas(ax: Axes, scored: Sequence[Scored], styles: Mapping[str, tuple[str, str]]) -> None:
-    """Draw a row a predictor: the area over all runs with its interval, at the same rate, and of each mechanism."""
+    """Draw each predictor's AUC: over all runs with its interval, at the same rate, and by mechanism."""
     ax.axvline(0.5, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     for row, each in enumerate(scored):
         for name, (color, marker) in styles.items():
@@ -125,8 +124,7 @@ def _interval(ax: Axes, found: Estimate, row: int, predictor: Predictor) -> None
 
 
 def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure | None:
-    """Draw a row for each target that can be ranked: by α_max's own prediction and by the best baseline; None without
-    any."""
+    """Draw a row for each ranked target: α_max's own prediction and the best baseline's; None without any."""
     known = {target: _pair(each) for target, each in scored.items() if each and _pair(each)}
     if not known:
         return None
@@ -145,7 +143,7 @@ def rank_figure(curves: Frame, scored: Mapping[str, Sequence[Scored]]) -> Figure
 
 
 def _pair(scored: Sequence[Scored]) -> list[Scored]:
-    """Return where α_max crosses the rate, and the best baseline."""
+    """Return the crossing of α_max with the rate, and the best baseline; [] without a crossing."""
     own = [
         each for each in scored if each.predictor.column == "alpha_cross" and not np.isnan(each.scopes[POOLED].value)
     ]
@@ -154,14 +152,14 @@ def _pair(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def _ranked(ax: Axes, curves: Frame, each: Scored, target: str, styles: Mapping[str, tuple[str, str]]) -> None:
-    """Draw the curves' ranks within their strata; where several lie on each other they stand a little apart."""
+    """Draw the curves' ranks within their strata, equal ones slightly apart."""
     frame = ranked(curves, target)
     known = frame[frame[each.predictor.column].notna()]
     x = shares_below(each.predictor.sign * known[each.predictor.column], list(known["stratum"]))
     y = shares_below(known[target], list(known["stratum"]))
     ax.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     number = known.assign(x=x.round(9), y=y.round(9)).groupby(["x", "y"]).cumcount().to_numpy()
-    # around the place, on a spiral: in a line they would look like a trend
+    # equal points on a spiral: on a line they would look like a trend
     aside_x, aside_y = (0.012 * np.sqrt(number) * turn(GOLDEN_ANGLE * number) for turn in (np.cos, np.sin))
     for name, (color, marker) in styles.items():
         own = (known["mechanism"] == name).to_numpy()

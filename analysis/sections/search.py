@@ -1,5 +1,8 @@
-"""Show what `search=optuna` tried: the best points of each kind of run, and how the best so far fell; and of
-`search=pbt` the learning rates that led to each population's best member, and all that were tried."""
+"""Show the results of `search=optuna` and `search=pbt`.
+
+Optuna: the best points of each kind of run, and the history of the best. PBT: the schedule of each population's best
+member, and all rates.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,10 @@ CAPTION = (
 
 
 def points(study: Study) -> Frame:
-    """Return a table with a row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a
-    column for each field; empty without a search."""
+    """Return a row a point: series, mechanism, number, round, score, seeds' scores (`by_seed`), each field.
+
+    Empty without a search.
+    """
     table = study.searches.get("search")
     if table is None:
         return study.runs.iloc[:0]
@@ -57,7 +62,7 @@ def search_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, series: str, part: Frame) -> Table:
-    """Return the table of one kind's best points with their settings, by the mean over seeds of the objective."""
+    """Return one kind's best points with their settings, by the objective's mean over seeds."""
     fields = [name for name in dict.fromkeys(study.searches["search"]["field"]) if part[name].notna().any()]
     best = part[part["score"].notna()].sort_values(["score", "number"]).head(SHOWN)
     unknown = int(part["score"].isna().sum())
@@ -80,13 +85,13 @@ def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
 
 
 def figures(study: Study) -> Figures:
-    """Draw the history of every kind of run; none without a search, or where no point has a result."""
+    """Draw the history of every kind of run; none without a search or without a result."""
     found = points(study)
     return {NAME: sourced(study, _figure(found), CAPTION)} if len(found) and found["score"].notna().any() else {}
 
 
 def _figure(found: Frame) -> Figure:
-    """Draw every point's objective in the order tried, and the lowest so far as a line, for each kind of run."""
+    """Draw every point's objective in order, and the lowest so far as a line, for each kind of run."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
     handles = []
@@ -122,8 +127,10 @@ LINEAGE_CAPTION = (
 
 
 def best_line(members: Frame) -> list[dict[str, Any]]:
-    """Return the segments (rows of ``members``, all of one population) that the best member of the last segment
-    descends from, first to last; [] where none has a score."""
+    """Return the segments leading to the last segment's best member, first to last; [] without a score.
+
+    ``members`` has one population's rows; the result has rows of it.
+    """
     last = members[(members["segment"] == members["segment"].max()) & members["score"].notna()]
     if last.empty:
         return []
@@ -136,7 +143,7 @@ def best_line(members: Frame) -> list[dict[str, Any]]:
 
 
 def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
-    """Return (series, mechanism, seed, members) of each population of the study; [] where it has none."""
+    """Return (series, mechanism, seed, members) of each population; [] without any."""
     table = study.searches.get("lineage")
     if table is None:
         return []
@@ -148,7 +155,7 @@ def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
 
 
 def lineage_tables(study: Study) -> list[Table]:
-    """Return a single table with a row for each population that has a best member; [] where none has."""
+    """Return a single table with a row for each population with a best member; [] without any."""
     rows = []
     for series, _, seed, members in populations(study):
         line = best_line(members)
@@ -171,7 +178,7 @@ def lineage_tables(study: Study) -> list[Table]:
 
 
 def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """Return (step before the first, rate) of each stretch of one rate along a line of segments."""
+    """Return (step before the first, rate) of each stretch at one rate along a line of segments."""
     found: list[tuple[int, float]] = []
     for row in line:
         if not found or found[-1][1] != row["lr"]:
@@ -185,7 +192,7 @@ def lineage_figures(study: Study) -> Figures:
 
 
 def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
-    """Draw the populations, in a panel for each seed: what they have in common hides one behind the other."""
+    """Draw the populations, a panel for each seed, so that common rates do not hide each other."""
     seeds = sorted({seed for _, _, seed, _ in known})
     columns = min(len(seeds), MOST_COLUMNS)
     height = math.ceil(len(seeds) / columns)
@@ -206,8 +213,8 @@ def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
 
 
 def _population(ax: Axes, members: Frame, color: str, marker: str, label: str) -> Line2D:
-    """Draw the learning rate against the step: of every member thin, with dotted lines where a checkpoint was taken
-    over, of the line that led to the best member thick; return the last."""
+    """Draw learning rate against step: members thin, takeovers dotted, the best member's line thick; return that
+    line."""
     for _, own in members.groupby("member"):
         for row in own.to_dict("records"):
             ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)

@@ -1,4 +1,4 @@
-"""Define what a section of the report says of itself, and the few words that sections share."""
+"""Define a section of the report, with a few helpers for all sections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.study.load import Study
 
 @dataclass(frozen=True)
 class Captioned:
-    """A figure and the text that stands under it in the report."""
+    """A figure and the caption under it in the report."""
 
     figure: Figure
     caption: str
@@ -28,8 +28,7 @@ Drawn = Mapping[str, Pieces]
 
 
 def is_of_rates(study: Study) -> bool:
-    """Return whether the study compares learning rates, as all but a search do, whose runs each have settings of their
-    own."""
+    """Return whether the study compares learning rates; a search does not, each of its runs has its own settings."""
     return not study.is_search
 
 
@@ -37,7 +36,7 @@ Printed = Callable[[Study, Sequence[str]], Sequence[Table | str]]
 
 
 def printed(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
-    """Return what prints tables and sentences of a study, whatever phases were measured."""
+    """Return a function that prints a study's tables and sentences, for any measured phases."""
     return lambda study, phases: [each for part in parts for each in part(study)]
 
 
@@ -47,12 +46,12 @@ def plain_body(
     *,
     is_table_first: bool = False,
 ) -> Callable[[Study, Drawn], Pieces]:
-    """Return what makes the pieces of a section that is a heading, its figures and its tables.
+    """Return a function for a section's pieces: a heading, its figures and its tables.
 
     Args:
-        title: "" for a section that goes on under the heading before it.
-        tables: of a study, None among them for those without rows.
-        is_table_first: whether tables stand before figures.
+        title: "" for a section under the previous heading.
+        tables: tables of a study; None for those without rows.
+        is_table_first: whether tables come before figures.
     """
 
     def body(study: Study, drawn: Drawn) -> Pieces:
@@ -64,15 +63,13 @@ def plain_body(
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. ``analysis.sections.contents.SECTIONS`` lists all of them in the report's order.
+    """A section of the report; ``analysis.sections.contents.SECTIONS`` lists all in the report's order.
 
-    ``body(study, drawn)``: the section's pieces, its heading included. ``drawn``: by name each of its figures, as the
-    piece that shows it with its caption.
-    ``applies(study)``: whether the study has what the section is about. Where not, nothing else is asked.
-    ``figures(study)``: by name the figures that have data; the name is the file's in `analysis.export.write_figures`,
-    and no two sections share one.
-    ``tables(study, phases)``: what a sweep prints of the section at its end, tables and sentences. ``phases``: the
-    checkpoints whose α_max the sweep measured.
+    Attributes:
+        body: makes the section's pieces, including its heading, from the study and each figure's piece by name.
+        applies: whether the study has the section's data; if not, nothing else is called.
+        figures: figures with data by name, unique over sections; `analysis.export.write_figures` uses it as file name.
+        tables: tables and sentences printed at the end of a sweep, from the study and the phases with measured α_max.
     """
 
     body: Callable[[Study, Drawn], Pieces]
@@ -82,7 +79,13 @@ class Section:
 
 
 def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
-    """Return a figure whose caption ends with the data that it shows."""
+    """Return a figure with a caption that ends with its data.
+
+    Args:
+        study: the figure's study.
+        figure: the figure.
+        caption: its text, without the data.
+    """
     return Captioned(figure, f"{caption} {source(study)}")
 
 
@@ -93,7 +96,15 @@ def by_phase(
     draw: Callable[[Study, str], Iterable[Figure]],
     caption: str,
 ) -> dict[str, Captioned]:
-    """Return what ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
+    """Return each phase's figures by ``<kind>-<phase>-<number>``.
+
+    Args:
+        study: the study.
+        kind: begins the names.
+        phases: phases to draw.
+        draw: draws a phase's figures.
+        caption: their text, with a field ``{phase}``.
+    """
     return {
         f"{kind}-{phase}-{number}": sourced(study, figure, caption.format(phase=PHASES.get(phase, phase)))
         for phase in phases
@@ -102,10 +113,10 @@ def by_phase(
 
 
 def numbered(name: str, number: int) -> str:
-    """Return the name of a figure and of what continues it: ``curves``, ``curves-1``, …"""
+    """Return the name of a figure or of its continuation: ``curves``, ``curves-1``, …"""
     return f"{name}-{number}" if number else name
 
 
 def pictures(drawn: Drawn) -> Pieces:
-    """Return all figures of a section one after another."""
+    """Return a section's figures one after another."""
     return tuple(piece for pieces in drawn.values() for piece in pieces)

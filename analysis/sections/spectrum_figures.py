@@ -1,5 +1,4 @@
-"""Draw what was measured around the first recorded step: the loss along u beside its quadratic model, and the Hessian's
-spectral density."""
+"""Draw the loss along u at the first recorded step with its quadratic model, and the Hessian's spectral density."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ MODEL: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (5, 
 ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle": (0, (1, 1.2))}
 CRITICAL_LINE: dict[str, Any] = {"color": "#E69F00", "linewidth": 1.2, "linestyle": "-"}
 PROFILE_ROWS = 3
-FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies below is the tail of a bell
+FLOOR = 0.1  # times one eigenvalue's share 1/n and the density's top; anything below is a Gaussian's tail
 PROFILE_CAPTION = (
     "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, "
     "its quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the "
@@ -38,9 +37,11 @@ DENSITY_CAPTION = (
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the
-    training LR; a column per series (four a figure), a row for the lowest, middle and highest LR measured. The run's
-    own optimizer state where it was measured, and the first seed."""
+    """Draw the loss along u at the first recorded step, with the quadratic model, α_max, critical and training LR.
+
+    A column per series (four a figure), a row for the lowest, middle and highest LR. First seed, with the run's own
+    optimizer state if measured.
+    """
     rows = shown(study, "profile", phase)
     if rows is None:
         return []
@@ -53,12 +54,18 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _counted_beside(study: Study, rows: Frame) -> Frame:
-    """Return what `counted` says of the runs at the phase and state of a spectrum's ``rows``."""
+    """Return `counted` runs at the phase and state of a spectrum's ``rows``."""
     return counted(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
 
 
 def shown(study: Study, name: str, phase: str) -> Frame | None:
-    """Return one spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
+    """Return one spectrum's rows of a phase, preferably of state “checkpoint”; None without any.
+
+    Args:
+        study: the study.
+        name: the spectrum, e.g. "density".
+        phase: the phase.
+    """
     if name not in study.spectra:
         return None
     rows = of_trained(study, study.with_run(study.spectra[name]))
@@ -97,8 +104,7 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
 
 
 def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
-    """Draw one run's loss along u beside its quadratic model. ``diverged``: whether runs are missing from ``part``
-    because they did."""
+    """Draw one run's loss along u with its quadratic model; ``diverged`` if runs are missing for that reason."""
     ax.xaxis.set_major_locator(MaxNLocator(3))
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
@@ -121,16 +127,17 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
 
 
 def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
-    """Return the loss axis's limits: the valley, and as much above the loss at θ as the valley is deep (at least a
-    tenth of what was seen): a blow-up beyond is cut."""
+    """Return the loss axis's limits: the valley, and its depth once more above the loss at θ; a blow-up is cut."""
     low, high = float(finite["loss"].min()), float(finite["loss"].max())
     depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
     return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
 
 
 def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each
-    node of the quadrature widened by a two-hundredth of the eigenvalues' range; empty where it was not measured."""
+    """Draw the Hessian's spectral density, a panel per series (four a figure), a line per LR; empty if not measured.
+
+    Mean over seeds; each quadrature node is widened by a two-hundredth of the eigenvalues' range.
+    """
     rows = shown(study, "density", phase)
     if rows is None:
         return []
@@ -163,8 +170,7 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
 
 
 def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bool) -> None:
-    """Draw one series' spectral density, a line per LR. ``diverged``: whether runs are missing from ``rows`` because
-    they did."""
+    """Draw one series' spectral density, a line per LR; ``diverged`` if runs are missing for that reason."""
     known = rows[np.isfinite(rows["node"])]
     if known.empty:
         say_instead(ax, "diverged" if diverged and rows.empty else "lost to a non-finite loss")
@@ -184,8 +190,16 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
 
 
 def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
-    """Return the density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to
-    Gaussians of standard deviation ``width``."""
+    """Return the density from one or more runs' quadratures, with equal weight for each run.
+
+    Args:
+        rows: nodes and weights.
+        grid: eigenvalues to evaluate, shape (points,).
+        width: standard deviation of each node's Gaussian, in eigenvalue units.
+
+    Returns:
+        The density, shape (points,).
+    """
     bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (
         width * math.sqrt(2 * math.pi)
     )

@@ -1,4 +1,4 @@
-"""Compare what the recorded steps really did to their batch's loss with what α_max said of them."""
+"""Compare the recorded steps' real change of their batch's loss with α_max's prediction."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from analysis.words import listed, lr_text, plural, power
 
 
 def fallen_steps(rows: Frame) -> Column:
-    """Return which recorded steps lowered the loss of their own batch; a step lost to a non-finite loss did not."""
+    """Return a mask of steps that lowered their own batch's loss; False for a non-finite loss."""
     return rows["loss_after"] < rows["loss_before"]
 
 
 @once_per_study
 def fallen_tables(study: Study) -> list[Table]:
-    """Return one table per phase, state and at most four series: share of steps whose loss fell and, where it was
-    measured, critical LR over α_max."""
+    """Return one table per phase, state and at most four series: share of steps with lower loss after.
+
+    With critical LR over α_max if measured.
+    """
     tables = []
     for phase, state in phases_and_states(study):
         if phase != LAST:
@@ -48,8 +50,7 @@ def fallen_tables(study: Study) -> list[Table]:
 
 
 def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    """Return one table, a row a learning rate: % of steps that lowered their batch's loss and, where it was measured,
-    critical LR over α_max."""
+    """Return one table, a row a learning rate: % of steps with lower loss after; critical LR / α_max if measured."""
     critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
@@ -79,8 +80,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """Say how often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless, or that
-    there was none."""
+    """Say the number of steps beyond α_max, a threshold of second order only, and of those with lower loss."""
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
         return "α_max is a threshold of second order; no step went beyond it here."
@@ -92,8 +92,7 @@ def beyond_alpha_max(rows: Frame) -> str:
 
 
 def _ratio(part: Frame) -> Cell:
-    """Return a cell of the median of critical LR / α_max, where both are finite and positive, with its quartiles and
-    n."""
+    """Return the median of critical LR / α_max over finite positive pairs, with quartiles and n."""
     pair = part[["critical_lr", "alpha_max"]]
     usable = part[(np.isfinite(pair) & (pair > 0)).all(axis=1)]
     if usable.empty:
@@ -104,22 +103,26 @@ def _ratio(part: Frame) -> Cell:
 
 
 def of_trained(study: Study, rows: Frame) -> Frame:
-    """Return ``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in
-    `step_shares.recorded` those have no terminal checkpoint, whatever results of an older version say."""
+    """Return ``rows`` without terminal rows of diverged runs.
+
+    As in `step_shares.recorded` these have no terminal checkpoint, even if an older version's results have one.
+    """
     diverged = study.runs.loc[study.runs["status"] == "diverged", "run_id"]
     return rows[(rows["phase"] != TERMINAL) | ~rows["run_id"].isin(diverged)]
 
 
 def diverged_note(count: Frame) -> str:
-    """Say how many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged
-    2/3; "" where none did."""
+    """Say the share of runs in ``count`` (from `counted`) that diverged before a measurement, e.g. diverged 2/3; "" for
+    none."""
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
 
 
 def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
-    """Yield the rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they
-    diverged. A series and LR of which every run diverged comes with no rows."""
+    """Yield a spectrum's rows by ``(phase, state, series, LR)``, with a note on diverged runs.
+
+    A curve point with only diverged runs has no rows.
+    """
     rows = of_trained(study, study.with_run(study.spectra[name]))
     pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))
     for phase, state in sorted(pairs | {(TERMINAL, state) for phase, state in pairs if phase == LAST}):
@@ -133,8 +136,7 @@ def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, floa
 
 
 def sharpness_table(study: Study) -> Table | None:
-    """Return a table of medians over seeds of each series, LR, phase and state; None where sharpness was not
-    measured."""
+    """Return medians over seeds by series, LR, phase and state; None if sharpness was not measured."""
     if "sharpness" not in study.spectra or study.spectra["sharpness"].empty:
         return None
     columns = ("sharpness", "adam_ratio", "trace", "gauss_newton_share", "noise_scale")

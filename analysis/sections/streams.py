@@ -1,5 +1,7 @@
-"""Show how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`): a table, and
-figures after mHC-lite's Figures 3 and 4."""
+"""Show the mixing matrices' distance from doubly stochastic in residual streams (`stability.probe what=streams`).
+
+A table, and figures after mHC-lite's Figures 3 and 4.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ FORMS: dict[str, Form] = {"largest": "{:.4g}".format, "share": lambda value: f"{
 
 
 def _measure(label: str, matrix: str, quantity: str, which: str) -> Measure:
-    """Return a measure of a quantity of single matrices or their product; ``which`` number of it stands for a run."""
+    """Return a measure of single matrices or their product; ``which`` is the statistic per run."""
     return Measure(label, lambda rows: by_run(rows, matrix, quantity, which), FORMS[which], EXTREME)
 
 
@@ -62,14 +64,20 @@ PRECISION = (
 
 
 def study_tables(study: Study) -> list[Table]:
-    """Return a table for each phase; [] where no run was probed."""
+    """Return a table for each phase; [] if no run was probed."""
     if NAME not in study.probes:
         return []
     return _tables(study.probed(NAME), wording.words(study), source(study))
 
 
 def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
-    """Return the same table as `study_tables` of one run's own rows. ``words``: its objective's."""
+    """Return the table of `study_tables` for one run's rows.
+
+    Args:
+        frame: the run's rows.
+        residual: its residual scheme's name.
+        words: its objective's words.
+    """
     return _tables(rows_of_run(frame, residual), words, "One run.")
 
 
@@ -78,8 +86,7 @@ def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
-    """Return the table of one phase: how far the mixing matrices and their products are from doubly stochastic, a row a
-    series and learning rate."""
+    """Return one phase's distances from doubly stochastic, a row a series and learning rate."""
     caption = CAPTION.format(
         position=words.position[0],
         positions=words.position[1],
@@ -93,21 +100,23 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
 
 
 def position_count(rows: Frame, words: Words) -> str:
-    """Return the number of positions of a run as text, ``"64 tokens a run"``; a connection has one spectral norm a
-    position."""
+    """Return a run's number of positions as text, ``"64 tokens a run"``."""
     counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
+    # a connection has one spectral norm a position
     return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} {words.position[1]} a run"
 
 
 def iteration_count(rows: Frame) -> str:
-    """Return the number of Sinkhorn's iterations as text, ``, K = 20``; "" where no run has iterations."""
+    """Return the number of Sinkhorn iterations as text, ``, K = 20``; "" without iterations."""
     counts = [f"{number:.0f}" for number in iterations_of(rows)]
     return f", K = {listed(counts)}" if counts else ""
 
 
 def threshold_text(rows: Frame) -> str:
-    """Return the threshold of outliers as text, e.g. ``30``; of runs that an older probe measured what it took for
-    them; "a threshold" where no run has iterations."""
+    """Return the outliers' threshold as text, e.g. ``30``; "a threshold" without iterations.
+
+    For runs of an older probe, the text gives its threshold K.
+    """
     known = set(rows.loc[rows["quantity"] == "threshold", "run_id"])
     found = thresholds(rows)
     own, older = ([found[run_id] for run_id in found if (run_id in known) == is_own] for is_own in (True, False))
@@ -121,7 +130,7 @@ def threshold_text(rows: Frame) -> str:
 
 
 def example_text(iterations: list[float]) -> str:
-    """Return a sentence on the paper's own example for every number K of the study; "" without any."""
+    """Return a sentence on the paper's own example for every number K of iterations; "" without any."""
     said = []
     for number in iterations:
         log_range, sums = example(int(number))
@@ -163,8 +172,7 @@ def applies(study: Study) -> bool:
 
 
 def figures(study: Study) -> Figures:
-    """Draw ``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was
-    probed."""
+    """Draw ``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} without a probe."""
     if NAME not in study.probes:
         return {}
     rows, made = study.probed(NAME), {}
@@ -179,7 +187,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure_caption(shown: Frame, phase: str, words: Words) -> str:
-    """Return the figures' caption. ``shown``: the rows of the phase, those of no single connection among them."""
+    """Return the figures' caption; ``shown`` has the phase's rows, including those over all connections."""
     return FIGURE_CAPTION.format(
         phase=PHASES.get(phase, phase),
         position=words.position[0],
@@ -221,7 +229,7 @@ def _of(rows: Frame, key: tuple[str, str]) -> Frame:
 
 
 def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, Any]) -> None:
-    """Draw quantiles by connection; with ``beside`` the largest values of both alone."""
+    """Draw quantiles by connection; with ``beside``, the largest values of both instead."""
     if rows.empty:
         ax.text(0.5, 0.5, "no iterations", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=MUTED)
         ax.set_yticks([])
@@ -234,7 +242,7 @@ def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, A
             line = quantile(part, 1.0, "max")
             ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1)
     values = rows["value"] if beside is None else [*rows["value"], *beside["value"]]
-    if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: the axis would show the rounding
+    if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: a tight axis would show rounding
         ax.set_ylim(0.9, 1.1)
         within = f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}"
         ax.text(0.5, 0.62, within, transform=ax.transAxes, ha="center", fontsize=7.5, color=MUTED)
@@ -254,7 +262,13 @@ def _band(ax: Axes, rows: Frame, color: Any) -> None:
 
 
 def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
-    """Return by connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
+    """Return a quantile of each run by connection, aggregated over seeds.
+
+    Args:
+        rows: one quantity's rows.
+        at: the quantile, from 0 to 1.
+        over_seeds: "median", "min" or "max".
+    """
     return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)
 
 

@@ -1,5 +1,7 @@
-"""Show what a structure tokenizer does to held-out chains, from its ``results`` folder: a table, and a figure with a
-backbone beside its reconstruction."""
+"""Show a structure tokenizer's error on held-out chains, from its ``results`` folder.
+
+A table, and a figure with a backbone beside its reconstruction.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,11 @@ RMSDS = {
 
 
 def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """Read the results: (summary, a row a chain, a row a token). ``ValueError`` where the folder holds no measurement
-    of this version."""
+    """Read the results: (summary, a row a chain, a row a token).
+
+    Raises:
+        ValueError: the folder has no measurement of this version.
+    """
     if not (folder / "summary.json").exists():
         raise ValueError(f"no summary.json in {folder}; python -m stability.train_tokenizer writes it at its end")
     summary = json.loads((folder / "summary.json").read_text())
@@ -75,7 +80,7 @@ def table(folder: Path) -> str:
 
 
 def applies(study: Study) -> bool:
-    """Return whether the structure tokenizer that the study uses was measured."""
+    """Return whether the study's structure tokenizer was measured."""
     return is_of_rates(study) and study.tokenizer is not None
 
 
@@ -92,7 +97,7 @@ def figures(study: Study) -> Figures:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    """Report how well the structure tokens say where a chain's atoms are."""
+    """Report the structure tokens' error in atom positions."""
     assert study.tokenizer is not None, "the section applies"
     summary, chains, _ = load_results(study.tokenizer)
     rows = [
@@ -111,8 +116,7 @@ def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
 
 
 def structure_figure(folder: Path) -> Figure:
-    """Draw the backbone of the chain of median RMSD, original and reconstructed; RMSD of all chains; how often each
-    code is used."""
+    """Draw the backbone at median RMSD, original and reconstructed; all chains' RMSD; each code's frequency."""
     summary, chains, codes = load_results(folder)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
@@ -133,7 +137,7 @@ def write(folder: Path, path: Path) -> Path:
 
 
 def _backbones(figure: Figure, grid: Any, example: Any) -> None:
-    """Draw α carbons as lines, broken where residues are missing; the same axes left and right."""
+    """Draw α carbons as lines, broken at missing residues; the same axes left and right."""
     mask_N = example["mask_N"]
     traces = [
         np.where(mask_N[:, None], example[name][:, ALPHA_CARBON], np.nan)
@@ -157,8 +161,7 @@ def _around(middle: float, radius: float) -> tuple[float, float]:
 
 
 def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
-    """Draw the cumulative distribution over held-out chains of backbone RMSD in Å: reconstructed, mean chain and mean
-    geometry."""
+    """Draw the cumulative distribution of backbone RMSD in Å over held-out chains, with both baselines."""
     for name, color, dashes, label in (
         ("rmsd", RECONSTRUCTED, "-", "reconstructed"),
         ("mean_rmsd", BASELINE, "-", "mean chain"),

@@ -1,5 +1,4 @@
-"""Report how fast schemes train: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's own
-clock without a ratio."""
+"""Report training speed: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's clock."""
 
 from __future__ import annotations
 
@@ -16,15 +15,14 @@ from analysis.words import plural
 
 
 def throughput_table(study: Study) -> Table | None:
-    """Return a table with a row a series, the first one being what the others are measured against; None where the
-    study compares no schemes with a plain one."""
+    """Return a row a series, the first one as reference; None without schemes to compare with a plain one."""
     if not compares_schemes(study):
         return None
     return _side_by_side(study) if study.throughput else _as_trained(study)
 
 
 def _side_by_side(study: Study) -> Table:
-    """Return the table with ratios: every series took its turn beside the others."""
+    """Return the table with ratios: every series was timed in turns with the others."""
     rows = {row["series"]: row for row in study.throughput["rows"]}
     present = [name for name in study.series if name in rows]
     body = []
@@ -45,8 +43,7 @@ def _side_by_side(study: Study) -> Table:
 
 
 def _as_trained(study: Study) -> Table | None:
-    """Return the table without ratios: runs of one scheme followed each other, and what else the machine did at the
-    time is in their clocks."""
+    """Return the table without ratios: runs of one scheme followed each other, so their clocks include other load."""
     finished = study.runs[study.runs["status"].isin(FINISHED) & (study.runs["wall_s"] > 0)]
     if finished.empty:
         return None

@@ -1,5 +1,7 @@
-"""Show what is lost where another mechanism stands in for a trained `sa` (`stability.probe what=training_free`), in
-tables and figures: against what is skipped, and by layer."""
+"""Show the loss from replacing a trained `sa` by another mechanism (`stability.probe what=training_free`).
+
+Tables and figures, against the share skipped and by layer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ NOT_TIMED = "Shares of products, not of time: all pairs are computed here, under
 
 
 def gaps(models: Frame) -> Column:
-    """Return by run and budget the NLL less that of `sa`, in nats per counted position of all sequences together."""
+    """Return the NLL less that of `sa` by run and budget, in nats per counted position over all sequences."""
     rows = models[models["counted"] > 0]
     rows = rows.assign(lost=rows["counted"] * (rows["nll"] - rows["sa_nll"]))
     sums = rows.groupby(RUN)[["lost", "counted"]].sum()
@@ -42,30 +44,36 @@ def gaps(models: Frame) -> Column:
 
 
 def shares(models: Frame) -> Column:
-    """Return by run and budget the share of products that is skipped, the mean over sequences and layers."""
+    """Return the share of skipped products by run and budget, the mean over sequences and layers."""
     return models.groupby(RUN)["skipped"].mean()
 
 
 def errors(layers: Frame) -> Column:
-    """Return by run and budget the relative error of the worst layer, the mean over sequences of each."""
+    """Return the worst layer's relative error by run and budget, each layer's mean over sequences."""
     return layers.groupby([*RUN, "layer"])["error"].mean().groupby(level=RUN).max()
 
 
 def study_tables(study: Study) -> list[Table]:
-    """Return three tables for each phase: NLL gap, products skipped, error of the worst layer; [] where no run was
-    probed."""
+    """Return three tables for each phase: NLL gap, products skipped, worst layer's error; [] without a probe."""
     if NAME not in study.probes or LAYERS not in study.probes:
         return []
     return _tables(study.probed(NAME), study.probed(LAYERS), wording.words(study), source(study))
 
 
 def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
-    """Return the same tables as `study_tables` of one run's own rows. ``words``: its objective's."""
+    """Return the tables of `study_tables` for one run's rows.
+
+    Args:
+        models: the run's rows over the whole model.
+        layers: its rows by layer.
+        mechanism: its name in the tables.
+        words: its objective's words.
+    """
     return _tables(rows_of_run(models, mechanism), rows_of_run(layers, mechanism), words, "One run.")
 
 
 def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Table]:
-    """Return the three tables of each phase that the rows have."""
+    """Return the three tables of each phase in the rows."""
     left_out = (
         "Share of the products q·k and weight · value of sa that are left out, over heads, layers and sequences, "
         f"layers being given what they are in the trained model. {BUDGETS} {NOT_TIMED}"
@@ -91,7 +99,7 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Tab
 
 
 def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
-    """Return a table of medians over seeds, a row a series, learning rate and stand-in, a column a budget."""
+    """Return medians over seeds, a row a series, learning rate and stand-in, a column a budget."""
     rows = values.rename("value").reset_index()
     budgets = sorted(set(rows["budget"]))
     measures = [
@@ -104,7 +112,7 @@ def _table(title: str, caption: str, origin: str, values: Column, form: Form, sc
 
 
 BESIDE: Any = {"marker": "o", "markersize": 2.5, "linewidth": 1.1}  # a line's colour and dashes
-SHOWN_BUDGET = 0.5  # of the layers' panel, or the measured budget next to it
+SHOWN_BUDGET = 0.5  # for the layers' panel; the nearest measured budget is drawn
 CAPTION = (
     "What another mechanism costs that stands in for sa in all layers of a trained model, without training, {phase}. "
     "Left: NLL on held-out data less that of the trained model, against the share of sa's products that is skipped; a "
@@ -124,7 +132,7 @@ def figures(study: Study) -> Figures:
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw one phase, a figure a series, in it a row a stand-in and a line a learning rate and its settings."""
+    """Draw one phase, a figure a series: a row a stand-in, a line a learning rate and its settings."""
     models, layers = (rows[rows["phase"] == phase] for rows in (study.probed(NAME), study.probed(LAYERS)))
     present = [name for name in study.series if name in set(models["series"])]
     return [
@@ -134,7 +142,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _figure(models: Frame, layers: Frame, title: str) -> Figure:
-    """Draw one series: a row a stand-in; gap and error against the share skipped, and the error by layer."""
+    """Draw one series, a row a stand-in: gap and error against the share skipped, and the error by layer."""
     mixers = list(dict.fromkeys(models["mixer"]))
     figure = Figure(figsize=(WIDTH_INCHES, 0.8 + 1.8 * len(mixers)), layout="constrained")
     axes, colors = figure.subplots(len(mixers), 3, squeeze=False), lr_colors(models["run_lr"])
@@ -159,7 +167,7 @@ def _figure(models: Frame, layers: Frame, title: str) -> Figure:
 
 
 def over_seeds(values: Column) -> Column:
-    """Return the medians over seeds, by all levels but that."""
+    """Return the medians over seeds, by all other levels."""
     return values.groupby(level=[name for name in values.index.names if name != "seed"]).median()
 
 
@@ -176,7 +184,7 @@ def _against_share(
 
 
 def _by_layer(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapping[str, Any]) -> None:
-    """Draw the error of each layer at the budget next to `SHOWN_BUDGET`."""
+    """Draw each layer's error at the budget nearest to `SHOWN_BUDGET`."""
     budget = shown_budget(sorted(set(layers["budget"])))
     rows = layers[layers["budget"] == budget]
     values = over_seeds(rows.groupby([*RUN, "layer"])["error"].mean()).rename("error").reset_index()
@@ -188,7 +196,7 @@ def _by_layer(ax: Axes, layers: Frame, colors: Mapping[float, Any], dashes: Mapp
 
 
 def shown_budget(budgets: Sequence[float]) -> float:
-    """Return the measured budget that is next to `SHOWN_BUDGET`, the smaller of two."""
+    """Return the measured budget nearest to `SHOWN_BUDGET`, the smaller of two."""
     return min(budgets, key=lambda budget: (abs(budget - SHOWN_BUDGET), budget))
 
 
