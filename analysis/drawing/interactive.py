@@ -1,8 +1,7 @@
-"""Carry a matplotlib figure over to plotly's description of one, artist by artist: the same lines, areas, bars and
-words, to be zoomed and read off in a browser.
+"""Convert a matplotlib figure to plotly's format, artist by artist: the same lines, areas, bars and words.
 
-Every figure of the reports is drawn once, by matplotlib; there is no second drawing code that could show something
-else.
+The result can be zoomed and read in a browser. Each figure of the reports is drawn once, by matplotlib; no second
+drawing code can differ from it.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ TOOLS = 44  # pixels beside the figure for the buttons to zoom with
 
 
 def described(figure: Figure) -> Spec:
-    """Return ``data`` and ``layout`` of a plotly figure, in inches of the original times `DPI`.
+    """Return ``data`` and ``layout`` of a plotly figure, sized by the original's inches times `DPI`.
 
-    Errors: `Unknown` for three-dimensional axes and for artists that no figure of the reports had so far.
+    Raises:
+        Unknown: three-dimensional axes, or an artist new to the reports' figures.
     """
     lay_out(figure)
     _measure(figure)
@@ -64,7 +64,7 @@ def described(figure: Figure) -> Spec:
 
 
 def _measure(figure: Figure) -> None:
-    """Give words the sizes, and those of legends the places, that they have on a screen. Nothing is drawn."""
+    """Compute screen sizes of words and places of legends, without drawing."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     with renderer._draw_disabled():  # type: ignore[attr-defined]
         for legend in _all_legends(figure):
@@ -72,7 +72,7 @@ def _measure(figure: Figure) -> None:
 
 
 def _extent(text: Text) -> Bbox:
-    """Return where a word stands on a screen, in shares of the figure."""
+    """Return a word's place on a screen, in shares of the figure."""
     figure = text.get_figure(root=True)
     assert figure is not None, "a word of no figure"
     return text.get_window_extent(figure.canvas.get_renderer()).transformed(figure.transFigure.inverted())  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def _all_legends(figure: Figure) -> list[Legend]:
 
 
 def _names(figure: Figure) -> dict[tuple[Any, ...], str]:
-    """Return what the figure's legends call a look, so that pointing at a line names it."""
+    """Map each artist's style to its legend label, shown on hovering over a line."""
     return {
         look(handle): text.get_text()
         for legend in _all_legends(figure)
@@ -94,7 +94,7 @@ def _names(figure: Figure) -> dict[tuple[Any, ...], str]:
 
 
 def _place(axes: Axes, suffix: str, layout: Spec) -> None:
-    """Add the two axes of a panel to the layout, where they stand in the figure."""
+    """Add a panel's two axes to the layout at their place in the figure."""
     box = axes.get_position()
     shown = axes.axison
     for side, axis, other, span in (("x", axes.xaxis, "y", (box.x0, box.x1)), ("y", axes.yaxis, "x", (box.y0, box.y1))):
@@ -125,7 +125,7 @@ def _place(axes: Axes, suffix: str, layout: Spec) -> None:
 
 
 def _words(axes: Axes, suffix: str) -> Iterator[Spec]:
-    """Yield a panel's title and what is written into it."""
+    """Yield a panel's title and annotations."""
     box = axes.get_position()
     for text in (axes.title, axes._left_title, axes._right_title):  # type: ignore[attr-defined]
         if text.get_text():
@@ -148,7 +148,7 @@ def _words(axes: Axes, suffix: str) -> Iterator[Spec]:
 
 
 def _titles(figure: Figure) -> Iterator[Spec]:
-    """Yield the words that belong to the whole figure: its title and labels."""
+    """Yield the whole figure's title and labels."""
     for text in (figure._suptitle, figure._supxlabel, figure._supylabel, *figure.texts):  # type: ignore[attr-defined]
         if text is not None and text.get_text():
             extent = _extent(text)
@@ -156,7 +156,7 @@ def _titles(figure: Figure) -> Iterator[Spec]:
 
 
 def _legends(figure: Figure) -> Iterator[Spec]:
-    """Yield the entries of every legend where they stand, each with a sign in its colour."""
+    """Yield every legend's entries at their places, each with a sign in its colour."""
     for legend in _all_legends(figure):
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=False):
             extent = _extent(text)
@@ -170,7 +170,7 @@ def _legends(figure: Figure) -> Iterator[Spec]:
 
 
 def _note(text: Text, at: tuple[float, float], across: str, along: str) -> Spec:
-    """Return a text at a place of the figure (in shares of it) or of a panel's data."""
+    """Return a text at a place in the figure (in its shares) or in a panel's data."""
     return {
         "text": plain(text.get_text()),
         "x": float(at[0]),

@@ -1,4 +1,4 @@
-"""Draw the marks that several figures have, and the legends that explain them."""
+"""Draw marks shared by several figures, and their legends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analysis.study.load import Frame
 from analysis.words import lr_text
 
 LEGEND_CHARACTERS = 112
-ROWS_FORESEEN = 2  # for which the figures' own heights have room
+ROWS_FORESEEN = 2  # included in the figures' heights
 PANELS_PER_ROW = 4
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
@@ -28,26 +28,50 @@ def mark(ax: Axes, x: Any, y: Any, marker: str, color: Any, size: float, **look:
 
     Args:
         ax: the panel.
-        x, y: their places.
-        marker, color, size: in points.
-        look: what else the marks have.
+        x: their x coordinates.
+        y: their y coordinates.
+        marker: matplotlib's marker.
+        color: their colour.
+        size: in points.
+        look: further properties of the marks.
     """
     ax.plot(x, y, marker, color=color, markersize=size, **look)
 
 
 def dots(ax: Axes, x: Any, y: Any, marker: str, color: Any, size: float = 4.2, **look: Any) -> None:
-    """Draw marks with a white edge, as single runs have; arguments as of `mark`."""
+    """Draw marks with a white edge, the style of single runs.
+
+    Args:
+        ax: the panel.
+        x: their x coordinates.
+        y: their y coordinates.
+        marker: matplotlib's marker.
+        color: their colour.
+        size: in points.
+        look: further properties of the marks.
+    """
     mark(ax, x, y, marker, color, size, **{"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4} | look)
 
 
 def say_instead(ax: Axes, text: str, va: str = "center") -> None:
-    """Write in a panel why it has nothing to show."""
+    """Write the reason for an empty panel into it.
+
+    Args:
+        ax: the panel.
+        text: the reason.
+        va: vertical alignment.
+    """
     ax.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va=va, color=MUTED, fontsize=8)
 
 
 def say_diverged(ax: Axes, count: Frame, by: str) -> None:
-    """Write above a panel how many runs have no line because they diverged (in every state alike), ``by`` series or
-    run_lr: sa 2/3, sw 3/3."""
+    """Write the share of runs without a line, because they diverged, above a panel: sa 2/3, sw 3/3.
+
+    Args:
+        ax: the panel.
+        count: `counted` runs; every state has the same diverged ones.
+        by: series or run_lr.
+    """
     told = []
     for key, runs in count.groupby(by, sort=False):
         diverged, name = int((runs["outcome"] == DIVERGED).sum()), key if isinstance(key, str) else lr_text(float(key))
@@ -62,17 +86,31 @@ def entry(label: str, color: Any = MUTED, **look: Any) -> Line2D:
 
 
 def mark_entry(label: str, marker: str, size: float = 4, color: Any = MUTED, **look: Any) -> Line2D:
-    """Return a legend's entry of marks without a line."""
+    """Return a legend's entry for marks without a line.
+
+    Args:
+        label: its text.
+        marker: matplotlib's marker.
+        size: in points.
+        color: the mark's colour.
+        look: further properties of the mark.
+    """
     return Line2D([], [], label=label, marker=marker, markersize=size, linestyle="none", color=color, **look)
 
 
 def rate_entries(colors: Mapping[float, Any]) -> list[Line2D]:
-    """Return a legend's entries of learning rates by their colours."""
+    """Return a legend's entries for learning rates by colour."""
     return [entry(lr_text(lr), color, linewidth=1.8) for lr, color in colors.items()]
 
 
 def rate_legend(figure: Figure, colors: Mapping[float, Any], more: Sequence[Line2D] = ()) -> None:
-    """Draw the legend of a figure whose lines are learning rates, then ``more``."""
+    """Draw a legend of learning rates.
+
+    Args:
+        figure: the figure.
+        colors: colours by learning rate.
+        more: further entries.
+    """
     handles = [*rate_entries(colors), *more]
     fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
 
@@ -80,8 +118,14 @@ def rate_legend(figure: Figure, colors: Mapping[float, Any], more: Sequence[Line
 def mechanism_legend(
     figure: Figure, styles: dict[str, Look], extras: Sequence[Line2D] = (), *, markers: bool = True
 ) -> None:
-    """Draw a legend above the figure: a line per series (with its marker where the figure has them), then ``extras``.
-    The figure grows by the rows beyond the second, or the legend of many series would take the panels' room."""
+    """Draw a legend above the figure: a line per series, then ``extras``.
+
+    Args:
+        figure: the figure.
+        styles: looks by series.
+        extras: further entries.
+        markers: whether lines have the series' markers.
+    """
     handles = [
         entry(name, s.color, linestyle=s.dashes, marker=s.marker if markers else "", markersize=4.5)
         for name, s in styles.items()
@@ -89,13 +133,16 @@ def mechanism_legend(
     handles += extras
     columns = legend_columns(handles)
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.2, columnspacing=1.6)
+    # more than two rows would shrink the panels: the figure becomes taller instead
     further = max(0, math.ceil(len(handles) / columns) - ROWS_FORESEEN)
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
 
 
 def legend_columns(handles: Sequence[Line2D]) -> int:
-    """Return the number of a legend's columns: one row where it fits the figure's width, else rows of one length; an
-    entry takes its label and about eight characters more."""
+    """Return a legend's number of columns: one row if it fits the figure's width, else rows of one length.
+
+    An entry is as wide as its label and about eight more characters.
+    """
     lengths = [len(str(handle.get_label())) + 8 for handle in handles]
     if sum(lengths) <= LEGEND_CHARACTERS:
         return len(handles)

@@ -1,7 +1,7 @@
-"""Define what a report is made of, piece by piece: headings, paragraphs, tables, pictures. A section says which pieces
-it has; who writes a PDF, a page for the browser or single files goes through them.
+"""Define the pieces of a report: headings, paragraphs, tables, pictures.
 
-The functions give a tuple of one piece, or of none, so that a section's pieces are a sum.
+A section lists its pieces; the writers of PDF, browser page and single files iterate over them. The functions return a
+tuple with one piece or none, so that a section's pieces are a sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from analysis.drawing.typeset import Table, literal, prose
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of a section."""
+    """A section's title."""
 
     text: str
 
@@ -36,9 +36,10 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a section over its caption. It stays whole on one page. ``name``: as in
-    `analysis.sections.section.Section`; ``file``: the name of the vector file beside the document that it is drawn
-    into."""
+    """A figure over its caption, whole on one page.
+
+    ``name``: as in `analysis.sections.section.Section`; ``file``: its vector file beside the document.
+    """
 
     name: str
     figure: Figure
@@ -51,7 +52,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Boxed:
-    """Paragraphs on a tinted ground, what a hurried reader should read."""
+    """Paragraphs on a tinted ground, for a hurried reader."""
 
     paragraphs: tuple[str, ...]
 
@@ -65,7 +66,7 @@ class Boxed:
 
 @dataclass(frozen=True)
 class Facts:
-    """A list of what was run: a name and what it was, line by line."""
+    """A list of names and values, line by line."""
 
     pairs: tuple[tuple[str, str], ...]
 
@@ -88,7 +89,7 @@ def paragraph(text: str) -> Pieces:
 
 
 def boxed(paragraphs: Sequence[str]) -> Pieces:
-    """Return paragraphs on a tinted ground; nothing where there are none."""
+    """Return paragraphs on a tinted ground; nothing without paragraphs."""
     return (Boxed(tuple(paragraphs)),) if paragraphs else ()
 
 
@@ -97,10 +98,10 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Pieces:
 
 
 def shown(tables: Iterable[Table | None]) -> Pieces:
-    """Return tables one after another, without those that have nothing to show."""
+    """Return tables one after another, without None."""
     return tuple(table for table in tables if table is not None)
 
 
 def typst(pieces: Iterable[Piece]) -> str:
-    """Return pieces one after another as the source of typst."""
+    """Return pieces one after another as typst source."""
     return "".join(piece.typst() for piece in pieces)

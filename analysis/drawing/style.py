@@ -1,5 +1,7 @@
-"""Fix how figures look: one colour and marker per mechanism, the same in every figure and every study, and per variant
-where a study has many of one mechanism; sizes for the width of an A4 column."""
+"""Fix the look of figures: one colour and marker per mechanism in every figure and study.
+
+Variants have their own if a study has many of one mechanism. Sizes are for an A4 column's width.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from analysis.study.load import Frame, Study, paper_rank
 from analysis.words import lr_text
 
 WIDTH_INCHES = 6.53
-LEGEND_MARGIN, LEGEND_ROW = 0.06, 0.17  # inches: left and right of a legend together; what a row of it takes
+LEGEND_MARGIN, LEGEND_ROW = 0.06, 0.17  # inches: left and right margin of a legend together; height of a row
 INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
 
-# Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
+# Okabe and Ito's palette, distinct with every common colour blindness; markers differ as well.
 FIXED = {"sa": ("#0072B2", "o"), "sc": ("#D55E00", "s"), "mix": ("#CC79A7", "D"), "sw": ("#009E73", "^")}
 OTHERS = (
     ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"),
@@ -69,7 +71,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Look:
-    """The colour, marker and dashes with which one series is drawn."""
+    """The colour, marker and dashes of one series."""
 
     color: str
     marker: str
@@ -77,8 +79,10 @@ class Look:
 
 
 def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's
-    checksum, or the next free one."""
+    """Return each mechanism's colour and marker: fixed for sa sc mix sw, else chosen by its name's checksum.
+
+    A taken slot is replaced by the next free one.
+    """
     looks, taken = {}, set()
     for name in sorted(set(mechanisms), key=paper_rank):
         if name in FIXED:
@@ -96,8 +100,14 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
-    """Draw a legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure;
-    further rows make it taller."""
+    """Draw a legend above the panels; rows beyond those for ``most`` columns make the figure taller.
+
+    Args:
+        figure: the figure.
+        handles: the entries.
+        most: largest number of columns; fewer if they exceed the figure's width.
+        options: passed to matplotlib's legend.
+    """
     for columns in range(min(most, len(handles)), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
@@ -108,10 +118,12 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 
 
 def looks(study: Study) -> dict[str, Look]:
-    """Return each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is
-    compared with itself under several settings, as residual schemes are, each setting has a colour and marker of its
-    own; so has each variant of a mechanism, as far as `_variant_looks` has enough, and its base keeps the mechanism's.
-    No two look the same as long as there are dashes to tell them apart."""
+    """Return each series' look: the mechanism's colour and marker, the setting's dashes.
+
+    Each setting has its own colour and marker if there is only one mechanism, e.g. for residual schemes. Each variant
+    has its own if `_variant_looks` has enough; the base has the mechanism's. All looks differ while there are dashes
+    left.
+    """
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
@@ -133,10 +145,10 @@ def looks(study: Study) -> dict[str, Look]:
 
 
 def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return colours and markers of variants, by mechanism and variant, from those that no mechanism of the study has.
+    """Return variants' colours and markers by mechanism and variant, among those unused by mechanisms.
 
-    Every variant has its own if there are enough; else those of the mechanisms with more kinds than dashes, and these
-    repeat. ``rows``: one of each series."""
+    If there are too few, only mechanisms with more kinds than dashes get them, repeated. ``rows`` has one row a series.
+    """
     kinds = rows[["mechanism", "variant"]].drop_duplicates()
     number = kinds.groupby("mechanism")["variant"].transform("size")
     variants = kinds[kinds["variant"] != ""]
@@ -146,20 +158,22 @@ def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> 
 
 
 def panels_width(columns: int) -> float:
-    """Return the width in inches of a figure with so many panels side by side: four fill the page."""
+    """Return the width in inches of a figure with this many panels side by side: four fill the page."""
     return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
 def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
-    """Return one colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes
-    on white."""
+    """Return one colour per learning rate along one ordered ramp, dark to bright.
+
+    The pale end is left out: it is invisible on white.
+    """
     ordered = sorted(set(lrs))
     ramp = colormaps["plasma"]
     return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
 
 
 def _apart(lrs: Sequence[float], gap: float) -> list[float]:
-    """Return the rates in order, without those nearer than ``gap`` (of ln LR) to the one kept before."""
+    """Return the rates in order, without those nearer than ``gap`` (in ln LR) to the previous one."""
     kept = list(lrs[:1])
     for lr in lrs[1:]:
         if math.log(lr / kept[-1]) >= gap:
@@ -168,15 +182,22 @@ def _apart(lrs: Sequence[float], gap: float) -> list[float]:
 
 
 def _round_rates(low: float, high: float, most: int) -> list[float]:
-    """Return 1 and 3 of each decade from ``low`` to ``high``, or 1 alone where those are more than ``most``."""
+    """Return 1 and 3 of each decade from ``low`` to ``high``, or 1 alone if these are more than ``most``."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     both = [rate for decade in decades for digit in (1, 3) if low <= (rate := float(f"{digit}e{decade}")) <= high]
     return both if len(both) <= most else [rate for rate in both if lr_text(rate).startswith("1e")]
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """Make the x axis logarithmic, with the swept rates themselves as ticks (every k-th where they are many, and none
-    on another), or round numbers where they are more than a grid has, as a search's are; with room on both sides."""
+    """Make the x axis logarithmic with swept rates as ticks, and room on both sides.
+
+    Many rates are thinned to every k-th without overlap. More than a grid's number, as in a search, get round numbers.
+
+    Args:
+        ax: the panel.
+        lrs: the swept rates.
+        most: largest number of ticks.
+    """
     ordered = sorted(set(lrs))
     gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
     rounded = _round_rates(ordered[0], ordered[-1], most) if len(ordered) > 2 * most else []

@@ -1,5 +1,4 @@
-"""Give the report's tables what they share: how they are cut, where their numbers come from, and which runs went
-wrong."""
+"""Provide shared parts of the report's tables: splitting, data source, and troubled runs."""
 
 from __future__ import annotations
 
@@ -23,15 +22,14 @@ def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 
 def narrow(cell: Cell) -> Cell:
-    """Return a cell with its interval on two lines and its n and what ended badly below, for columns of a centimetre:
-    twelve of these stand side by side."""
+    """Return a cell with interval, n and failures on separate lines, for twelve columns of a centimetre."""
     lines = f"{cell.text}\n{cell.detail}".replace("–", "–\n").replace(", ", "\n").replace(" ", "\n")
     text, *below = lines.split("\n")
     return Cell(text, "\n".join(filter(None, below)), cell.bold, cell.whole or cell)
 
 
 def source(study: Study) -> str:
-    """Return the end of every caption: which data, in which tokens, and which objective the numbers are about."""
+    """Return the end of every caption: data, tokens and objective of the numbers."""
     origin = _origin(str(study.study.get("provenance", {}).get("data_description") or ""))
     named, objective = "; ".join(filter(None, (origin, wording.words(study).tokens))), wording.objective(study)
     text = (
@@ -44,13 +42,13 @@ def source(study: Study) -> str:
 
 
 def _origin(description: str) -> str:
-    """Return the name of the data, without their counts and the files of their folder that were left out."""
+    """Return the data's name, without counts and without the files left out of their folder."""
     short = re.sub(r"; left out: .*?\):", "):", description)
     return re.sub(r" \(left out: .*?\):", ":", short).partition(":")[0]
 
 
 def ended_badly(runs: Frame) -> list[str]:
-    """Return every verdict of a cell's runs but the good ones, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
+    """Return every bad verdict among a cell's runs, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
     counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(guarded(runs))}
@@ -59,12 +57,12 @@ def ended_badly(runs: Frame) -> list[str]:
 
 
 def guarded(runs: Frame) -> Frame:
-    """Return the runs in which guards skipped a step or restored a checkpoint."""
+    """Return the runs with a step skipped or a checkpoint restored by guards."""
     return runs[runs["skipped_steps"].fillna(0) + runs["restores"].fillna(0) > 0]
 
 
 def guarded_note(study: Study) -> str:
-    """Say what guards did in this study; "" where they did nothing."""
+    """Say the guards' actions in this study; "" for none."""
     runs = guarded(study.runs)
     if runs.empty:
         return ""
@@ -79,7 +77,7 @@ def guarded_note(study: Study) -> str:
 
 
 def width_text(found: Window) -> str:
-    """Return what is known of a window's width in decades as text: 1.32, ≥ 1.32 or 1.20–1.68."""
+    """Format a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68."""
     if math.isinf(found.width_max):
         return f"≥ {found.width:.2f}"
     if found.width_max > found.width + 0.005:

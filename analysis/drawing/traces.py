@@ -1,5 +1,4 @@
-"""Carry what is drawn in a panel over to plotly's traces: lines, areas, bars, points and coloured grids of
-matplotlib."""
+"""Convert a panel's matplotlib artists to plotly's traces: lines, areas, bars, points and coloured grids."""
 
 from __future__ import annotations
 
@@ -24,16 +23,20 @@ MARKERS = {
     "x": "x-thin-open", "+": "cross-thin-open", "*": "star", ".": "circle", "|": "line-ns-open", "_": "line-ew-open",
 }  # fmt: skip
 
-# and not their kin, such as arrows, whose shapes are in pixels
+# not their subclasses, e.g. arrows with shapes in pixels
 FILLED = ("PolyCollection", "FillBetweenPolyCollection")
 
 
 class Unknown(ValueError):
-    """The error of an artist that plotly's description has no counterpart for here; the message names it."""
+    """Raised for an artist without a plotly counterpart here; the message names it."""
 
 
 def traces(axes: Axes, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
-    """Yield what is drawn in a panel; its words, ticks and legend are elsewhere. Errors: `Unknown`."""
+    """Yield a panel's traces; its words, ticks and legend are converted elsewhere.
+
+    Raises:
+        Unknown: an artist without a counterpart.
+    """
     for artist in axes.get_children():
         if not artist.get_visible() or isinstance(artist, Text) or artist is axes.patch:
             continue
@@ -54,13 +57,13 @@ def traces(axes: Axes, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
 
 
 def _numbers(values: Any) -> list[float | None]:
-    """Return numbers as JSON has them: None for what is not finite, where plotly breaks a line."""
+    """Return numbers for JSON: None for non-finite ones, at which plotly breaks a line."""
     filled = np.ma.filled(np.asarray(values, dtype=float), np.nan)
     return [float(value) if math.isfinite(value) else None for value in filled]
 
 
 def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterator[Spec]:
-    """Yield a line. One that spans an axis (axvline, axhline) has that coordinate as a share of the axis."""
+    """Yield a line; one across an axis (axvline, axhline) has that coordinate as a share of the axis."""
     x, y = np.atleast_1d(line.get_xdata(orig=False)), np.atleast_1d(line.get_ydata(orig=False))
     transform = line.get_transform()
     if transform == axes.get_xaxis_transform():
@@ -70,7 +73,7 @@ def _line(axes: Axes, line: Line2D, names: dict[tuple[Any, ...], str]) -> Iterat
         low, high = axes.get_xlim()
         x = np.where(np.asarray(x) <= 0, low, high)
     elif transform != axes.transData:
-        return  # a mark beside the axes, which belongs to their frame
+        return  # a mark outside the panel, part of the frame
     has_line = line.get_linestyle() not in ("None", "", " ") and len(x) > 1
     marker = MARKERS.get(str(line.get_marker()))
     if not has_line and marker is None:
@@ -111,7 +114,7 @@ def _dash(line: Line2D) -> str:
 
 
 def _areas(areas: PolyCollection) -> Iterator[Spec]:
-    """Yield filled areas, each with its colour and how much shows through."""
+    """Yield filled areas with colour and opacity."""
     for path, colour in zip(areas.get_paths(), _each(areas.get_facecolor(), len(areas.get_paths())), strict=True):
         x, y = np.asarray(path.vertices, dtype=float).T
         yield _area(x, y, colour, "skip")
@@ -155,14 +158,14 @@ def _scatter(points: PathCollection) -> Spec:
 
 
 def _bar(bar: Rectangle) -> Spec:
-    """Return a bar as the area that it covers."""
+    """Return a bar as an area."""
     x, y, width, height = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
     across, along = [x, x + width, x + width, x, x], [y, y, y + height, y + height, y]
     return _area(across, along, bar.get_facecolor(), "x+y")
 
 
 def _mesh(mesh: QuadMesh) -> Spec:
-    """Return a coloured grid; of colours on a logarithmic scale the logarithms."""
+    """Return a coloured grid; on a logarithmic colour scale, of the logarithms."""
     corners = np.asarray(mesh.get_coordinates(), dtype=float)
     lines, columns = corners.shape[0] - 1, corners.shape[1] - 1
     values = np.ma.filled(np.ma.asarray(mesh.get_array(), dtype=float), np.nan).reshape(lines, columns)
@@ -183,5 +186,5 @@ def _mesh(mesh: QuadMesh) -> Spec:
 
 
 def look(line: Line2D) -> tuple[Any, ...]:
-    """Return what tells one line from another in a legend: colour, marker and style."""
+    """Return a line's style in a legend: colour, marker and dashes."""
     return colors.to_hex(line.get_color()), str(line.get_marker()), str(line.get_linestyle())

@@ -1,7 +1,6 @@
-"""Render one table object twice (plain text, typst), and write the frame of a document of typst.
+"""Render a table as plain text and as typst, and write a typst document's frame.
 
-Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the
-quote mean something.
+Text never enters typst as markup: every string becomes a typst string literal, with backslash and quote escaped.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ from dataclasses import dataclass
 from stability.printable import visible
 
 ROWS_KEPT_TOGETHER = 16
-LONG_NAME = 11  # characters of a heading's word beyond which it may break within
-BREAKS = re.compile("[=,_]")  # after which it may
+LONG_NAME = 11  # a heading's word with more characters may break
+BREAKS = re.compile("[=,_]")  # break after one of these
 TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: a value, below it in small type its interval and n (one line each), and whether it stands
-    out. ``whole``: the cell before its lines were broken for a narrow column."""
+    """A table's cell: a value, small lines below it (interval, n), and whether it is bold.
+
+    ``whole``: the cell before its lines were broken for a narrow column.
+    """
 
     text: str
     detail: str = ""
@@ -32,9 +33,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header; `groups` are headings over several columns (text, span), covering all of them.
+    """Rows of cells under a header.
 
-    `align` and `widths` are typst's, one per column; `brief` replaces the caption where the details are left out.
+    Attributes:
+        groups: headings over several columns (text, span), covering all columns.
+        align: typst's alignment, one per column.
+        widths: typst's width, one per column.
+        brief: replaces the caption without details.
     """
 
     title: str
@@ -53,8 +58,7 @@ class Table:
         )
 
     def text(self, details: bool = True, wrap: int = 110) -> str:
-        """Return aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values
-        out."""
+        """Return aligned plain text; `*` marks bold. ``details=False`` omits the lines below the values."""
         rows = [_lines(row, details) for row in self.rows]
         names, groups = tuple(map(visible, self.header)), tuple((visible(text), span) for text, span in self.groups)
         columns = zip(names, *(line for row in rows for line in row), strict=True)
@@ -69,15 +73,14 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(visible(caption, keep="\n"), wrap)])
 
     def typst(self) -> str:
-        """Return a `figure` of kind table with rules above, below and under the header; it may break over pages and
-        repeats its header."""
+        """Return a `figure` of kind table with rules at top, bottom and header, repeated over pages."""
         columns = ", ".join(self.widths) if self.widths else "auto, " * len(self.header)
         aligned = self.align or ("left",) + ("center",) * (len(self.header) - 1)
         head = "".join(f"table.cell(colspan: {span}, align: center, {_label(text)})," for text, span in self.groups)
         head += _span_rules(self.groups)
         head += "".join(f"{_label(name)}," for name in self.header)
         body = "".join("".join(_cell(cell) for cell in row) + "\n" for row in self.rows)
-        # A short table stays on one page, caption and all; a long one may break anywhere.
+        # A short table stays on one page with its caption; a long one may break anywhere.
         breakable = str(len(self.rows) > ROWS_KEPT_TOGETHER).lower()
         return (
             f"#[#show figure: set block(breakable: {breakable})\n#figure(caption: "
@@ -96,7 +99,7 @@ def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
 
 
 def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
-    """Return the columns' widths under which every group's heading fits over its columns."""
+    """Return column widths large enough for every group's heading."""
     start = 0
     for text, span in groups:
         lack = len(text) - (sum(widths[start : start + span]) + 2 * (span - 1))
@@ -130,8 +133,7 @@ def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a heading of columns; a long word may break after "=", a comma or an underscore, lest it run into its
-    neighbour."""
+    """Return a column heading; a long word may break after "=", a comma or an underscore."""
     source = prose(text)
     for word in {word for word in text.split(" ") if len(word) > LONG_NAME}:
         source = source.replace(word, BREAKS.sub("\\g<0>\u200b", word))
@@ -152,7 +154,7 @@ def literal(text: object) -> str:
 
 
 def _breakable(word: str) -> str:
-    """Insert zero-width spaces after every separator of a word that no line could hold."""
+    """Insert zero-width spaces after every separator of a word too long for a line."""
     if len(word) <= 48:
         return word
     return "".join(
@@ -162,8 +164,7 @@ def _breakable(word: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return plain text as typst content: a string literal, but for the few terms that are set as mathematics, and
-    curly apostrophes."""
+    """Return plain text as typst content: string literals, a few terms as mathematics, curly apostrophes."""
     parts = re.split("|".join(map(re.escape, TERMS)), text.replace("'", "’"))
     terms = re.findall("|".join(map(re.escape, TERMS)), text)
     return "".join(f"#{literal(part)}{TERMS.get(term, '')}" for part, term in zip(parts, [*terms, ""], strict=True))
@@ -192,8 +193,10 @@ PREAMBLE = """
 
 
 def parts(titled: Sequence[tuple[str, str, str]]) -> str:
-    """Return bodies one after another, each on a page of its own under its title and subtitle, after a list of what
-    they hold."""
+    """Return a table of contents, then each body on its own page under title and subtitle.
+
+    ``titled``: (title, subtitle, body) of each.
+    """
     head = "#outline(title: none, depth: 1)\n"
     return head + "".join(
         f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, "
@@ -204,7 +207,13 @@ def parts(titled: Sequence[tuple[str, str, str]]) -> str:
 
 
 def document(title: str, subtitle: str, body: str) -> str:
-    """Return a whole typst document."""
+    """Return a whole typst document.
+
+    Args:
+        title: its title.
+        subtitle: the line below it.
+        body: typst source.
+    """
     large = f'#[#set par(justify: false)\n#text(size: 19pt, weight: "bold", hyphenate: false, {literal(title)})]'
     head = f"{large}\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
     return PREAMBLE.replace("TITLE", literal(title)) + head + body

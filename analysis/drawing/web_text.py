@@ -1,10 +1,10 @@
-"""Say a figure's words as a browser shows them: matplotlib's mathematics as simple HTML."""
+"""Convert a figure's words for the browser: matplotlib's mathematics as simple HTML."""
 
 from __future__ import annotations
 
 from stability.printable import visible
 
-# of the mathematics in labels; what is left of it are powers and indices
+# the labels' mathematics apart from powers and indices
 WORDS = {
     r"\mathdefault": "",
     r"\mathrm": "",
@@ -17,7 +17,7 @@ WORDS = {
 
 
 def plain(text: str) -> str:
-    """Return matplotlib's text as the simple HTML that plotly reads: α_max and powers of ten with their indices."""
+    """Return matplotlib's text as plotly's simple HTML: α_max and powers of ten with their indices."""
     out = visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
     for mark, sign in WORDS.items():
         out = out.replace(mark, sign)
@@ -27,7 +27,7 @@ def plain(text: str) -> str:
 
 
 def _powers(text: str) -> str:
-    """Return 10^{−3} and x_{i} with HTML's own raised and lowered signs."""
+    """Return 10^{−3} and x_{i} with HTML's superscripts and subscripts."""
     for mark, tag in (("^", "sup"), ("_", "sub")):
         while f"{mark}{{" in text:
             before, _, rest = text.partition(f"{mark}{{")

@@ -1,4 +1,4 @@
-"""Put the report of many studies together in the consensus paper's order, piece by piece."""
+"""Arrange a report over many studies in the consensus paper's order, piece by piece."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.words import count_range, listed, lr_text, plural
 
-NAME = "paper_layout"  # of what is written where no other name is given
+NAME = "paper_layout"  # default name of the output
 
 
 def subtitle(studies: Sequence[Study]) -> str:
-    """Return in one line how many studies, sizes and modalities a report is about."""
+    """Return a line with the report's numbers of studies and runs, its modalities and sizes."""
     places = blocks(studies)
     kinds = listed(modality_text(each) for each in by_modality(places)) or "no table of learning rates"
     runs = plural(sum(len(study.runs) for study in studies), "run")
@@ -46,8 +46,7 @@ def subtitle(studies: Sequence[Study]) -> str:
 
 
 def pieces(studies: Sequence[Study]) -> tuple[Pieces, ...]:
-    """Return the pieces of each part of the report, drawn once for all that it is written as; every picture has a name,
-    and a file, of its own."""
+    """Return each part's pieces, drawn once for all output formats; every picture has a unique name and file."""
     return _drawn(*studies)
 
 
@@ -70,7 +69,7 @@ def _pieces(studies: Sequence[Study]) -> Iterator[Pieces]:
 
 
 def _studies(studies: Sequence[Study]) -> Table:
-    """Return a row for each study: where it stands in the grid, its size, rates and seeds, and how its runs ended."""
+    """Return a row for each study: place in the grid, size, rates, seeds, and its runs' verdicts."""
     rows = []
     for study in studies:
         runs, lrs = study.runs, sorted(set(study.runs["lr"]))
@@ -91,7 +90,7 @@ def _studies(studies: Sequence[Study]) -> Table:
 
 
 def _left_out(studies: Iterable[Study]) -> Pieces:
-    """Say which studies have no place in tables of learning rates, and why."""
+    """Say the studies without a place in tables of learning rates, with the reason."""
     told = {study.name: reason for study in studies if (reason := reason_to_leave_out(study))}
     said = "; ".join(f"{name} {reason}" for name, reason in told.items())
     return paragraph(f"Without a place in the tables of learning rates: {said}.") if told else ()
@@ -111,7 +110,7 @@ def _nll(places: Sequence[Block]) -> Pieces:
 
 
 def _alpha(places: Sequence[Block]) -> Pieces:
-    """Return the grid of each kind of checkpoint and state, and each modality's tables."""
+    """Return the grid of each phase and state, and each modality's tables."""
     found: Pieces = ()
     for phase, state in measured(places):
         caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state)
@@ -122,7 +121,13 @@ def _alpha(places: Sequence[Block]) -> Pieces:
 
 
 def drawn(name: str, draw, caption: str) -> Pieces:
-    """Return what ``draw`` draws as pictures named after ``name``, the first with the caption."""
+    """Return figures as pictures, numbered after ``name``; the first has the caption.
+
+    Args:
+        name: begins the names.
+        draw: returns the figures.
+        caption: the first one's caption.
+    """
     with matplotlib.rc_context(RC):
         made: list[Figure] = draw()
     return tuple(
@@ -134,7 +139,7 @@ def drawn(name: str, draw, caption: str) -> Pieces:
 
 
 def _ablation(study: Study) -> Pieces:
-    """Return a study's ablation as its own report has it, with the paper's numbers in its tables."""
+    """Return a study's ablation as in its own report, with the paper's numbers in its tables."""
     prefix = f"{study.name}-"
     return shown(ablation_tables_beside(study)) + named(
         assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
@@ -142,7 +147,7 @@ def _ablation(study: Study) -> Pieces:
 
 
 def _curves(places: Sequence[Block]) -> Pieces:
-    """Return the curves of each place, as a single report has them (the paper's Figures 7 to 10)."""
+    """Return each place's learning curves as in a single report (the paper's Figures 7 to 10)."""
     found: Pieces = ()
     for number, block in enumerate(places):
         prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
@@ -151,5 +156,11 @@ def _curves(places: Sequence[Block]) -> Pieces:
 
 
 def named(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:
-    """Return pictures whose names and captions say what they are of, since several of one kind stand in the report."""
+    """Return pictures with their place in names and captions, to distinguish several of one kind.
+
+    Args:
+        pictures: the pictures.
+        prefix: begins each name.
+        title: begins each caption.
+    """
     return tuple(replace(each, name=f"{prefix}{each.name}", caption=f"{title}. {each.caption}") for each in pictures)

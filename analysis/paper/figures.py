@@ -1,6 +1,8 @@
-"""Draw the consensus paper's Figures 2 to 5 as one grid: NLL against learning rate, a column for each modality and a
-row for each size, on a log axis and, beneath, on a linear one that begins where the first mechanism leaves its
-window; and its Figure 6, α_max against learning rate, as such a grid, the training's own rate in red dashes."""
+"""Draw the consensus paper's Figures 2 to 6 as grids: a column for each modality, a row for each size.
+
+Figures 2 to 5: NLL against learning rate on a log axis and, beneath, on a linear one from the first rate outside a
+mechanism's window. Figure 6: α_max against learning rate, with the training's rate in red dashes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from analysis.sections.nll_figures import nll_extras, nll_limits, nll_line, top_
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
-COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # of a page
+COLUMNS, ROWS, LEGEND_COLUMNS = 3, 3, 6  # per page
 HEIGHT = 2.35  # inches of a row
 FEWEST_ZOOMED, MOST_TICKS = 3, 3
 Tables = dict[str, Frame]
@@ -39,8 +41,7 @@ NLL_CAPTION = (
 
 
 def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]:
-    """Draw the grid, over several figures where it has more than three modalities or sizes; none where no place has a
-    finite NLL and more than one rate."""
+    """Draw the grid, several figures beyond three modalities or sizes; none without a finite NLL at several rates."""
     shown = [block for block in blocks if column == VALIDATION or _has_finite(_tables(block.study, column))]
     lines = (block for block in shown if block.study.runs["lr"].nunique() > 1)
     if not any(_has_finite(_tables(block.study, column)) for block in lines):
@@ -50,7 +51,7 @@ def nll_grids(blocks: Sequence[Block], column: str = VALIDATION) -> list[Figure]
 
 
 def _pages(blocks: Sequence[Block]) -> Iterator[list[list[Block]]]:
-    """Yield the columns of each figure, by modality the places one below the other."""
+    """Yield each figure's columns: one modality's places from top to bottom."""
     columns = by_modality(blocks)
     for names in chunks(list(columns), COLUMNS):
         for start in range(0, max(len(columns[name]) for name in names), ROWS):
@@ -66,7 +67,7 @@ def _has_finite(tables: Mapping[str, Frame]) -> bool:
 
 
 def _figure(columns: Sequence[Sequence[Block]], column: str, styles: dict[str, Look]) -> Figure:
-    """Draw one figure; ``columns``: by modality the places one below the other."""
+    """Draw one figure; ``columns`` are modalities with their places from top to bottom."""
     depth, extras = max(map(len, columns)), {}
     share = 1.0 if len(columns) > 1 else 0.62
     zoomed = any(zoom(block.study, column) for places in columns for block in places)
@@ -93,7 +94,14 @@ def _figure(columns: Sequence[Sequence[Block]], column: str, styles: dict[str, L
 def grid_legend(
     figure: Figure, columns: Sequence[Sequence[Block]], styles: dict[str, Look], extras: Iterable[Line2D]
 ) -> None:
-    """Draw the legend of the mechanisms in a grid's places, then ``extras``; the figure grows by the rows it takes."""
+    """Draw the legend of the grid's series; the figure grows by its rows.
+
+    Args:
+        figure: the figure.
+        columns: the grid's places, by column.
+        styles: looks by series.
+        extras: further entries.
+    """
     present = {name for places in columns for block in places for name in block.study.series}
     handles = [
         entry(name, look.color, linestyle=look.dashes, marker=look.marker, markersize=4.5)
@@ -108,8 +116,7 @@ def grid_legend(
 def _draw_place(
     pair: tuple[Axes, Axes], block: Block, column: str, styles: dict[str, Look], width: float
 ) -> dict[str, Line2D]:
-    """Draw one place of the grid, all rates above and the zoom beneath, and return what its legend has beside the
-    mechanisms. ``width``: of a panel, in inches."""
+    """Draw one place, all rates above and the zoom beneath; return its further legend entries. ``width`` in inches."""
     tables, (wide, zoomed) = _tables(block.study, column), pair
     wide.set_title(block.title, loc="left", fontweight="bold")
     unigram = float(block.study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
@@ -124,8 +131,10 @@ def _draw_place(
 
 
 def zoom(study: Study, column: str = VALIDATION) -> list[float]:
-    """Return the rates that a study's zoom shows: from the highest that lies within every mechanism's window, or from
-    the highest window's best where none is left, and three at the least; none of a study with fewer than three."""
+    """Return the rates of a study's zoom, three at least; [] for a study with fewer.
+
+    It starts at the highest rate within every mechanism's window, or at the highest best rate if all windows are open.
+    """
     lrs = sorted({float(lr) for lr in study.runs["lr"]})
     found = [each.median for each in windows(study, column=column).values() if each.median is not None]
     left = [each.high.lr for each in found if not each.open_high]
@@ -137,7 +146,7 @@ def zoom(study: Study, column: str = VALIDATION) -> list[float]:
 def _panel(
     ax: Axes, tables: Tables, unigram: float, styles: dict[str, Look], width: float, *, log: bool
 ) -> dict[str, Line2D]:
-    """Draw lines, seeds and marks of one panel; where no run has a finite NLL, that it is so."""
+    """Draw one panel's lines, seeds and marks, or the reason for an empty one."""
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     if log:
         lr_axis(ax, lrs, most=MOST_TICKS + 1)
@@ -158,7 +167,7 @@ def _panel(
 
 
 def _linear_axis(ax: Axes, lrs: Sequence[float]) -> None:
-    """Make the x axis linear, with at most four of the rates as ticks: the highest, and others that do not touch."""
+    """Make the x axis linear, with at most four of the rates as ticks: the highest, and others without overlap."""
     room = 0.07 * (lrs[-1] - lrs[0] or lrs[0])
     ax.set_xlim(lrs[0] - room, lrs[-1] + room)
     shown = [lrs[-1]]
@@ -171,7 +180,7 @@ def _linear_axis(ax: Axes, lrs: Sequence[float]) -> None:
 
 
 ALPHA_HEIGHT = 1.75
-FOOT = 0.04, 0.34  # of a panel, in shares of its height: where crosses stand for mechanisms that diverged
+FOOT = 0.04, 0.34  # band of a panel's height with the crosses of diverged mechanisms, in shares
 ALPHA_CAPTION = (
     "α_max against learning rate, {phase}, state “{state}”, a column for each modality, a row for each size, after the "
     "consensus paper's Figure 6: median of the finite α_max of all recorded steps; shade: from the lowest to the "
@@ -182,8 +191,13 @@ ALPHA_CAPTION = (
 
 
 def alpha_grids(blocks: Sequence[Block], phase: str, state: str) -> list[Figure]:
-    """Draw the grid of one kind of checkpoint and optimizer state, over several figures where it has more than three
-    modalities or sizes; none where nothing was measured."""
+    """Draw the grid of one phase and state, several figures beyond three modalities or sizes; none if not measured.
+
+    Args:
+        blocks: the grid's places.
+        phase: phase of the checkpoints.
+        state: optimizer state of the measurement.
+    """
     shown = [block for block in blocks if (phase, state) in phases_and_states(block.study)]
     shown = [block for block in shown if (_medians(block, phase, state) > 0).any()]
     if not shown:
@@ -200,7 +214,7 @@ def _medians(block: Block, phase: str, state: str) -> Frame:
 
 
 def _alpha_figure(columns: Sequence[Sequence[Block]], phase: str, state: str, styles: dict[str, Look]) -> Figure:
-    """Draw one figure; ``columns``: by modality the places one below the other."""
+    """Draw one figure; ``columns`` are modalities with their places from top to bottom."""
     depth = max(map(len, columns))
     share = 1.0 if len(columns) > 1 else 0.62
     figure = Figure(figsize=(WIDTH_INCHES * share, 0.5 + ALPHA_HEIGHT * depth), layout="constrained")
@@ -223,7 +237,7 @@ def _alpha_figure(columns: Sequence[Sequence[Block]], phase: str, state: str, st
 
 
 def _alpha_panel(ax: Axes, block: Block, phase: str, state: str, styles: dict[str, Look]) -> None:
-    """Draw one place: a line for each mechanism with a result, and crosses at the foot where runs of it diverged."""
+    """Draw one place: a line for each measured mechanism, and crosses at the foot for its diverged runs."""
     count, medians = counted(block.study, phase, state), _medians(block, phase, state)
     lrs = sorted(set(block.study.runs["lr"]))
     lr_axis(ax, lrs, most=4)
@@ -244,6 +258,6 @@ def _alpha_panel(ax: Axes, block: Block, phase: str, state: str, styles: dict[st
         if name in lost:
             strip = blended_transform_factory(ax.transData, ax.transAxes)
             there = sorted(set(own.loc[own["outcome"] == DIVERGED, "run_lr"]))
-            # one above the other, since several diverge at one rate, all of them within the foot
+            # stacked within the foot, since several may diverge at one rate
             height = FOOT[0] + min(0.055, (FOOT[1] - FOOT[0]) / len(lost)) * lost.index(name)
             ax.plot(there, [height] * len(there), "x", color=styles[name].color, markersize=3.6, transform=strip)

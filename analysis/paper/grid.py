@@ -1,6 +1,7 @@
-"""Put studies in their places in a grid of model sizes and modalities, both read from the studies' own records: what
-shares a place and a task (data, objective, number of steps) becomes one study, on which all that is known of one study
-can be asked."""
+"""Place studies in a grid of model sizes and modalities, both read from the studies' records.
+
+Studies with the same place and task (data, objective, number of steps) become one study.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,15 @@ UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One place of the grid. ``modality``: text, dna, protein, …; ``size``: as the paper writes it where the model's
-    name holds one (54M of text_54m), else that name; ``study``: all runs there; ``names``: of the studies;
-    ``is_shared``: studies of another task stand at the same size and modality."""
+    """One place of the grid.
+
+    Attributes:
+        modality: text, dna, protein, …
+        size: in the paper's form if the model's name ends in it (54M for text_54m), else that name.
+        study: all runs there.
+        names: names of the merged studies.
+        is_shared: whether another task has the same size and modality.
+    """
 
     modality: str
     size: str
@@ -37,7 +44,7 @@ class Block:
 
     @property
     def label(self) -> str:
-        """The place among others of its modality: its size, and its studies where that is not enough."""
+        """The place within its modality: its size, and its studies if the size is shared."""
         return f"{self.size} ({', '.join(self.names)})" if self.is_shared else self.size
 
     @property
@@ -50,8 +57,7 @@ def modality_text(modality: str) -> str:
 
 
 def modality(study: Study) -> str:
-    """Return what a study's data are, by the words that its record has for them: text, dna, protein or image; of data
-    made up for a task their source's name."""
+    """Return the data's kind: text, dna, protein or image, else the source's name for synthetic data."""
     words = wording.words(study)
     if words.tokens.startswith("nucleotides"):
         return "dna"
@@ -62,14 +68,14 @@ def modality(study: Study) -> str:
 
 
 def size(model: str) -> str:
-    """Return the size that a model's name ends in, "54M" of text_54m; else the name itself."""
+    """Return the size at the end of a model's name, "54M" of text_54m; else the name."""
     name = model.partition(" ")[0]
     found = SIZE.search(name)
     return found[1].upper() if found else name or "size not recorded"
 
 
 def reason_to_leave_out(study: Study) -> str:
-    """Say why a study has no place in tables of learning rates; "" where it has one."""
+    """Say the reason for leaving a study out of tables of learning rates; "" if it has a place."""
     if study.is_search:
         return "chose its runs' settings by itself"
     if study.is_in_multiples:
@@ -78,7 +84,7 @@ def reason_to_leave_out(study: Study) -> str:
 
 
 def blocks(studies: Iterable[Study]) -> list[Block]:
-    """Return the grid's places that hold runs: modalities in the paper's order, sizes by their parameters."""
+    """Return the grid's places with runs: modalities in the paper's order, sizes by their parameters."""
     places: dict[tuple[str, str], dict[str, list[Study]]] = {}
     for study in studies:
         if not reason_to_leave_out(study):
@@ -93,7 +99,7 @@ def blocks(studies: Iterable[Study]) -> list[Block]:
 
 
 def _task(study: Study) -> str:
-    """Return what the runs of a study were trained to do, and for how long: only runs of one task are compared."""
+    """Return a study's task and number of steps: only runs of one task are compared."""
     steps = sorted(set(study.runs["planned_steps"].dropna()))
     return f"{source(study)} {' '.join(f'{count:g}' for count in steps)}"
 
@@ -101,13 +107,13 @@ def _task(study: Study) -> str:
 def _rank(block: Block) -> tuple[int, str, float, str]:
     known = block.study.runs["num_params"].dropna()
     place = MODALITIES.index(block.modality) if block.modality in MODALITIES else len(MODALITIES)
-    found = SIZE.fullmatch(block.size)  # the paper's sizes by their name, which is not what they count
+    found = SIZE.fullmatch(block.size)  # by the paper's name, which differs from the counted parameters
     count = float(found[1][:-1]) * UNITS[found[1][-1]] if found else float(known.median()) if len(known) else np.inf
     return place, block.modality, count, block.label
 
 
 def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
-    """Yield a study's parts of one model size each, in which no series is named after the size any more."""
+    """Yield a study's parts by model size, without the size in the names of series."""
     sizes = study.runs["model"].map(size)
     for name in dict.fromkeys(sizes):
         if sizes.nunique() == 1:
@@ -118,8 +124,10 @@ def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
 
 
 def merged(studies: Sequence[Study]) -> Study:
-    """Return studies of one place as one. A run that several hold is counted once; a series that several have of their
-    own, since they may differ in what no column says, carries its study's name."""
+    """Return one place's studies as one; a run shared by several is counted once.
+
+    A series of several studies gets its study's name, because they may differ in a setting without a column.
+    """
     if len(studies) == 1:
         return studies[0]
     runs = pd.concat([each.runs.assign(of=each.name) for each in studies], ignore_index=True)
@@ -133,7 +141,7 @@ def merged(studies: Sequence[Study]) -> Study:
 
 
 def _joined(frames: Sequence[Frame]) -> Frame:
-    """Return tables one below the other, the rows of a run as the first of them that knows it has them."""
+    """Concatenate tables; a run's rows are from the first table that has them."""
     known: set[str] = set()
     own = []
     for frame in frames:
@@ -144,7 +152,7 @@ def _joined(frames: Sequence[Frame]) -> Frame:
 
 
 def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    """Group the places into columns of the grid."""
+    """Group the places into the grid's columns."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         found.setdefault(block.modality, []).append(block)
@@ -152,13 +160,13 @@ def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
 
 
 def all_runs(blocks: Sequence[Block]) -> Study:
-    """Return every run of the grid in one study, for what all places share: the order and the looks of the series."""
+    """Return every run of the grid in one study, for a common order and look of the series."""
     runs = pd.concat([block.study.runs for block in blocks], ignore_index=True)
     return replace(blocks[0].study, runs=runs)
 
 
 def told_once(by_place: dict[str, str]) -> str:
-    """Return what is said of places as one text where all say the same, else each after the places that say it."""
+    """Return the places' texts as one if all are equal, else each text after its places."""
     texts = {text: [place for place, each in by_place.items() if each == text] for text in by_place.values() if text}
     if len(texts) == 1 and len(next(iter(texts.values()))) == len(by_place):
         return next(iter(texts))

@@ -1,5 +1,4 @@
-"""Find what the consensus paper prints of a place in the grid, for it to stand beside a study's own numbers; of its
-Table 9, beside a study's own ablation."""
+"""Find the consensus paper's numbers for a place in the grid, and its Table 9 for an ablation."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from analysis.sections.ablation import PAPER_HEADINGS, PAPER_PART, ablation_tabl
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text, value_text
 
-PAPER = "paper"  # as rows of published numbers are named
-NONE = "—"  # what the paper prints where it has no number
+PAPER = "paper"  # label of rows of published numbers
+NONE = "—"  # the paper's sign for a missing number
 NOTE = (
     f"Rows “{PAPER}”: what “{published.CONSENSUS}” prints for this size and modality (one run each), at the rates and "
     "mechanisms of this report."
@@ -24,24 +23,32 @@ NOTE = (
 
 
 def nll(block: Block, component: str = "") -> Frame:
-    """Return the printed NLLs of a place; ``component``: "sequence" or "structure" of a protein, "" of the whole."""
+    """Return a place's printed NLLs; ``component``: "sequence" or "structure" of a protein, "" for the whole."""
     return _of(published.NLL, block).query("component == @component")
 
 
 def has_nll(block: Block) -> bool:
-    """Return whether the paper prints NLLs of a place."""
+    """Return whether the paper prints a place's NLLs."""
     return len(_of(published.NLL, block)) > 0
 
 
 def mechanism_of(series: str) -> str:
-    """Return the mechanism that a series is, where it is nothing else, e.g. sa of "sa", "sa+ca" and "sa (text_mini)";
-    "" of one with settings of its own, which the paper does not print."""
+    """Return a series' mechanism without other settings, e.g. sa for "sa", "sa+ca" and "sa (text_mini)".
+
+    "" for a series with its own settings: the paper prints none.
+    """
     name, _, rest = series.partition(" ")
     return name.partition("+")[0] if not rest or rest.startswith("(") else ""
 
 
 def alpha_max(block: Block, phase: str, state: str) -> Frame:
-    """Return the printed α_max of a place's checkpoints, which are of the paper's own optimizer state alone."""
+    """Return the printed α_max of a place's checkpoints, all of the paper's own optimizer state.
+
+    Args:
+        block: the place.
+        phase: terminal or earliest; no rows for others.
+        state: "paper"; no rows for others.
+    """
     table = _of(published.ALPHA_MAX, block)
     known = state == "paper" and phase in (TERMINAL, EARLIEST)
     return table[(table["phase"] == phase) & known]
@@ -53,7 +60,14 @@ def _of(source: published.Source, block: Block) -> Frame:
 
 
 def value(table: Frame, mechanism: str, lr: float, column: str) -> float | None:
-    """Return a printed number, NaN where the paper prints a dash; None where it has no such cell."""
+    """Return a printed number, NaN for a dash; None without such a cell.
+
+    Args:
+        table: printed numbers of a place.
+        mechanism: the mechanism.
+        lr: the learning rate.
+        column: the number's column.
+    """
     row = table[(table["mechanism"] == mechanism) & ((table["lr"] / lr - 1).abs() < 1e-6)]
     return float(row[column].iloc[0]) if len(row) else None
 
@@ -75,7 +89,7 @@ ABLATION_ROWS = {"Validation NLL": "validation_nll", "Generative NLL": "generati
 
 
 def ablation_tables_beside(study: Study) -> list[Table]:
-    """Return the ablation's tables of a single report, under each row the paper's where it prints one."""
+    """Return a single report's ablation tables, with the paper's row under each row it prints."""
     sizes = set(study.runs["model"].map(size))
     if (modality(study), *sizes) != PRINTED_AT:
         return ablation_tables(study)
@@ -104,7 +118,7 @@ def _beside(table: Table, numbers: Frame) -> Table:
 
 
 def _printed_text(numbers: Frame, field: str, text: str, column: str | None) -> str:
-    """Return a printed number as the paper has it: NLLs in four digits behind the point."""
+    """Return a printed number in the paper's form: NLLs with four decimals."""
     found = numbers[(numbers["field"] == field) & (numbers["value"].map(int).map(value_text) == text)]
     if column is None or found.empty:
         return ""

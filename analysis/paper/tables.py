@@ -1,5 +1,7 @@
-"""Tabulate NLLs as the consensus paper's Tables 2 to 4: mechanism by learning rate, validation beside generative, a
-block for each size and, where the NLL is a sum, for each of its parts; and α_max as its Tables 5 to 8."""
+"""Tabulate NLLs as in the consensus paper's Tables 2 to 4, and α_max as in its Tables 5 to 8.
+
+NLLs: mechanism by learning rate, validation beside generative, a block for each size and, for a sum, each of its parts.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ from analysis.study.load import Frame, phase_rank
 from analysis.study.protocol import base_rates, stated_in
 from analysis.words import count_range, lr_text
 
-WIDE = 6  # columns beside which an interval still fits on one line
-RATES_BESIDE, RATES_ALONE = 5, 9  # learning rates that fit a page's width, with generative NLLs beside and without
+WIDE = 6  # largest number of columns with an interval on one line
+RATES_BESIDE, RATES_ALONE = 5, 9  # learning rates in a page's width, with and without generative NLLs
 PRINTED = {VALIDATION: "validation_nll", GENERATIVE: "generative_nll"}
 
 
 def nll_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
-    """Return the tables of one modality: of all sizes where a page is wide enough for their learning rates, else of
-    each size, whose rates are then its own; of as many rates each as fit."""
+    """Return one modality's tables: over all sizes if their rates fit the page's width, else by size.
+
+    Further rates continue in another table.
+    """
     columns = [VALIDATION, *([GENERATIVE] if any(_scored(block) for block in blocks) else [])]
     lrs = sorted({float(lr) for block in blocks for lr in block.study.runs["lr"]})
     room = RATES_BESIDE if len(columns) > 1 else RATES_ALONE
@@ -40,7 +44,7 @@ def nll_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
 
 
 def oracles(block: Block) -> list[str]:
-    """List by whom the generations of a place were scored."""
+    """List the oracles that scored a place's generations."""
     runs = block.study.runs
     return sorted({name or "not recorded" for name in runs.loc[np.isfinite(runs["gen_nll"]), "gen_oracle"]})
 
@@ -52,7 +56,7 @@ def _scored(block: Block) -> bool:
 def _table(
     modality: str, blocks: Sequence[Block], lrs: tuple[float, ...], columns: Sequence[str], number: int
 ) -> Table:
-    """Return the table of some learning rates, ``number``: the how-manieth of its modality."""
+    """Return the table of some learning rates; ``number`` is its index within the modality."""
     rows = [row for block in blocks for row in _block_rows(block, lrs, columns)]
     shown = [block for block in blocks if set(block.study.runs["lr"]) & set(lrs)]
     place = shown[0].title if len(shown) == 1 else modality_text(modality)
@@ -68,8 +72,7 @@ def _table(
 
 
 def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
-    """Return what the cells are, by whom samples were scored, and of which data; once for all sizes where they
-    agree."""
+    """Return the cells' meaning, the oracle, and the data; once for all sizes if equal."""
     units = told_once({block.label: wording.words(block.study).unit.capitalize() + "." for block in blocks})
     text = (
         f"{units} Median over the seeds that finished, at the end of training. "
@@ -89,7 +92,7 @@ def _caption(blocks: Sequence[Block], columns: Sequence[str]) -> str:
 
 
 def _block_rows(block: Block, lrs: Sequence[float], columns: Sequence[str]) -> list[tuple[Cell, ...]]:
-    """Return the rows of one size: its name, then each mechanism's, for the whole NLL and each of its parts."""
+    """Return one size's rows: its name, then each mechanism's, for the whole NLL and each of its parts."""
     runs = block.study.runs
     if not set(runs["lr"]) & set(lrs):
         return []
@@ -109,7 +112,7 @@ def _block_rows(block: Block, lrs: Sequence[float], columns: Sequence[str]) -> l
 def _series_rows(
     block: Block, series: str, part: str, lrs: Sequence[float], columns: Sequence[str]
 ) -> list[tuple[Cell, ...]]:
-    """Return a mechanism's own row and, where the paper prints any of its numbers, the paper's."""
+    """Return a mechanism's own row and, if printed, the paper's."""
     runs = block.study.of(series)
     cells = [cell for column in columns for cell in _cells(block, series, part, lrs, column)]
     rows = [(Cell(series), *(cells if len(cells) <= WIDE else map(narrow, cells)))]
@@ -125,12 +128,12 @@ def _series_rows(
 
 
 def _cells(block: Block, series: str, part: str, lrs: Sequence[float], whole: str) -> list[Cell]:
-    """Return one half of a row. Generations that several oracles scored have no common number."""
+    """Return one half of a row; generations scored by several oracles have no common number."""
     column, runs = f"{whole}_{part}" if part else whole, block.study.of(series)
     if (whole == GENERATIVE and not _scored(block)) or column not in runs:
         return [Cell("--")] * len(lrs)
     best = best_rate(block.study, series, column)
-    scale = POSITIVE if whole == GENERATIVE or part else REAL  # as the tables of a single study have them
+    scale = POSITIVE if whole == GENERATIVE or part else REAL  # same scale as in a single study's tables
     return [nll_cell(runs, lr, best == lr, column, scale) for lr in lrs]
 
 
@@ -138,14 +141,16 @@ Measured = tuple[str, str]  # phase and state
 
 
 def measured(blocks: Sequence[Block]) -> list[Measured]:
-    """Return the phases and states that any place was measured in: terminal before earliest, paper before checkpoint;
-    the last checkpoints of runs that ended early stand at as many steps, and in the studies' own reports."""
+    """Return the places' measured phases and states: terminal before earliest, paper before checkpoint.
+
+    Last checkpoints of runs with an early end are left to the studies' reports: their steps all differ.
+    """
     pairs = {pair for block in blocks for pair in phases_and_states(block.study) if pair[0] != LAST}
     return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
 
 
 def alpha_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
-    """Return the tables of one modality: one for each phase, state and at most four mechanisms."""
+    """Return one modality's tables: one for each phase, state and at most four mechanisms."""
     return [
         _alpha_table(modality, blocks, pair, series)
         for pair in measured(blocks)
@@ -155,7 +160,7 @@ def alpha_tables(modality: str, blocks: Sequence[Block]) -> list[Table]:
 
 
 def _series(blocks: Sequence[Block], pair: Measured) -> list[str]:
-    """Return the series with a result in some place, in the order of a single report."""
+    """Return the series with a result in some place, in a single report's order."""
     found = {name for block in blocks for name in shown_series(block.study, counted(block.study, *pair))}
     return [name for name in all_runs(blocks).series if name in found]
 
@@ -169,7 +174,7 @@ def _alpha_table(modality: str, blocks: Sequence[Block], pair: Measured, series:
 
 
 def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str]) -> str:
-    """Return what a single report's caption says, once for all places where they agree."""
+    """Return a single report's caption, once for all places if equal."""
     told: dict[str, list[str]] = {}
     for block in blocks:
         rows = recorded(block.study, *pair)
@@ -183,7 +188,7 @@ def _alpha_caption(blocks: Sequence[Block], pair: Measured, series: Sequence[str
 
 
 def _alpha_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[tuple[Cell, ...]]:
-    """Return the rows of one size: its name, then a learning rate's and, where the paper prints it, the paper's."""
+    """Return one size's rows: its name, then each learning rate's and, if printed, the paper's."""
     rows, count = recorded(block.study, *pair), counted(block.study, *pair)
     count = count[count["series"].isin(series)]
     counts = count_range(block.study.runs["num_params"])
@@ -196,7 +201,7 @@ def _alpha_rows(block: Block, pair: Measured, series: tuple[str, ...]) -> list[t
 
 
 def _printed_row(table: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> list[tuple[Cell, ...]]:
-    """Return the paper's row of a learning rate, of the mechanisms that were swept there; none where it prints none."""
+    """Return the paper's row of a learning rate for its swept mechanisms; none if not printed."""
     here = [printed.mechanism_of(name) if name in set(count["series"]) else "" for name in series]
     medians, shares = (
         [printed.value(table, name, lr, column) for name in here] for column in ("median_alpha_max", "percent_stable")

@@ -134,8 +134,7 @@ def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
         # small differences if little was learned
         least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE
         high = min(high, low + max(2 * (unigram - low), least * abs(low)))
-        # Models far better than token frequencies: its line would flatten their curves, and is named above the axis
-        # instead.
+        # Far above the models, the token-frequency line would flatten their curves; it is named above the axis instead.
         high = max(high, unigram) if unigram < low + 3 * (high - low) else high
     room = max(high - low, 0.02)
     # The strip at the top belongs to the crosses.
