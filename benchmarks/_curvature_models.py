@@ -1,4 +1,4 @@
-"""Build the two models that benchmarks/curvature.py measures: a plain GPT, and the quickstart's own."""
+"""Build the two models of benchmarks/curvature.py: a plain GPT, and the quickstart's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw random data for every objective: what a corpus of the kind that it reads would give."""
+"""Draw random data for every objective, in the form of its kind of corpus."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ KINDS = ("tokens", "images")
 
 
 def objectives(direction: str | None = None) -> list[str]:
-    """Return the objectives that there is random data for here; proteins' tracks are drawn by that objective's own
-    tests."""
+    """Return the objectives with random data here; proteins' tracks are drawn by that objective's tests."""
     registry = Registry("objectives")
     return [
         name
@@ -26,19 +25,30 @@ def objectives(direction: str | None = None) -> list[str]:
 
 
 def format_of(objective: str, vocabulary: int, positions: int) -> Any:
-    """Return `AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of
-    ``positions`` patches of 2×2 pixels in three colours.
+    """Return `AbstractCorpus.format` for an objective's random data.
 
-    The patches are of as few kinds as there are tokens: among many, one would embed with nearly no variance, and a
-    LayerNorm of a few such numbers is all rounding. Their contrast makes the others' variance about 1, as tokens' is.
+    Args:
+        objective: the objective's name.
+        vocabulary: number of tokens, or of kinds of patches.
+        positions: patches of 2×2 pixels in three colours, in a row.
     """
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return vocabulary
+    # Few kinds of patches: among many, one would embed with nearly no variance, and a LayerNorm would amplify rounding.
+    # Their contrast makes the variance of the others about 1, as for tokens.
     return ImageFormat(2, 2 * positions, 3, vocabulary, (127.5,) * 3, (25.0,) * 3)._asdict()
 
 
 def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: torch.Generator) -> Any:
-    """Draw ``num`` sequences of ``tokens`` tokens, or as many images, as `AbstractCorpus.batch` gives them."""
+    """Draw sequences of tokens, or images, in the form of `AbstractCorpus.batch`.
+
+    Args:
+        objective: the objective's name.
+        data_format: from `format_of`.
+        tokens: tokens of a sequence.
+        num: number of sequences or images.
+        generator: draws the data.
+    """
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return torch.randint(0, data_format, (num, tokens), generator=generator)
     image = ImageFormat.of(data_format)

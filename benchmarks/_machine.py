@@ -1,4 +1,4 @@
-"""Record where and when a benchmark ran."""
+"""Record place and time of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and memory of calls side by side in one process, and what was promised of them."""
+"""Measure time and memory of calls side by side in one process, and compare them with promises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch is imported: the profiler announces itself otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # set before importing torch, to silence the profiler
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,7 +16,7 @@ Call = Callable[[], object]
 
 
 class Promise(NamedTuple):
-    """A number that was measured, and what it may be at most (or must be at least)."""
+    """A measured number and its upper limit, or lower limit if ``at_least``."""
 
     what: str
     measured: float
@@ -32,7 +32,7 @@ class Promise(NamedTuple):
 
 
 def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """Measure the CPU seconds of each call, a turn of all of them at a time; one turn beforehand warms up."""
+    """Measure each call's CPU seconds in turns, after one turn of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-1, repeats):
         for name, call in calls.items():
@@ -44,7 +44,7 @@ def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
 
 
 def peak_bytes(call: Call, device: str = "cpu") -> int:
-    """Return the most that was allocated at once during the call, beyond what stood before it."""
+    """Return the call's peak of allocated bytes, beyond those allocated before."""
     call()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -1,5 +1,7 @@
-"""Write what trained and measured runs leave on disk, by the product's own writers, of numbers that are made up: none
-of them was trained."""
+"""Write the files of trained and measured runs by the product's own writers, with synthetic numbers.
+
+None of the runs was trained.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ TEXT = "".join(f"Line {number} of a text that says little, {number * number % 97
 
 @dataclass(frozen=True)
 class MadeUp:
-    """The numbers of one run. ``losses``: of its steps from the first on, the last of them None where it diverged;
-    ``val_nll``: at its end, None likewise. ``checkpoints``: the steps of those it left. ``alpha_max``: by the phase,
-    which stands at a step of these, the recorded steps in each optimizer state."""
+    """The synthetic numbers of one run.
+
+    Attributes:
+        losses: of each step from the first; the last is None for a diverged run.
+        val_nll: at the end, None for a diverged run.
+        checkpoints: steps of the checkpoints.
+        alpha_max: recorded steps by phase and optimizer state.
+        phases: step of each phase's checkpoint.
+    """
 
     state: str
     losses: Sequence[float | None]
@@ -33,8 +41,16 @@ class MadeUp:
 
 
 def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature: CurvatureSpec) -> None:
-    """Write a run's spec, logs, tables of α_max and verdict; of its checkpoints the folders alone: nothing that
-    collects or reports reads what is in them."""
+    """Write a run's spec, logs, tables of α_max and verdict; its checkpoints are empty folders.
+
+    Collecting and reporting read nothing inside checkpoints.
+
+    Args:
+        directory: the run's folder.
+        run: its spec.
+        made_up: its numbers.
+        curvature: settings of the α_max measurement.
+    """
     directory.write_spec(run.model_dump(mode="json"))
     _log(directory, run, made_up)
     for step in made_up.checkpoints:
@@ -65,7 +81,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
 
 
 def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
-    """Write a row a step of metrics and of timing; validated every so many steps, and at the end."""
+    """Write a row a step of metrics and of timing, validated at intervals and at the end."""
     log = RunLog(directory, resume_after=-1)
     log.metrics({"step": 0, "val_nll": INIT_NLL})
     for step, loss in enumerate(made_up.losses, 1):
@@ -80,7 +96,7 @@ def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
 
 
 def _recorded(state: str, step: int, alpha_max: float, lr: float, curvature: CurvatureSpec) -> dict[str, object]:
-    """Return one recorded step; the first of each state carries a check by differences."""
+    """Return one recorded step; each state's first has a check by differences."""
     return {
         "state": state,
         "step": step,

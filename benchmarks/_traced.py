@@ -1,7 +1,7 @@
-"""Run an entry and record which of the project's files it enters; `benchmarks.house` starts this in its own process.
+"""Run an entry and record the project's files it enters; `benchmarks.house` starts this in its own process.
 
 ``python -P benchmarks/_traced.py ROOT OUT MODULE WORD …`` runs ``MODULE.main([WORD, …])`` with ``ROOT`` on PYTHONPATH
-and writes the counts to ``OUT`` as JSON. A file is entered when any frame of it starts or resumes: a function, a
+and writes the counts to ``OUT`` as JSON. A file is entered when any of its frames starts or resumes: a function, a
 generator, or a module's body on import.
 """
 
@@ -27,7 +27,13 @@ class Recorder:
         self.chain: list[tuple[str, str]] = []
 
     def record_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note the file of a frame that starts or resumes. A hook for `sys.setprofile`."""
+        """Note a frame's file when it starts or resumes; a hook for `sys.setprofile`.
+
+        Args:
+            frame: the frame.
+            event: only "call" counts.
+            argument: unused.
+        """
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(self.folders):
             self.entered[-1].add(file)
@@ -45,7 +51,7 @@ class Recorder:
         self.entered.append(set())
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts that `benchmarks.house` prints; the step is number ``STEP`` + 1."""
+        """Return the counts for `benchmarks.house`; the step is number ``STEP`` + 1."""
         return {
             "frames": len(self.chain),
             "frame_files": len({file for file, _ in self.chain}),

@@ -1,4 +1,4 @@
-"""Take the project's own training steps on a fixed batch, in turns."""
+"""Run the project's own training steps on a fixed batch, in turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Size(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A training step on a fixed batch; ``loss`` of that batch as a function of the parameters by name."""
+    """A training step on a fixed batch; ``loss`` is the batch's loss as a function of named parameters."""
 
     step: Callable[[], None]
     num_parameters: int
@@ -38,9 +38,14 @@ class Training(NamedTuple):
 def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
     """Return the steps on a fixed batch of random bytes: forward, backward, gradient clipping, AdamW.
 
-    ``parts``: what differs from a plain model with `sa` and layer norms, e.g. ``{"mechanism": "sw", "objective":
-    "ar"}``. Gradients are given back after each step, so that what a step allocates is nothing but its own.
-    Errors: ``ValueError`` of one line where the settings do not fit the size.
+    Args:
+        parts: differences from a plain model with `sa` and layer norms, e.g. ``{"mechanism": "sw", "objective":
+            "ar"}``.
+        size: of the model and the batch.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: the settings do not fit the size; one line.
     """
     sizes = {"name": "benchmark", **dict(zip(("layers", "width", "heads", "positions"), size, strict=False))}
     usual = {"mechanism": "sa", "residual": "identity", "optimizer": "adamw", "norm": "layernorm", "data": "stdlib"}
@@ -58,7 +63,7 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
         (total / count).backward()
         nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # gradients are freed, so that the next step's allocations are all its own
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -70,8 +75,13 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
 
 
 def interleaved(steps: Mapping[Any, Callable[[], None]], repeats: int, device: str) -> dict[Any, list[float]]:
-    """Measure the seconds a step, a turn of all of them at a time; two turns beforehand warm up. On a GPU by the clock;
-    on a CPU those that this process computed, so that a shared machine may be timed on."""
+    """Measure the seconds a step in turns, after two turns of warm-up.
+
+    Args:
+        steps: the calls, by name.
+        repeats: number of turns.
+        device: on "cuda" wall time; on "cpu" this process's CPU time, usable on a shared machine.
+    """
     now, times = (time.perf_counter if device == "cuda" else time.process_time), {name: [] for name in steps}
     for turn in range(-2, repeats):
         for name, step in steps.items():

@@ -1,16 +1,16 @@
-"""Follow a parameter through the calls of a project, as the code is written.
+"""Follow a parameter through a project's calls, by its source.
 
-The walk reads one function's body in source order. An event is a read of a followed name. Where a followed name, or an
-attribute of one (``spec.model.width``), is an argument of a call, the walk enters the function that is called and
-follows the parameter that receives it, each time anew; it does not enter a function that it is already in. A name that
-is assigned a followed name, or an attribute of one, is followed, too.
+The walk reads one function's body in source order. An event is a read of a followed name. If a followed name, or its
+attribute (``spec.model.width``), is an argument of a call, the walk enters the called function and follows the
+receiving parameter, each time anew; it does not enter a function twice at a time. A name assigned from a followed name
+or its attribute is followed, too.
 
 A room is a file. A move is a change of room between two consecutive events, and a climb is a move back to a function
 nearer to the start of the walk.
 
 It resolves names of the module, imports (also those within functions), ``Class(...)``, ``self.method(...)`` and methods
-of base classes. It loses calls through dicts, registries and objects whose class is not written at the call, so its
-counts are lower bounds.
+of base classes. It loses calls through dicts, registries and objects of a class not written at the call, so its counts
+are lower bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Definition(NamedTuple):
-    """A function or class, the module that it is written in, and of a method the class."""
+    """A function or class with its module, and a method's class."""
 
     module: str
     node: ast.AST
@@ -33,7 +33,7 @@ class Definition(NamedTuple):
 
 
 class Project:
-    """The names of each module: what it defines and what it imports."""
+    """The names of each module: its definitions and its imports."""
 
     def __init__(self, root: Path, packages: Sequence[str]):
         self.names: dict[str, dict[str, Definition | str]] = {}
@@ -52,7 +52,7 @@ class Project:
             self.names[module] = names
 
     def resolve(self, module: str, expression: ast.expr) -> Definition | str | None:
-        """Return the definition or the module's dotted name that an expression of ``module`` stands for."""
+        """Return the definition, or the module's dotted name, of an expression in ``module``."""
         if isinstance(expression, ast.Name):
             return self._look_up(module, expression.id)
         if isinstance(expression, ast.Attribute):
@@ -78,7 +78,7 @@ class Project:
         return self._import(target) if isinstance(target, str) else target
 
     def _import(self, path: str) -> Definition | str | None:
-        """Return the module of this dotted name, or the definition that a module has under it."""
+        """Return the module of this dotted name, or a module's definition under it."""
         if path in self.names:
             return path
         module, _, name = path.rpartition(".")
@@ -93,7 +93,7 @@ class Event(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The counts of a walk. ``rooms``: the number of different files."""
+    """The counts of a walk; ``rooms`` is the number of different files."""
 
     events: int
     moves: int
@@ -102,7 +102,7 @@ class Walk(NamedTuple):
 
 
 class _Limit(Exception):
-    """The walk has as many events as were asked for."""
+    """Raised when the walk has enough events."""
 
 
 class _Scope(NamedTuple):
@@ -145,8 +145,8 @@ class _Walker(ast.NodeVisitor):
             self._assign(target, node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        """Follow the names that are assigned a followed value. A followed name that is replaced by what is made from
-        it, as in ``spec = completed(spec)``, is followed on."""
+        """Follow names assigned a followed value, and followed names derived from themselves, e.g. ``spec =
+        completed(spec)``."""
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             for name, part in zip(target.elts, value.elts, strict=True):
                 self._assign(name, part)
@@ -168,7 +168,7 @@ class _Walker(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_parts_in_order
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Follow a call into the function that it names, if that is one of ours and takes the parameter."""
+        """Follow a call into the named function, if it is in the project and receives a followed value."""
         self.generic_visit(node)
         function = self._called(node.func)
         if function is None or not isinstance(function.node, AnyFunction):
@@ -185,7 +185,7 @@ class _Walker(ast.NodeVisitor):
             self.enter(function, followed)
 
     def _called(self, expression: ast.expr) -> Definition | None:
-        """Return the function that a call enters, of a class its ``__init__``; None if the code does not say."""
+        """Return the function entered by a call, for a class its ``__init__``; None if the code is not explicit."""
         here = self.scopes[-1].function
         if isinstance(expression, ast.Attribute) and here.owner is not None and ast.unparse(expression.value) == "self":
             return self.project.method(Definition(here.module, here.owner), expression.attr)
@@ -199,17 +199,17 @@ def walk(project: Project, module: str, function: str, parameter: str, limit: in
     """Follow a parameter from a function of a module.
 
     Args:
-        project: the modules that calls are resolved in.
-        module: dotted name of the module that the walk starts in.
+        project: the modules to resolve calls in.
+        module: dotted name of the first module.
         function: name of the function, or ``Class.method``.
         parameter: the function's parameter.
-        limit: most events.
+        limit: largest number of events.
 
     Returns:
-        Events, moves, climbs and rooms; of fewer events than ``limit`` if the walk ends before.
+        Events, moves, climbs and rooms; fewer events than ``limit`` if the walk ends before.
 
     Raises:
-        ValueError: there is no such function or parameter.
+        ValueError: unknown function or parameter.
     """
     owner, _, name = function.rpartition(".")
     holder = project.names.get(module, {}).get(owner or name)

@@ -44,7 +44,7 @@ def write_text(file: Path, num_bytes: int) -> None:
 
 
 def measure(settings: dict[str, str], cache: Path) -> dict[str, float | str]:
-    """Prepare in this process; what it took."""
+    """Prepare a corpus in this process; return time, peak memory, tokens and description."""
     started = time.perf_counter()
     corpus = prepare(part("data", settings), cache)
     wall_s = time.perf_counter() - started
@@ -54,6 +54,14 @@ def measure(settings: dict[str, str], cache: Path) -> dict[str, float | str]:
 
 
 def line(label: str, settings: dict[str, str], cache: Path, num_bytes: int) -> str:
+    """Return one row of the table, measured in a fresh process.
+
+    Args:
+        label: begins the row.
+        settings: the data source's settings.
+        cache: folder of prepared data.
+        num_bytes: size of the text.
+    """
     command = [sys.executable, "-m", "benchmarks.corpora", "--measure", json.dumps(settings), "--cache", str(cache)]
     found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     rate = num_bytes / 1e6 / found["cpu_s"]

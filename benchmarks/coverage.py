@@ -1,12 +1,12 @@
-"""Compare with double backward what `method="auto"` uses for everything of ours and for Hugging Face's models: ``python
--m benchmarks.coverage``.
+"""Compare `method="auto"` with double backward for all our parts and Hugging Face's models.
 
-One row for each mechanism in each direction it can do, each cross mechanism, residual, norm and objective of the
-registries (float64, weights moved off their initial values), and for causal language models of Hugging Face made from
-tiny configs, with each attention implementation that they have (float64 weights but for mixtures of experts, though
-most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that taylor has no rule for.
-"off by" is |taylor − double backward| of uᵀHu along one random u, relative to the sum of its terms' sizes, Σ_b
-|u_b·(Hu)_b|.
+Run ``python -m benchmarks.coverage``. One row for each mechanism in each supported direction, each cross mechanism,
+residual, norm and objective of the registries (float64, weights moved off their initial values), and for causal
+language models of Hugging Face made from tiny configs, with each of their attention implementations (float64 weights
+except for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row).
+
+"missing" names the operation without a rule in taylor. "off by" is |taylor − double backward| of uᵀHu along one random
+u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its siz
 
 
 class Case(NamedTuple):
-    """A part to be measured, as a loss: ``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is
-    empty where there is nothing to differentiate."""
+    """A part to measure, as a loss: ``loss(params)``, or ``loss(params, batch)`` with ``batches``.
+
+    ``params`` is empty for a part without parameters.
+    """
 
     family: str
     name: str
@@ -90,7 +92,7 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The finding about one case. ``off``: None where auto uses double backward itself, or where that is impossible."""
+    """The result of one case; ``off`` is None if auto does not use taylor."""
 
     method: str
     missing: str | None
@@ -103,7 +105,7 @@ def cases() -> Iterator[Case]:
 
 
 def parts() -> Iterator[Case]:
-    """Yield a case for each part of ours."""
+    """Yield a case for each part of the project."""
     yield from mechanisms()
     yield from cross_mechanisms()
     yield from residuals()
@@ -112,20 +114,20 @@ def parts() -> Iterator[Case]:
 
 
 def verdict(case: Case) -> Verdict:
-    """Return what auto does with one case."""
+    """Return auto's method, missing rule and error for one case."""
     generator = torch.Generator().manual_seed(1)
     direction = {
         name: torch.randn(param.shape, generator=generator).to(param.dtype) for name, param in case.params.items()
     }
     with warnings.catch_warnings():
-        # that auto came to differences, or what taylor stumbled over: the table says so
+        # warnings of a fallback to differences, or of a missing rule: the table reports both
         warnings.simplefilter("ignore", RuntimeWarning)
         ours = directional(case.loss, case.params, direction, batches=case.batches)
         missing = missing_rule(case.loss, case.params, batches=case.batches) if ours.method != "taylor" else None
     if ours.method != "taylor":
         return Verdict(ours.method, missing, None)
     exact = directional(case.loss, case.params, direction, "double_backward", batches=case.batches)
-    # at least the smallest float: where every term is 0, as in a loss that is linear in u, off by 0 of 0 is off by 0
+    # at least the smallest float, so that 0 of 0 is 0: every term is 0 for a loss linear in u
     scale = max(sum(abs(share) for share in (exact.shares or {}).values()), torch.finfo(torch.float64).tiny)
     return Verdict(ours.method, missing, abs(ours.curvature - exact.curvature) / scale)
 
@@ -142,7 +144,7 @@ def mechanisms() -> Iterator[Case]:
 
 
 def cross_mechanisms() -> Iterator[Case]:
-    """Yield a case for each cross mechanism, with a context that is shorter than the source and padded."""
+    """Yield a case for each cross mechanism, with a padded context shorter than the source."""
     _, positions, width = SHAPE
     x, context = signal(), signal()[:, : positions - 4].flip(0)
     mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
@@ -206,7 +208,7 @@ def objectives() -> Iterator[Case]:
 
 
 def hugging_face(names: Iterable[str] = HUGGING_FACE) -> Iterator[Case]:
-    """Yield a case for each model of `HUGGING_FACE` named and way of computing attention; none without transformers."""
+    """Yield a case for each named model of `HUGGING_FACE` and attention implementation; none without transformers."""
     try:
         import transformers
     except ModuleNotFoundError:
@@ -214,7 +216,8 @@ def hugging_face(names: Iterable[str] = HUGGING_FACE) -> Iterator[Case]:
     transformers.logging.set_verbosity_error()
     tokens = torch.randint(VOCABULARY, SHAPE[:2], generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
-    # right: a query that sees padding only has values that no longer depend on its scores, whatever autograd says
+    # padding on the right: with padding on the left, some query would attend to padding only, and its output would not
+    # depend on its scores
     mask[1, -4:] = 0
     inputs = {
         "input_ids": tokens,
@@ -258,8 +261,7 @@ def parameters(module: nn.Module) -> Tensors:
 
 
 def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tensors], Tensor]:
-    """Return a loss of the module's output that is symmetric in nothing; ``params["x"]``, where it is given, is the
-    input."""
+    """Return a loss of the module's output without symmetries; ``params["x"]``, if given, is the input."""
 
     def loss(params: Tensors) -> Tensor:
         own = {name: param for name, param in params.items() if name != "x"}
@@ -272,7 +274,7 @@ def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tenso
 
 
 def with_input(module: nn.Module) -> tuple[Callable[[Tensors], Tensor], Tensors]:
-    """Take the input as a parameter of modules that hardly have any."""
+    """Take the input as a parameter, for modules with few or no parameters."""
     return output_loss(module, signal()), {**parameters(module), "x": signal()}
 
 

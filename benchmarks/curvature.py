@@ -26,14 +26,14 @@ from benchmarks._curvature_models import GPT, VOCABULARY, quickstart_model, toke
 from benchmarks._machine import machine
 from stability.curvature import GradientWithGraph, directional, step_direction
 
-LIMITS = {256: (1.9, 1.1), 1024: (2.2, 1.5)}  # N -> what taylor may cost in gradients: time, memory
+LIMITS = {256: (1.9, 1.1), 1024: (2.2, 1.5)}  # N -> taylor's limits in gradients: time, memory
 QUICKSTART_LIMIT, MICROBATCH_LIMIT = 2.2, 1.05
-OTHERS, OTHERS_TIMES, OTHERS_MEMORY = ("pyhessian", "curvlinops"), 1.5, 3.0  # how far ahead of them taylor must be
+OTHERS, OTHERS_TIMES, OTHERS_MEMORY = ("pyhessian", "curvlinops"), 1.5, 3.0  # taylor's least advantage
 GPU_MEMORY_GB = (24, 141)
 
 
 def methods(positions: int, rows: int) -> dict[str, Call]:
-    """Return what is compared, by name; "gradient" is the unit."""
+    """Return the compared calls by name; "gradient" is the unit."""
     torch.manual_seed(0)
     net = GPT(positions)
     tokens = torch.randint(VOCABULARY, (rows, positions + 1))
@@ -65,7 +65,14 @@ def methods(positions: int, rows: int) -> dict[str, Call]:
 
 
 def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) -> dict[str, Call]:
-    """Return pyhessian's and curvlinops' Hessian-vector product, where they are importable."""
+    """Return the Hessian-vector products of pyhessian and curvlinops, if installed.
+
+    Args:
+        net: the model.
+        inputs: tokens, shape (rows, positions).
+        targets: tokens, shape (rows, positions).
+        u: direction, one tensor a parameter.
+    """
     calls: dict[str, Call] = {}
     try:
         from pyhessian import hessian
@@ -77,7 +84,7 @@ def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) 
                 held = hessian(net, token_loss, data=(inputs, targets), cuda=False)
                 product = hessian_vector_product(held.gradsH, held.params, u)
             for param in net.parameters():
-                param.grad = None  # its gradients hold their graph, which holds the parameters
+                param.grad = None  # gradients refer to their graph, and the graph to the parameters
             return product
 
         calls["pyhessian"] = pyhessian
@@ -103,11 +110,24 @@ def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) 
 
 
 def ratio(times: dict[str, list[float]], name: str, unit: str) -> float:
+    """Return the median over turns of one call's time over another's.
+
+    Args:
+        times: seconds of each turn, by call.
+        name: the numerator.
+        unit: the denominator.
+    """
     return statistics.median(a / b for a, b in zip(times[name], times[unit], strict=True))
 
 
 def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
-    """Print the table of one length and return what was promised of it."""
+    """Print the table of one length and return its promises.
+
+    Args:
+        positions: sequence length N.
+        rows: sequences in the batch.
+        repeats: number of turns.
+    """
     calls = methods(positions, rows)
     times, peaks = interleaved(calls, repeats), {name: peak_bytes(call) for name, call in calls.items()}
     print(
@@ -145,7 +165,7 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
 
 
 def microbatched(rows: int) -> list[Promise]:
-    """Measure the peak memory of α_max over that of the training step, one sequence at a time in both."""
+    """Measure the peak memory of α_max over the training step's, one sequence at a time in both."""
     torch.manual_seed(0)
     net = GPT(256)
     params = dict(net.named_parameters())
@@ -180,11 +200,11 @@ def microbatched(rows: int) -> list[Promise]:
 
 
 def bytes_per_parameter() -> None:
-    """Print what a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens;
-    hence the largest models.
+    """Print the bytes a parameter in float32, and the largest models that fit.
 
-    "along a given u": θ and u stand, `directional` by taylor. "a training step and its α_max": θ, AdamW's m and v
-    stand; gradient, step, u, α_max. Not counted: one layer's intermediate results and the logits, which don't grow with
+    Both come from the peaks of a shallow and a deep model on the same 32 tokens. "along a given u": θ and u are stored,
+    `directional` uses taylor. "a training step and its α_max": θ, AdamW's m and v are stored; gradient, step, u and
+    α_max are computed. Not counted: one layer's intermediate results and the logits, because they don't grow with
     depth.
     """
     costs: dict[str, list[tuple[int, int]]] = {}
@@ -202,7 +222,7 @@ def bytes_per_parameter() -> None:
 
 
 def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
-    """Return calls by name, each as (bytes that stand before the call, the call, number of parameters)."""
+    """Return calls by name, each as (bytes stored before the call, the call, number of parameters)."""
     torch.manual_seed(0)
     net = GPT(32, layers)
     params = dict(net.named_parameters())
@@ -237,7 +257,7 @@ def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
 
 
 def quickstart(repeats: int) -> list[Promise]:
-    """Time every step of the quickstart's model with its α_max, in steps without."""
+    """Time every step of the quickstart's model with its α_max, in units of a step without."""
     promises = []
     print(
         "\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take "

@@ -43,7 +43,7 @@ RUN = "mechanism=sc lr=3e-3 seeds=1 steps=6 launcher=serial hessian=false report
 
 
 class Row(NamedTuple):
-    """A row of the table: the name of the measure, its value here, and the issue's target ("" if it has none)."""
+    """A row of the table: a measure's name, its value here, and the issue's target ("" without one)."""
 
     name: str
     value: str
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Counts of the functions and docstrings of some source files."""
+    """Counts of functions and docstrings in some source files."""
 
     functions: int
     short_functions: int
@@ -62,7 +62,7 @@ class Reading:
     wide_with_args: int
 
     def per_thousand(self, word: str) -> float:
-        """Return how often a word stands in 1,000 words of docstrings."""
+        """Return a word's frequency in 1,000 words of docstrings."""
         return 1000 * self.words[word] / max(1, self.words.total())
 
 
@@ -72,12 +72,12 @@ def source_files(root: Path, packages: Sequence[str] = PACKAGES) -> list[Path]:
 
 
 def count_lines(paths: Sequence[Path]) -> int:
-    """Return the number of lines of some files."""
+    """Return the number of lines in some files."""
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
 def read_sources(paths: Sequence[Path]) -> Reading:
-    """Parse files and count their functions and the words of their docstrings."""
+    """Parse files and count their functions and their docstrings' words."""
     functions, short, docstrings, wide, with_args = 0, 0, 0, 0, 0
     words: Counter[str] = Counter()
     for path in paths:
@@ -98,23 +98,23 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _definitions(node: ast.AST, is_public: bool) -> Iterator[tuple[Documented, bool]]:
-    """Yield modules, classes and functions, each with whether a user of the module can reach it by public names."""
+    """Yield modules, classes and functions, each with whether public names reach it."""
     if isinstance(node, Documented):
         is_public = is_public and not getattr(node, "name", "").startswith("_")
         yield node, is_public
-        is_public = is_public and not isinstance(node, AnyFunction)  # no one reaches a function within a function
+        is_public = is_public and not isinstance(node, AnyFunction)  # a function within a function is not reachable
     for child in ast.iter_child_nodes(node):
         yield from _definitions(child, is_public)
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function's body without its docstring."""
+    """Return the number of lines in a function's body without its docstring."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the number of a function's parameters beside ``self`` and ``cls``."""
+    """Return a function's number of parameters without ``self`` and ``cls``."""
     names = [argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)]
     return len([name for name in names if name not in ("self", "cls")])
 
@@ -124,19 +124,19 @@ def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.s
 
     Args:
         root: the checkout.
-        entry: module whose ``main`` gets the words.
+        entry: module with a ``main`` for the words.
         words: the command line, without places; the run happens in the temporary folder.
 
     Returns:
         The counts of `benchmarks._traced.Recorder.counts`.
 
     Raises:
-        RuntimeError: the command fails; the message holds the end of its output.
+        RuntimeError: the command fails; the message has the end of its output.
     """
     script = Path(__file__).with_name("_traced.py")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "counts.json"
-        # -P: beside the script lie files that have the names of packages
+        # -P: the script's folder has files with names of packages
         command = [sys.executable, "-P", str(script), str(root.resolve()), str(out), entry, *words]
         environment = {**os.environ, "PYTHONPATH": str(root.resolve())}
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -146,7 +146,7 @@ def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.s
 
 
 def static_rows(root: Path) -> list[Row]:
-    """Return the rows that only read the source."""
+    """Return the rows computed from the source alone."""
     files, tests, analysis = source_files(root), source_files(root, ["tests"]), source_files(root, ["analysis"])
     reading = read_sources(files)
     road = walk(Project(root, PACKAGES), ENTRY, "_sweep", "spec", EVENTS)
@@ -171,7 +171,7 @@ def static_rows(root: Path) -> list[Row]:
 
 
 def run_rows(counts: dict[str, Any]) -> list[Row]:
-    """Return the rows that a traced run gives."""
+    """Return the rows of a traced run."""
     frames = f"{counts['frames']} / {counts['frame_files']}"
     files = f"{counts['step']} / {counts['before']}"
     return [

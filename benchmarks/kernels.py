@@ -6,13 +6,13 @@ Rows are printed as they are measured, so that a run may be cut at any moment. `
 name: torch.compile takes minutes for a recurrence over 4,096 positions.
 
 A call is a forward and a backward pass. The contestants take turns, and each time is the median of its turns, by CUDA's
-events; memory is the allocator's peak beyond what stands before the call. "off": the norm of the difference of the
-gradients from those of torch's own operations, over their norm, where they are of the same tensors. "bound": the least
-time of what our launches move and compute on that device, max(bytes / bandwidth, operations / peak)
-(`kernels.roofline`). Behind the table stands what was promised, and whether it is met on this device.
+events. Memory is the allocator's peak beyond the bytes allocated before the call. "off": the norm of the gradients'
+difference from those of torch's own operations, over their norm, for equal tensors. "bound": the least time for our
+launches' bytes and operations on that device, max(bytes / bandwidth, operations / peak) (`kernels.roofline`). The
+promises follow the table, each met or missed on this device.
 
-Without a CUDA device the bounds are printed alone, and nothing is measured. ``--smoke``: tiny sizes on whatever there
-is, to see that every contestant runs; its times say nothing. On a CPU it needs TRITON_INTERPRET=1.
+Without a CUDA device only the bounds are printed, and nothing is measured. ``--smoke``: tiny sizes on any device, to
+check that every contestant runs; its times have no meaning. On a CPU it needs TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ BOUND = "bound"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a contestant: the median seconds of its turns, the bytes at its peak (0: not measured), and how far
-    its gradients lie off those of torch's own operations; or why it took no part."""
+    """A contestant's median seconds, peak bytes (0: not measured) and error ``off``, or the failure.
+
+    ``off`` is the distance of its gradients from those of torch's own operations.
+    """
 
     seconds: float = 0.0
     peak: int = 0
@@ -94,10 +96,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def measured(case: Case, device: torch.device, turns: int, without: Collection[str] = ()) -> dict[str, Result]:
-    """Return what each contestant of a case took; one that cannot take part says why, and the others go on.
+    """Return each contestant's result; one that cannot run has its reason, and the others continue.
 
     Args:
-        without: names of contestants that take no part.
+        case: the case.
+        device: the device.
+        turns: number of turns.
+        without: names of contestants to leave out.
     """
     calls, results, gradients = {}, {}, {}
     with allowed(case.precision):
@@ -127,8 +132,7 @@ def measured(case: Case, device: torch.device, turns: int, without: Collection[s
 
 
 def off_by(found: object, truth: object) -> float | None:
-    """Return the norm of the difference of two calls' gradients over that of the second; None where they are not of the
-    same tensors."""
+    """Return the norm of two calls' difference of gradients over the second's; None for different tensors."""
     if not (isinstance(found, tuple) and isinstance(truth, tuple)):
         return None
     if [each.shape for each in found] != [each.shape for each in truth]:
@@ -142,7 +146,7 @@ def off_by(found: object, truth: object) -> float | None:
 
 
 class allowed:
-    """A context in which float32 products are TF32 where a case says so, and IEEE's elsewhere."""
+    """A context in which float32 products are TF32 if a case uses it, else IEEE's."""
 
     def __init__(self, precision: str):
         self.wanted = "high" if precision == "tf32" else "highest"
@@ -175,7 +179,7 @@ def _forget(device: torch.device) -> None:
 
 
 def at_hand() -> Device | None:
-    """Return the roofline of the CUDA device that is there; None where it is another one."""
+    """Return the current CUDA device's roofline; None if unknown."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return next((device for device in DEVICES if device.name.split()[0] in name), None)
 
@@ -201,7 +205,7 @@ def rows(case: Case, found: dict[str, Result]) -> list[str]:
 
 
 def notes(results: dict[str, dict[str, Result]]) -> list[str]:
-    """Return why contestants without a number have none."""
+    """Return the reasons of contestants without a number."""
     return [
         f"-- {case}, {name}: {result.failure}"
         for case, found in results.items()
@@ -211,7 +215,7 @@ def notes(results: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def bounds(cases: list[Case]) -> str:
-    """Return a row for each case: what our launches read, write and compute, and the least time of it."""
+    """Return a row for each case: our launches' reads, writes, operations, and least time."""
     lines = [f"{'':58}{'MB read':>10}{'written':>10}{'GFLOP':>10}{_bounds_head()}"]
     for case in cases:
         traffic = moved(case)
@@ -227,8 +231,7 @@ def _bounds_head() -> str:
 
 
 def moved(case: Case) -> Traffic | None:
-    """Return what the launches of a case move and compute; None where there is no model of it, or no triton to load the
-    kernels with."""
+    """Return the bytes and operations of a case's launches; None without a model or without triton."""
     try:
         return None if case.traffic is None else case.traffic()
     except ImportError:
@@ -236,7 +239,7 @@ def moved(case: Case) -> Traffic | None:
 
 
 def _bounds(case: Case) -> str:
-    """Return a case's least time on each device and what it is bound by."""
+    """Return a case's least time on each device and its bound."""
     traffic = moved(case)
     if traffic is None:
         return "".join(f"{'--':>20}" for _ in DEVICES)
@@ -248,7 +251,13 @@ def _bounds(case: Case) -> str:
 
 
 def kept(cases: list[Case], results: dict[str, dict[str, Result]], device: Device | None) -> list[str]:
-    """Return a line for each promise: met or missed with the number, or that it was not measured."""
+    """Return a line for each promise: met or missed with the number, or not measured.
+
+    Args:
+        cases: the cases.
+        results: results by case and contestant.
+        device: the current device's roofline, or None.
+    """
     lines = []
     for case in cases:
         for promise in case.promises:
@@ -266,7 +275,14 @@ def kept(cases: list[Case], results: dict[str, dict[str, Result]], device: Devic
 
 
 def ratio(case: Case, promise: Promise, results: dict[str, Result], device: Device | None) -> float | None:
-    """Return what a promise is about; None where it was not measured."""
+    """Return a promise's ratio; None if not measured.
+
+    Args:
+        case: the case.
+        promise: its promise.
+        results: results by contestant.
+        device: the current device's roofline, or None.
+    """
     values = [_quantity(case, name, promise.quantity, results, device) for name in (promise.measured, promise.beside)]
     if not all(values):
         return None

@@ -29,12 +29,19 @@ COLUMNS = ("wall s", "× ideal", "first run s", "again s", "a round s")
 
 
 def begun_at(pool: Path) -> float:
-    """Return when the first run of a pool was begun, in seconds since 1970."""
+    """Return the start of a pool's first run, in seconds since 1970."""
     return min(path.stat().st_mtime for path in pool.glob("*/provenance.json"))
 
 
 def round_s(folder: Path, pool: str, launcher: str, num_more: int) -> float:
-    """Return the seconds that one more round of a search takes, a mean over ``num_more`` rounds."""
+    """Return the seconds of one more round of a search, a mean over ``num_more`` rounds.
+
+    Args:
+        folder: folder of the pools.
+        pool: begins the pools' names.
+        launcher: the launcher.
+        num_more: additional rounds of the longer search.
+    """
     taken = []
     for num_rounds in (2, 2 + num_more):
         own = words(folder, f"{pool}-{num_rounds}", 4, num_rounds * SEGMENT_STEPS, launcher)
@@ -43,8 +50,10 @@ def round_s(folder: Path, pool: str, launcher: str, num_more: int) -> float:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
-    """Train the runs bare and by each launcher, ``--repeats`` times, and print a row for each of them, then each
-    launcher's median ratio to the ideal. Files go to ``folder``."""
+    """Train the runs bare and by each launcher, ``--repeats`` times; print a row each, then median ratios.
+
+    Files go to ``folder``.
+    """
     workers, num_runs = options.workers, options.runs
     lines = [f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)]
     (folder / "text.txt").write_text("".join(lines))

@@ -46,7 +46,13 @@ RECOGNISED_S, COLLECTED_S = 5.0, 10.0
 
 
 def words(folder: Path, name: str, num_runs: int) -> list[str]:
-    """Return the command line of a sweep of ``num_runs`` runs over the four mechanisms, ten seeds each."""
+    """Return the command line of a sweep over the four mechanisms, ten seeds each.
+
+    Args:
+        folder: folder of text, pools and reports.
+        name: name of the study and its pool.
+        num_runs: number of runs.
+    """
     rates = ",".join(f"{1e-4 * 1.02**index:.6g}" for index in range(num_runs // (SEEDS * len(MECHANISMS))))
     data = ["data=text", f"data.path={folder / 'text.txt'}"]
     where = [f"runs_dir={folder / name}", f"reports_dir={folder / 'reports'}", f"name={name}"]
@@ -63,7 +69,13 @@ def words(folder: Path, name: str, num_runs: int) -> list[str]:
 
 
 def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
-    """Make a pool of finished runs and the study that lists them."""
+    """Make a pool of finished runs and the study with them.
+
+    Args:
+        folder: folder of text, pools and reports.
+        name: name of the study and its pool.
+        num_runs: number of runs.
+    """
     spec = read(SweepSpec, Invocation.of(words(folder, name, num_runs)))
     pool = Path(spec.runs_dir)
     corpus, origin = prepare(spec.data, pool / "cache"), provenance()
@@ -86,7 +98,14 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
 
 
 def made_up(run: RunSpec, unigram_nll: float, val_nll: float, curvature: CurvatureSpec) -> MadeUp:
-    """Return what a stable run gives, its checkpoints aside."""
+    """Return a stable run's numbers, without checkpoints.
+
+    Args:
+        run: its spec.
+        unigram_nll: of token frequencies, in nats.
+        val_nll: at its end, in nats.
+        curvature: settings of the α_max measurement.
+    """
     losses = [val_nll + 3 / (step + 1) for step in range(1, run.steps + 1)]
     recorded = {state: [1 / (300 + step / 3) for step in range(RECORDED)] for state in curvature.state}
     measured = {"alpha_max": {"terminal": recorded}, "phases": {"terminal": run.steps}}
@@ -108,6 +127,14 @@ def command(*argv: str) -> Callable[[], object]:
 
 
 def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limit_s: float | None = None) -> str:
+    """Return a row of the table: wall and processor seconds, runs a second.
+
+    Args:
+        label: begins the row.
+        seconds: (wall, processor) of each repeat.
+        num_runs: number of runs.
+        limit_s: largest median of wall seconds; None without a promise.
+    """
     wall, processor = zip(*seconds, strict=True)
     median_s = statistics.median(wall)
     promised = "" if limit_s is None else f"  {'met' if median_s <= limit_s else 'MISSED'}: at most {limit_s:g} s"
@@ -118,7 +145,13 @@ def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limi
 
 
 def recognise(folder: Path, num_runs: int, repeats: int) -> None:
-    """Print the times of a finished sweep, with its report made anew and recognised, and of its status."""
+    """Print the times of a finished sweep, with its report made anew and recognised, and of its status.
+
+    Args:
+        folder: folder of text, pools and reports.
+        num_runs: number of runs.
+        repeats: times of each command.
+    """
     study, argv = make_pool(folder, "recognised", num_runs), words(folder, "recognised", num_runs)
     sweep, report = command("-m", "stability.sweep", *argv), folder / "reports" / "recognised.pdf"
 
@@ -134,6 +167,13 @@ def recognise(folder: Path, num_runs: int, repeats: int) -> None:
 
 
 def read_all(folder: Path, num_runs: int, repeats: int) -> None:
+    """Print the times of collecting run directories into tables.
+
+    Args:
+        folder: folder of text, pools and reports.
+        num_runs: number of runs.
+        repeats: times of each call.
+    """
     started = time.perf_counter()
     study = make_pool(folder, "collected", num_runs)
     made_s = time.perf_counter() - started

@@ -49,12 +49,12 @@ SIZES = {
     "N=256 d=128": Size(LAYERS, 128, HEADS, 256, 8),
 }
 DEFAULT = ("N=128", "N=512", "N=2048")
-GROWTH = (("N=512", "N=2048"), ("N=512", "N=4096"))  # from where to where, if both are measured
-# the most that a step may cost in steps of sa: of any mechanism, and of one of them
+GROWTH = (("N=512", "N=2048"), ("N=512", "N=4096"))  # (from, to), if both are measured
+# a step's largest time in steps of sa: for any mechanism, and for one of them
 ALLOWED = {"N=512": 8.0}
 ALLOWED_OF = {("N=128 d=64", "sc"): 3.0, ("N=256 d=128", "sc"): 2.5}
 SUB_QUADRATIC, LEAST_GAIN, LINEAR, ENDLESS = 1.75, 1.5, 1.2, 2**20
-# settings other than the defaults, and those that stand beside them in rows of their own
+# settings other than the defaults, and variants in separate rows
 SETTINGS: dict[str, Callable[[Size], dict[str, Any]]] = {
     "sc": lambda size: {"window": 2, "rank": 4, "edge_hidden": size.width // 4},
     "mix": lambda size: {"sc": SETTINGS["sc"](size)},
@@ -79,13 +79,13 @@ class Case:
         return (SETTINGS[self.name](size) if self.name in SETTINGS else {}) | self.extra
 
     def parts(self, size: Size) -> dict[str, Any]:
-        """Return what tells the case's model from a plain one (`training`)."""
+        """Return the differences of the case's model from a plain one (`training`)."""
         own = {"name": self.name, **self.settings(size)}
         return {"mechanism": own, "objective": OBJECTIVES[self.direction]}
 
 
 class Measured(NamedTuple):
-    """The measurements of a case at one size: seconds of each turn, bytes, and seconds of the mixers alone."""
+    """A case's measurements at one size: seconds of each turn, bytes, and seconds of the mixers alone."""
 
     seconds: list[float]
     memory: int
@@ -93,8 +93,8 @@ class Measured(NamedTuple):
 
 
 def cases(names: list[str], directions: list[str]) -> tuple[list[Case], list[str]]:
-    """Return each mechanism in each direction that it can read, `sa` of that direction first; and what is left out,
-    with the reason."""
+    """Return each mechanism in each supported direction, that direction's `sa` first, and the omitted ones with
+    reasons."""
     registry, found, absent = Registry("mechanisms"), [], []
     for direction in directions:
         for name in [PLAIN, *(each for each in names if each != PLAIN)]:
@@ -111,8 +111,13 @@ def cases(names: list[str], directions: list[str]) -> tuple[list[Case], list[str
 
 
 def alone(net: nn.Module, size: Size, device: str) -> Callable[[], None]:
-    """Return forward and backward of the mixers of all layers, each on the same numbers, without the rest of the
-    model."""
+    """Return forward and backward of all layers' mixers on the same numbers, without the rest of the model.
+
+    Args:
+        net: the model.
+        size: its size.
+        device: "cpu" or "cuda".
+    """
     mixers = [block.mixer for block in cast(Any, net).blocks]
     x_BND = torch.randn(size.batch, size.positions, size.width, generator=torch.Generator().manual_seed(0)).to(device)
     x_BND.requires_grad_()
@@ -131,7 +136,14 @@ def alone(net: nn.Module, size: Size, device: str) -> Callable[[], None]:
 
 
 def measure(chosen: list[Case], size: Size, repeats: int, device: str) -> tuple[dict[Case, Measured], list[str]]:
-    """Return what was measured of each case, and of those that the size does not fit the reason."""
+    """Return each case's measurements, and the reasons of those that do not fit the size.
+
+    Args:
+        chosen: the cases.
+        size: of the model and the batch.
+        repeats: number of turns.
+        device: "cpu" or "cuda".
+    """
     steps, mixers, refused = {}, {}, []
     for case in chosen:
         try:
@@ -149,7 +161,13 @@ def measure(chosen: list[Case], size: Size, repeats: int, device: str) -> tuple[
 
 
 def size_lines(label: str, size: Size, found: dict[Case, Measured]) -> Iterator[str]:
-    """Yield a line for each mechanism at one size."""
+    """Yield a line for each mechanism at one size.
+
+    Args:
+        label: the size's name.
+        size: the size.
+        found: measurements by case.
+    """
     yield f"\n{label}: width {size.width}, {size.batch} sequences of {size.positions} a step"
     header = f"{'mechanism':<30}{'direction':<14}{'ms/step':>9}{'/ sa':>7}{'quartiles':>14}{'MB':>9}{'/ sa':>7}"
     yield f"{header}{'allowed':>16}"
@@ -167,13 +185,19 @@ def size_lines(label: str, size: Size, found: dict[Case, Measured]) -> Iterator[
 
 
 def exponent(small: float, large: float, sizes: tuple[Size, Size]) -> float:
-    """Return p of N**p between two sizes, for one sequence of what was measured of a batch."""
+    """Return p of N**p between two sizes, for one sequence.
+
+    Args:
+        small: a batch's number at the smaller size.
+        large: a batch's number at the larger size.
+        sizes: smaller and larger.
+    """
     grown = (large / sizes[1].batch) / (small / sizes[0].batch)
     return math.log(grown) / math.log(sizes[1].positions / sizes[0].positions)
 
 
 def declared(case: Case, size: Size) -> float:
-    """Return the exponent of the multiply-adds that a mechanism declares for very long sequences."""
+    """Return the exponent of a mechanism's declared multiply-adds for very long sequences."""
     mechanism, shape = Registry("mechanisms").load(case.name), MixerShape(size.width, size.heads, case.direction)
     costs = [
         mechanism.cost(settings_of("mechanisms", case.name, case.settings(size._replace(positions=num))), shape, num)
@@ -183,7 +207,7 @@ def declared(case: Case, size: Size) -> float:
 
 
 def growth_lines(found: tuple[dict[Case, Measured], dict[Case, Measured]], sizes: tuple[Size, Size]) -> Iterator[str]:
-    """Yield a line for each mechanism that was measured at both sizes."""
+    """Yield a line for each mechanism measured at both sizes."""
     yield f"\ngrowth from N={sizes[0].positions} to N={sizes[1].positions}: p of N**p for a sequence"
     yield f"{'mechanism':<30}{'direction':<14}{'step':>7}{'alone':>7}{'memory':>8}{'declared':>10}{'sub-quadratic':>16}"
     small, large = found
@@ -201,7 +225,7 @@ def is_recurrent(name: str) -> bool:
 
 
 def named(given: list[str] | None) -> list[str]:
-    """Return the mechanisms that are asked for: all where none is, and those that are recurrent for that word."""
+    """Return the requested mechanisms: all by default, the recurrent ones for that word."""
     every = list(Registry("mechanisms").names(cross=False))
     asked = every if given is None else given
     return [

@@ -42,7 +42,15 @@ CALIBRATION_STEPS = 150
 
 
 def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "ray") -> list[str]:
-    """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds."""
+    """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds.
+
+    Args:
+        folder: folder of text and pools.
+        pool: the pool's name.
+        num_runs: number of runs.
+        steps: steps of a run.
+        launcher: the launcher.
+    """
     data = ["data=text", f"data.path={folder / 'text.txt'}", f"runs_dir={folder / pool}", "name=overhead", "device=cpu"]
     what = [
         "mechanism=sa",
@@ -62,8 +70,19 @@ def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "r
 
 
 def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, every: int) -> dict[str, float]:
-    """Train each ``every``-th run of the sweep from the ``first`` on in this process; the seconds spent within the
-    loop, and per step of the last run."""
+    """Train every ``every``-th run of the sweep in this process.
+
+    Args:
+        folder: folder of text and pools.
+        pool: the pool's name.
+        num_runs: runs of the sweep.
+        steps: steps of a run.
+        first: index of the first run.
+        every: distance between runs.
+
+    Returns:
+        Seconds spent within the loop (``spent_s``), and per step of the last run (``step_s``).
+    """
     spec = read(SweepSpec, Invocation.of(words(folder, pool, num_runs, steps)))
     runs = spec.expand(prepare(spec.data, folder / "cache").fingerprint)[first::every]
     spent_s = 0.0
@@ -82,7 +101,19 @@ def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, eve
 def bare(
     folder: Path, pool: str, num_runs: int, steps: int, firsts: Sequence[int], every: int
 ) -> list[dict[str, float]]:
-    """Run `share_of` in as many processes at a time as there are ``firsts``."""
+    """Run `share_of` in parallel processes, one for each of ``firsts``.
+
+    Args:
+        folder: folder of text and pools.
+        pool: the pool's name.
+        num_runs: runs of the sweep.
+        steps: steps of a run.
+        firsts: index of each process's first run.
+        every: distance between a process's runs.
+
+    Raises:
+        RuntimeError: a process failed.
+    """
     script = [sys.executable, "-m", "benchmarks.overhead", "--folder", str(folder), "--share"]
     jobs = [[*script, json.dumps([pool, num_runs, steps, first, every])] for first in firsts]
     started = [subprocess.Popen(job, stdout=subprocess.PIPE, text=True) for job in jobs]
@@ -99,7 +130,15 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
-    """Print the wall seconds of a sweep and of the bare training, turn by turn, and their median ratio."""
+    """Print the wall seconds of a sweep and of the bare training, turn by turn, and their median ratio.
+
+    Args:
+        folder: folder of text and pools.
+        num_runs: number of runs.
+        seconds: training time of each.
+        workers: runs at a time.
+        repeats: number of turns.
+    """
     (folder / "text.txt").write_text(
         "".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000))
     )
@@ -115,8 +154,7 @@ def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: 
 
 
 def _once(folder: Path, label: str, num_runs: int, steps: int, workers: int) -> float:
-    """Print a row of the table, the sweep between two halves of the bare runs; return its ratio to the ideal. Its ratio
-    to the ideal."""
+    """Print a row, the sweep between two halves of the bare runs; return its ratio to the ideal."""
 
     def half(firsts: Sequence[int]) -> float:
         return (

@@ -36,14 +36,16 @@ METHODS = ("taylor", "double_backward", "parity")
 
 
 def by_double_backward(step: Step) -> dict[str, Any]:
-    """Return uᵀHu and α_max of the recorded step by double backward, at the θ and along the u that taylor had."""
+    """Return uᵀHu and α_max of the recorded step by double backward, at taylor's θ and u."""
     found = directional(step.loss, step.params, step.direction, "double_backward", batches=step.batches)
     return {"double_backward_curvature": found.curvature, "double_backward_alpha_max": found.alpha_max}
 
 
 def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """Yield the recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`);
-    none where it left no checkpoint."""
+    """Yield a run's recorded steps, a row each, with the protocol's own difference (`parity_steps`).
+
+    None for a run without a checkpoint.
+    """
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:
         return
@@ -58,7 +60,7 @@ def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict
 
 
 def summary(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return one line of the table over the rows of a cell; the medians are of the finite α_max, as in Table 5."""
+    """Return one line of the table over a cell's rows; medians are over finite α_max, as in Table 5."""
     exact, parity = rows["taylor_curvature"], rows["parity_curvature"]
     rate = rows["lr"]
     line: dict[str, Any] = {"steps": len(rows), "sign differs": int(np.sum(other_sign(exact, parity)))}
@@ -75,7 +77,7 @@ def summary(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def print_tables(rows: pd.DataFrame) -> None:
-    """Print for each state the medians and shares of stable steps by each method, and how far the methods differ."""
+    """Print each state's medians and shares of stable steps by each method, and the methods' differences."""
     for state, of_state in rows.groupby("state", sort=False):
         print(
             f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median "

@@ -1,7 +1,7 @@
-"""Hold the curvature of public architectures to float64: ``python -m benchmarks.public_models [NAME …]``.
+"""Compare the curvature of public architectures with float64: ``python -m benchmarks.public_models [NAME …]``.
 
-Each is built by transformers from a tiny config with random weights. u is −g/(|g| + ε) of the loss's own gradient g, as
-Adam's first step is. The error is |uᵀHu in float32 by ``method="auto"`` − uᵀHu in float64 by double backward| / |the
+Each is built by transformers from a tiny config with random weights. u is −g/(|g| + ε) with the loss's own gradient g,
+like Adam's first step. The error is |uᵀHu in float32 by ``method="auto"`` − uᵀHu in float64 by double backward| / |the
 latter|. Mixtures of experts compute their experts one by one (torch's grouped product has no float64). Prints one line
 for each architecture, then the table of docs/curvature.md.
 """
@@ -24,7 +24,7 @@ from benchmarks.coverage import ENDS, GATED, HUGGING_FACE, SIZES, VOCABULARY
 from stability.curvature import directional
 
 Tensors = dict[str, Tensor]
-EPSILON = 1e-3  # of u, relative to the root mean square of a tensor's gradient
+EPSILON = 1e-3  # u's ε, relative to the root mean square of a tensor's gradient
 MOE = {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 EXPERTS = {**MOE, "num_experts": 4, "n_routed_experts": 4, "shared_expert_intermediate_size": 24}
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
@@ -39,7 +39,7 @@ PYRAMID = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size":
 STAGES = {**IMAGE, "num_stages": 4, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 16, 16]}
 CONVOLUTIONS = {**STAGES, "embedding_size": 8}
 
-# the class that has the loss -> model_type -> sizes
+# class with the loss -> model_type -> sizes
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "CausalLM": {
         **HUGGING_FACE,
@@ -97,7 +97,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a tiny model in evaluation mode, and the inputs of its loss."""
+    """Return a tiny model in evaluation mode, and its loss's inputs."""
     import transformers
 
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def build(kind: str, name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def measure(kind: str, name: str) -> tuple[str, float]:
-    """Return the method that auto takes in float32, and its error."""
+    """Return auto's method in float32, and its error."""
     model, inputs = build(kind, name)
     wide = copy.deepcopy(model).double()
     params, loss = _problem(model, inputs)

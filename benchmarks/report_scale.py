@@ -40,7 +40,7 @@ from stability.runs.study import StudyFolder
 from sweeps.record import StudyRecord
 from sweeps.trial import trials_of
 
-# all that read from the left, and thus have a place in one study
+# all causal mechanisms, which fit in one study
 MECHANISMS = (
     "sa", "sw", "sigmoid", "gated_softmax", "attentionx", "bigbird", "longformer", "sparse_transformer", "sparsek",
     "nsa", "fox", "gla", "retnet", "hgrn2", "mamba", "mamba2", "deltanet", "gated_deltanet", "kda", "titans",
@@ -59,8 +59,11 @@ COMMANDS = {
 
 
 def words(folder: Path, num_runs: int) -> list[str]:
-    """Return the command line of a sweep of ``num_runs`` runs: 20 rates where five seeds of each are among them, else
-    ten."""
+    """Return the command line of a sweep of ``num_runs`` runs: 20 rates if each has five seeds, else ten.
+
+    Raises:
+        ValueError: ``num_runs`` is not a multiple of rates × mechanisms.
+    """
     rates = 20 if num_runs >= 5 * 20 * len(MECHANISMS) else 10
     seeds, rest = divmod(num_runs, rates * len(MECHANISMS))
     if rest or not seeds:
@@ -85,7 +88,7 @@ def words(folder: Path, num_runs: int) -> list[str]:
 
 
 def make_study(folder: Path, num_runs: int) -> StudyFolder:
-    """Write the runs of a study and its record."""
+    """Write a study's runs and its record."""
     spec = read(SweepSpec, Invocation.of(words(folder, num_runs)))
     corpus, origin = prepare(spec.data, Path(spec.runs_dir) / "cache"), provenance()
     points = spec.points(corpus.fingerprint)
@@ -99,8 +102,10 @@ def make_study(folder: Path, num_runs: int) -> StudyFolder:
 
 
 def made_up(run: RunSpec, unigram_nll: float) -> MadeUp:
-    """Return what a run gives: an NLL that is lowest at a rate of its mechanism's own and rises beyond it until,
-    further up, the run diverges; α_max that falls as the rate rises."""
+    """Return a run's numbers: NLL with a minimum at a rate of its mechanism, divergence at high rates.
+
+    Its α_max falls as the rate rises.
+    """
     place = MECHANISMS.index(run.mechanism.name)
     draws = np.random.default_rng([place, run.seed, round(1e9 * run.lr_peak)])
     best_lr = 2e-3 * 1.15**place
@@ -135,7 +140,7 @@ def _median_alpha(lr: float, place: int, phase: str, state: str) -> float:
 
 
 class Spent(NamedTuple):
-    """The cost of one command: wall and processor seconds, and its largest resident memory in MiB."""
+    """The cost of one command: wall and processor seconds, and largest resident memory in MiB."""
 
     wall_s: float
     processor_s: float
@@ -143,7 +148,11 @@ class Spent(NamedTuple):
 
 
 def spent(argv: Sequence[str]) -> Spent:
-    """Return what a command took. Errors: ``RuntimeError`` where it did not end well."""
+    """Return a command's cost.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
     started, null = time.perf_counter(), os.open(os.devnull, os.O_WRONLY)
     quiet = [(os.POSIX_SPAWN_DUP2, null, 1)]
     child = os.posix_spawn(sys.executable, [sys.executable, *argv], os.environ, file_actions=quiet)
@@ -155,7 +164,14 @@ def spent(argv: Sequence[str]) -> Spent:
 
 
 def row(name: str, study: StudyFolder, num_runs: int, more: Sequence[str]) -> str:
-    """Time one command about a study, and return its line of the table."""
+    """Time one command on a study, and return its line of the table.
+
+    Args:
+        name: the command's name.
+        study: the study.
+        num_runs: its number of runs.
+        more: further words of the command line.
+    """
     where = [f"name={study.path.name}", f"runs_dir={study.pool}", f"reports_dir={study.pool.parent / 'reports'}"]
     taken = spent(["-m", "stability.report", *where, *more])
     met = "met" if taken.processor_s <= LIMIT_S and taken.peak_mib <= LIMIT_MIB else "MISSED"

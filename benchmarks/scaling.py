@@ -34,7 +34,13 @@ Table = dict[str, dict[str, list[float]]]  # quantity -> mechanism -> a number f
 
 
 def calls_of(mechanism: str, settings: dict[str, Any], positions: int) -> tuple[Call, Call]:
-    """Return two calls: the forward pass alone, and forward with backward."""
+    """Return two calls: the forward pass alone, and forward with backward.
+
+    Args:
+        mechanism: the mechanism's name.
+        settings: its settings.
+        positions: sequence length N.
+    """
     torch.manual_seed(0)
     layer = build(mechanism, width=WIDTH, heads=HEADS, **settings)
     x_BND, y_BND = torch.randn(1, positions, WIDTH, requires_grad=True), torch.randn(1, positions, WIDTH)
@@ -51,7 +57,13 @@ def calls_of(mechanism: str, settings: dict[str, Any], positions: int) -> tuple[
 
 
 def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repeats: int) -> Table:
-    """Measure milliseconds and MiB of every mechanism at every length."""
+    """Measure milliseconds and MiB of every mechanism at every length.
+
+    Args:
+        lengths: sequence lengths.
+        settings: settings by mechanism.
+        repeats: number of turns.
+    """
     table: Table = {quantity: {name: [] for name in settings} for quantity in QUANTITIES}
     for positions in lengths:
         calls = {name: calls_of(name, chosen, positions) for name, chosen in settings.items()}
@@ -65,13 +77,13 @@ def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repea
 
 
 def exponent(lengths: tuple[int, ...], values: list[float]) -> float:
-    """Return the power of N that the values grow with, from `FITTED_FROM` on."""
+    """Return the exponent of the values' growth with N, from `FITTED_FROM` on."""
     fitted = [(length, value) for length, value in zip(lengths, values, strict=True) if length >= FITTED_FROM]
     return float(np.polyfit(*np.log(np.array(fitted)).T, 1)[0])
 
 
 def report(lengths: tuple[int, ...], table: Table) -> list[Promise]:
-    """Print the numbers with their exponents; what was promised of these."""
+    """Print the numbers with their exponents; return the promises about these."""
     promises = []
     for quantity, unit in QUANTITIES.items():
         heads = [f"N={length:,}" for length in lengths]
@@ -87,7 +99,13 @@ def report(lengths: tuple[int, ...], table: Table) -> list[Promise]:
 
 
 def draw(lengths: tuple[int, ...], table: Table, path: Path) -> None:
-    """Draw forward and backward, and memory, against N, both log-log."""
+    """Draw forward and backward, and memory, against N, both log-log.
+
+    Args:
+        lengths: sequence lengths.
+        table: from `measure`.
+        path: the figure's file.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 

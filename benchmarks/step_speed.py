@@ -64,7 +64,13 @@ SIZES = {
 
 
 def words(size: Size, folder: Path, device: str) -> list[str]:
-    """Return the command line whose only run is measured."""
+    """Return the command line of a single run.
+
+    Args:
+        size: of the model and the batch.
+        folder: the pool.
+        device: "cpu" or "cuda".
+    """
     model = {"name": "measured", **dict(zip(("layers", "width", "heads", "positions"), size, strict=False))}
     how = ["evaluation.every_steps=1000000", "evaluation.sequences=1", f"device={device}", f"runs_dir={folder}"]
     what = ["mechanism=sa", "objective=ar", "lr=[1e-3]", "seeds=1", "steps=1000000", f"batch={size.batch}"]
@@ -72,7 +78,13 @@ def words(size: Size, folder: Path, device: str) -> list[str]:
 
 
 def bare(spec: RunSpec, corpus: AbstractCorpus, device: torch.device) -> Callable[[], None]:
-    """Return one step of a plain loop; each call takes the next one."""
+    """Return one step of a plain loop; each call advances by one.
+
+    Args:
+        spec: the run's spec.
+        corpus: its data.
+        device: its device.
+    """
     model, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
     optimizer, number = build_optimizer(spec, model), 0
     parameters = list(model.parameters())
@@ -91,7 +103,13 @@ def bare(spec: RunSpec, corpus: AbstractCorpus, device: torch.device) -> Callabl
 
 
 def timed(step: Callable[[], object], times: int, device: torch.device) -> float:
-    """Return the seconds of some calls: by the clock on a GPU, on a CPU those that this process computed."""
+    """Return the seconds of some calls: wall time on a GPU, this process's CPU time on a CPU.
+
+    Args:
+        step: the call.
+        times: number of calls.
+        device: its device.
+    """
     now = time.perf_counter if device.type == "cuda" else time.process_time
     started = now()
     for _ in range(times):
@@ -102,7 +120,7 @@ def timed(step: Callable[[], object], times: int, device: torch.device) -> float
 
 
 def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
-    """Return what ours has beside bare, each alone."""
+    """Return the additional work of ours beside bare, each part alone."""
     own = [part.detach() for part in trainer.parameters]
     before = [part.clone() for part in own]
     row = {"step": 1, "loss": 1.2345678901234567, "grad_norm": 0.12345678901234567, "update_norm": 0.1, "lr": 1e-3}
@@ -125,7 +143,14 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
 
 
 def measure(name: str, size: Size, repeats: int, device: torch.device) -> float:
-    """Print one size's row and its parts; return the median ratio."""
+    """Print one size's row and its parts; return the median ratio.
+
+    Args:
+        name: the size's name.
+        size: the size.
+        repeats: number of turns.
+        device: the device.
+    """
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         sweep = read(SweepSpec, Invocation.of(words(size, folder, device.type)))

@@ -38,7 +38,13 @@ VERSION = 1
 
 
 def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
-    """Return the steps of one run on its first training batch."""
+    """Return the steps of one run on its first training batch.
+
+    Args:
+        spec: the run's spec.
+        cache_dir: folder of prepared data.
+        device: "cpu" or "cuda".
+    """
     corpus = corpus_of(spec, cache_dir)
     net, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
     optimizer = build_optimizer(spec, net)
@@ -73,7 +79,14 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
 
 
 def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path:
-    """Write ``results/throughput.json`` of a study whose results are collected, and return its path."""
+    """Write ``results/throughput.json`` of a study with collected results, and return its path.
+
+    Args:
+        study: the study.
+        repeats: number of turns.
+        device: "cpu" or "cuda".
+        threads: CPU threads.
+    """
     torch.set_num_threads(threads)
     runs = load(study.path).runs.drop_duplicates("series")
     folders = {directory.run_id: directory for directory in study.runs()}

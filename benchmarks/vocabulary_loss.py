@@ -25,14 +25,13 @@ from stability.config.parse import parse_run
 from stability.curvature import directional
 
 VOCABULARY, BATCH, POSITIONS = 50_258, 8, 128
-MEMORY_LIMIT = 0.35  # of the plain version's
+MEMORY_LIMIT = 0.35  # in units of the plain version's
 OBJECTIVES = ("mlm", "ar", "score_entropy")
 Problem = tuple[Call, Call]
 
 
 def problem(objective: str, chunk: int | None) -> Problem:
-    """Return (gradient, curvature) of the same model on the same batch; each call returns what it computed as one
-    vector."""
+    """Return (gradient, curvature) of the same model on the same batch; each call returns one vector."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": POSITIONS}
     parts: dict[str, Any] = {
         "mechanism": "sa",
@@ -54,7 +53,7 @@ def problem(objective: str, chunk: int | None) -> Problem:
     built, model = build_objective(spec, VOCABULARY), build_model(spec, VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for param in model.parameters():  # off the zeros that a conditioned model starts from
+        for param in model.parameters():  # off the initial zeros of a conditioned model
             param.add_(0.02 * torch.randn(param.shape, generator=generator))
     tokens_BN = torch.randint(VOCABULARY, (BATCH, built.tokens_needed(POSITIONS)), generator=generator)
     examples = built.examples(tokens_BN, generator)
@@ -76,7 +75,13 @@ def problem(objective: str, chunk: int | None) -> Problem:
 
 
 def compare(objective: str, chunks: list[int], repeats: int) -> list[Promise]:
-    """Print the table of one objective; what was promised of its gradient's memory."""
+    """Print one objective's table; return the promises about its gradient's memory.
+
+    Args:
+        objective: the objective.
+        chunks: positions of a chunk, one version each.
+        repeats: number of turns.
+    """
     problems = {
         "plain": problem(objective, None),
         **{f"chunks of {chunk}": problem(objective, chunk) for chunk in chunks},

@@ -1,1 +1,1 @@
-"""The cases that `benchmarks.kernels` measures, a file for each kernel with ``cases(smoke) -> list[Case]``."""
+"""The cases of `benchmarks.kernels`, a file for each kernel with ``cases(smoke) -> list[Case]``."""

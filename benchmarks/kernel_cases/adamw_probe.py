@@ -1,4 +1,4 @@
-"""A step of AdamW over the parameters of a model of 124 M that also says ⟨g, u⟩, ‖u‖ and ‖g‖."""
+"""A step of AdamW over the parameters of a model of 124 M, with ⟨g, u⟩, ‖u‖ and ‖g‖."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.kernel_cases.case import EAGER, OURS, Call, Case, ceil_div, draw
 from kernels.roofline import Traffic
 
 FUSED = "torch, fused"
-FLOPS = 32  # of an entry, five sums of products among them; root and quotient count as one each
+FLOPS = 32  # per entry, including five sums of products; root and quotient count as one each
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Return the cases: a step of torch's, and the sums of it. ``smoke``: tiny ones."""
+    """Return the cases: a step of torch's, and the sums; tiny ones if ``smoke``."""
     shapes = [(32, 32), (32,)] if smoke else [(50_304, 768), *12 * [(768, 9216), (9216,)]]
     num = sum(torch.Size(shape).numel() for shape in shapes)
     contestants = {
@@ -29,8 +29,10 @@ def cases(smoke: bool) -> list[Case]:
 
 
 def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Traffic:
-    """Return what the launch loads, stores and computes for tensors of so many entries: four numbers of an entry in,
-    three out, and a few of each program's own."""
+    """Return the launch's loads, stores and operations for tensors of these lengths.
+
+    Four numbers of an entry in, three out, and a few per program.
+    """
     from kernels.adamw_probe import BLOCK, NUM_SUMS  # needs triton
 
     entries, programs = sum(lengths), sum(ceil_div(length, BLOCK) for length in lengths)
@@ -40,7 +42,7 @@ def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Tr
 
 
 def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:
-    """Return what makes the call of our step, which gives the sums with it."""
+    """Return a function that makes the call of our step and its sums on a device."""
 
     def on(device: torch.device) -> Call:
         from kernels.adamw_probe import adamw_probe
@@ -55,10 +57,10 @@ def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:
 
 
 def _maker(shapes: list[tuple[int, ...]], *, fused: bool) -> Callable[[torch.device], Call]:
-    """Return what makes the call of torch's step and of the three sums behind it."""
+    """Return a function that makes the call of torch's step and the three sums on a device."""
 
     def on(device: torch.device) -> Call:
-        """Return the call on this device, which moves the same parameters again and again."""
+        """Return the call on this device; each call moves the same parameters further."""
         params = [drawn(*shape, device=device) for shape in shapes]
         for param in params:
             param.grad = drawn(*param.shape, device=device, grad=False)

@@ -21,7 +21,7 @@ DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32}
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Return the cases: the band in bfloat16 and TF32. ``smoke``: tiny ones."""
+    """Return the cases: the band in bfloat16 and TF32; tiny ones if ``smoke``."""
     batch, heads, positions, width, window = (1, 1, 32, 16, 3) if smoke else (4, 12, 4096, 64, 64)
     shape = (batch, heads, positions, width)
     found = []
@@ -66,7 +66,7 @@ def _masked(positions: int, window: int, device: torch.device) -> Attention:
 
 
 def _flex(positions: int, window: int, device: torch.device) -> Attention:
-    """Return torch's FlexAttention on the band, compiled. Errors: ``RuntimeError`` on a CPU."""
+    """Return torch's FlexAttention on the band, compiled; RuntimeError on a CPU."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if device.type == "cpu":
@@ -98,12 +98,27 @@ def traffic(
     dtype: torch.dtype = torch.float32,
     phase: str = "forward",
 ) -> Traffic:
-    """Return what the launches of a ``phase`` ("forward", "backward", "second_order") load, store and multiply.
+    """Return the loads, stores and multiplications of a phase's launches.
 
-    ``positions``: N, the global keys among them; the rest as in `band_attention`. Counted is every load: a key that two
-    blocks see counts twice, though the second load often finds it in a cache. Operations are those of the products of
-    whole tiles, masked pairs and padded features among them. The sum of the blocks' shares in the global keys'
-    gradients, which torch computes, is left out.
+    Every load counts: a key read by two blocks counts twice, though the second load often hits a cache. Operations are
+    those of whole tiles' products, including masked pairs and padded features. The sum of the blocks' shares in the
+    global keys' gradients, computed by torch, is left out.
+
+    Args:
+        batch: number of sequences.
+        heads: number of heads.
+        positions: N, including the global keys.
+        width: features of a head.
+        before: keys before a query in its band.
+        after: keys after a query in its band.
+        dilation: distance between neighbouring keys of a band.
+        global_keys: keys read by every query.
+        masked: whether a mask of keys is read.
+        dtype: type of queries, keys and values.
+        phase: "forward", "backward" or "second_order".
+
+    Raises:
+        ValueError: unknown phase.
     """
     from kernels.band_attention import tiling  # needs triton
 
@@ -140,7 +155,7 @@ def traffic(
 def _programs(
     num_queries: int, dilation: int, before: int, after: int, sizes: Tiling
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield of each block of one head its places, the keys that its queries see, and the queries that see its keys."""
+    """Yield each block's places in one head, the keys of its queries, and the queries of its keys."""
     blocks = ceil_div(ceil_div(num_queries, dilation), sizes.rows)
     for residue in range(dilation):
         length = max(0, ceil_div(num_queries - residue, dilation))

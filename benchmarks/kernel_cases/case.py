@@ -1,4 +1,4 @@
-"""A case is a computation at one size that several contestants do, with what is promised of ours."""
+"""Define a case: a computation at one size by several contestants, with promises about ours."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ OURS, EAGER, COMPILED = "ours", "eager", "compile"
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise about two contestants: ``measured`` over ``beside`` in ``quantity``, "time" or "memory", or of
-    ``beside`` over ``measured`` where ``is_gain``. ``beside`` "bound": the roofline's time on the device at hand."""
+    """A promise about two contestants: ``measured`` over ``beside`` in ``quantity``, at most ``limit``.
+
+    With ``is_gain``: ``beside`` over ``measured``, at least ``limit``. ``quantity`` is "time" or "memory". ``beside``
+    "bound" is the roofline's time on the current device.
+    """
 
     measured: str
     beside: str
@@ -31,9 +34,10 @@ class Promise:
 class Case:
     """A computation at one size.
 
-    - ``contestants``: by name what makes the call that is measured, on a device; it may raise where it cannot.
-    - ``traffic``: what ours moves and computes; None: it has no model of it yet.
-    - ``precision``: of products: float32, tf32 or bf16.
+    Attributes:
+        contestants: by name, a function that makes the measured call on a device; it may raise if unsupported.
+        traffic: bytes and operations of ours; None without a model.
+        precision: of products: float32, tf32 or bf16.
     """
 
     kernel: str
@@ -49,7 +53,14 @@ class Case:
 
 
 def drawn(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
-    """Return numbers of N(0, 1), the same for the same shape."""
+    """Return numbers of N(0, 1), the same for the same shape.
+
+    Args:
+        shape: the tensor's shape.
+        device: its device.
+        dtype: its type.
+        grad: whether it requires gradients.
+    """
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(grad)
 
@@ -59,8 +70,7 @@ def ceil_div(number: int, by: int) -> int:
 
 
 def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
-    """Return the call of a forward and a backward pass; its loss weighs every output, and its result is the
-    gradients."""
+    """Return the call of a forward and a backward pass; it returns the gradients of a weighted sum of outputs."""
     with torch.no_grad():
         found = forward()
     weight = drawn(*found.shape, device=found.device, dtype=found.dtype, grad=False)
@@ -68,8 +78,16 @@ def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
 
 
 def module_step(build: Callable[[], nn.Module], *shape: int, precision: str, compiled: bool = False) -> Any:
-    """Return what makes the call of a module's forward and backward pass, to its input and its parameters. ``build``:
-    the module; ``shape``: of its input; ``compiled``: by torch.compile."""
+    """Return a function that makes the call of a module's forward and backward pass on a device.
+
+    Gradients are those of the input and the parameters.
+
+    Args:
+        build: makes the module.
+        shape: the input's shape.
+        precision: "bf16" runs under autocast.
+        compiled: whether torch.compile is used.
+    """
 
     def on(device: torch.device) -> Call:
         torch.manual_seed(0)

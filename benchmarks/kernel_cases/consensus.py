@@ -1,4 +1,4 @@
-"""Windowed self-consensus at the sizes of the consensus paper's 193 M model, as a layer: projections are part of it."""
+"""Windowed self-consensus at the sizes of the consensus paper's 193 M model, as a layer with its projections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LAUNCHES = ("forward", "ends_backward", "context_backward", "network_backward", 
 
 def cases(smoke: bool) -> list[Case]:
     """Return the cases: the layer in TF32 and bfloat16, and a longer one beside attention of the same width.
-    ``smoke``: tiny ones."""
+
+    Tiny ones if ``smoke``.
+    """
     width, heads, hidden = (32, 2, 16) if smoke else (768, 12, 256)
     short, long = (16, 24) if smoke else (1024, 8192)
     settings: dict[str, Any] = {"width": width, "heads": heads, "window": 2, "rank": 4, "edge_hidden": hidden}
@@ -50,7 +52,7 @@ def cases(smoke: bool) -> list[Case]:
 
 
 def _both_passes(sizes: dict[str, int]) -> Traffic:
-    """Return the bytes and operations of the launches of both passes; the projections are left out."""
+    """Return the bytes and operations of both passes' launches, without the projections."""
     launches = ("forward", "ends_backward", "network_backward")
     # float32 under autocast, too, but for an edge's target: its rotation and its bias are
     return sum((traffic(launch, **sizes, itemsize=4) for launch in launches), Traffic(0, 0, 0))
@@ -58,7 +60,10 @@ def _both_passes(sizes: dict[str, int]) -> Traffic:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Sizes of one launch. Own nodes are those whose g, or gradients, it stores: of a context the other way round."""
+    """Sizes of one launch; its own nodes are those with a stored g or gradient.
+
+    For a context, own and other nodes are exchanged.
+    """
 
     tiles: Tiles
     both: bool
@@ -81,7 +86,7 @@ class _Launch:
 
     @property
     def of_network(self) -> int:
-        """Numbers of the second layers of one head."""
+        """Numbers in one head's second layers."""
         return (self.scalars + self.rank * self.width) * (self.hidden + 1)
 
     def rows(self, halo: int) -> int:
@@ -89,7 +94,7 @@ class _Launch:
         return sum(self._edges(first, halo, step) for first in self._firsts(halo) for step in range(self.steps))
 
     def num_steps(self, halo: int) -> int:
-        """Return the steps of all tiles of a sequence."""
+        """Return the number of steps over all tiles of a sequence."""
         return len(self._firsts(halo)) * self.steps
 
     def _firsts(self, halo: int) -> range:
@@ -97,7 +102,7 @@ class _Launch:
         return range(-halo, count * (self.tiles.nodes - halo) - halo, self.tiles.nodes - halo)
 
     def _edges(self, first: int, halo: int, step: int) -> int:
-        """Return how many rows of the tile that begins at ``first`` have a node at both ends of edge ``step``."""
+        """Return the number of rows in the tile at ``first`` with a node at both ends of edge ``step``."""
         offset = step + 1 if self.both else None if self.reach is None else step - self.reach
         low, high = max(first, 0), min(first + self.tiles.nodes, self.num_own)
         if offset is not None:
@@ -105,12 +110,15 @@ class _Launch:
         return max(high - low, 0)
 
     def turns(self, rows: int) -> int:
-        """Return how many numbers of the rotation's table the edges of ``rows`` read."""
+        """Return the count of numbers read from the rotation's table by the edges of ``rows``."""
         return 2 * self.directions * rows * self.width if self.targets else 0
 
     def network(self, rows: int, steps: int, groups: int, nodes: int, orders: int = 1) -> int:
-        """Return how many numbers the edge network reads: ``nodes`` tensors at both ends of the edges of ``rows``, and
-        in each step its weights, value and derivatives (``orders``), α's and β's for each group of Λ's rows."""
+        """Return the count of numbers read by the edge network.
+
+        It reads ``nodes`` tensors at both ends of the edges of ``rows``, and in each step its weights, value and
+        derivatives (``orders``), α's and β's for each group of Λ's rows.
+        """
         weights = orders * groups * self.scalars * (self.hidden + 1) + orders * self.rank * self.width * (
             self.hidden + 1
         )
@@ -139,14 +147,26 @@ def traffic(
     once: bool = True,
     turned: bool = False,
 ) -> Traffic:
-    """Return bytes and operations of one of `LAUNCHES` without masks; ``context``: the length of a context, None for
-    self-consensus; ``window``: None for a complete graph with a context; ``turned``: whether disagreements are turned.
+    """Return bytes and operations of one of `LAUNCHES` without masks.
 
-    - ``itemsize``: bytes of a number of a node's; ``wide``: of a weight, of which no more is known, and of a sum.
-    - ``once``: each buffer is moved once, since what is read again comes from a cache, and operations are those of the
-      edges: what bounds the time of a launch from below. False: all that programs load, store and multiply.
+    Args:
+        launch: its name.
+        batch: number of sequences.
+        heads: number of heads.
+        positions: sequence length.
+        head_width: features of a head.
+        hidden: hidden features of the edge network.
+        rank: rank of Λ; 0 without.
+        window: half width of the graph; None for a complete graph with a context.
+        context: length of the context; None for self-consensus.
+        itemsize: bytes of a node's number.
+        wide: bytes of a weight or a sum.
+        once: whether each buffer moves once (repeated reads hit a cache) and only edges count as operations: a lower
+            bound of a launch's time. False: all loads, stores and multiplications.
+        turned: whether disagreements are rotated.
 
-    Errors: ``ValueError`` for another launch.
+    Raises:
+        ValueError: unknown launch.
     """
     from kernels.consensus import tiles_of  # needs triton
 
@@ -169,8 +189,10 @@ def _times(one: Traffic, factor: int) -> Traffic:
 
 
 def _moved_once(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
-    """Return, for one head and sequence, each buffer once and the operations of the edges; weights are read, and their
-    gradients written, once for all sequences."""
+    """Return one head's and sequence's traffic, each buffer once, with the edges' operations.
+
+    Weights are read, and their gradients written, once for all sequences.
+    """
     ends = at.num_own + (0 if at.both else at.num_other)
     nodes = ends * at.width + (2 * at.num_own if at.both else ends) * at.hidden
     weights = at.of_network // batch + 2 * at.targets * at.width // (batch * heads)
@@ -189,7 +211,7 @@ def _moved_once(launch: str, at: _Launch, batch: int, heads: int, itemsize: int,
 
 
 def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
-    """Return, for one head and sequence, what the programs load, store and multiply."""
+    """Return the programs' loads, stores and multiplications for one head and sequence."""
     tiles, own = at.tiles, at.num_own
     if launch == "network_backward":
         return _moved_for_network(at, batch, heads, itemsize, wide)
@@ -201,7 +223,7 @@ def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide
         return Traffic(nodes * itemsize + weights * wide, own * at.width * itemsize, product)
     if launch == "second_order":
         nodes = 3 * (rows * 2 * at.width + at.directions * rows * groups * 2 * at.hidden)
-        # W″ of Λ is zero and not read
+        # Λ's W″ is zero and not read
         weights = at.network(0, steps, groups, 1, 3) - at.directions * steps * at.rank * at.width * at.hidden
         weights += at.turns(rows)
         return Traffic(nodes * itemsize + weights * wide, 3 * own * at.width * itemsize, 5 * product)
@@ -210,13 +232,13 @@ def _moved(launch: str, at: _Launch, batch: int, heads: int, itemsize: int, wide
         at.network(0, steps, groups, 1) + at.directions * steps * (groups * at.scalars + at.rank * at.width) * at.hidden
     )
     weights += at.turns(rows)
-    # the gradients of the nodes' parts are read and written anew by every step that adds to them
+    # every step that adds to gradients by the nodes' parts reads and writes them anew
     kept = (2 if at.both else 1) * at.directions * groups * at.steps * own * at.hidden
     return Traffic(nodes * itemsize + (weights + kept) * wide, own * at.width * itemsize + kept * wide, 2 * product)
 
 
 def _moved_for_network(at: _Launch, batch: int, heads: int, itemsize: int, wide: int) -> Traffic:
-    """Return the same of the launch that sums up gradients by weights: each group of rows goes over all edges."""
+    """Return the same for the launch that sums gradients by weights: each group of rows iterates over all edges."""
     tiles = at.tiles
     rows, steps, groups = at.rows(0), at.num_steps(0), tiles.groups(tiles.weight_rows)
     nodes = groups * rows * (4 if at.both else 3) * at.width + 2 * at.directions * rows * groups * 2 * at.hidden

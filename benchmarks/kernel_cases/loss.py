@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Return the cases: the loss in bfloat16. ``smoke``: tiny ones."""
+    """Return the cases: the loss in bfloat16; tiny ones if ``smoke``."""
     rows, columns, width = (32, 80, 32) if smoke else (8192, 50_304, 768)
     sizes = (rows, columns, width)
     contestants = {
@@ -99,12 +99,22 @@ def traffic(
     precision: str = "ieee",
     blocks: Blocks | None = None,
 ) -> Traffic:
-    """Return what the launches of one pass load and store, and the operations of their matrix products.
+    """Return one pass's loads and stores, and the operations of its matrix products.
 
-    Loads are what programs ask for; a GPU answers most of them from its cache, and `least_traffic` is what it has to
-    read from its memory. ``of``: the pass; the backward pass is one to hidden states, weights and biases, the second
-    order one in which hidden states have both derivatives, weights and biases the first. Sizes of blocks: as the
-    launches choose them.
+    Loads are those requested by programs; a GPU serves most from its cache. `least_traffic` counts the necessary reads
+    from memory.
+
+    Args:
+        rows: number of hidden states.
+        columns: size of the vocabulary.
+        width: features of a hidden state.
+        dtype: type of hidden states and weights.
+        of: the pass: "backward" to hidden states, weights and biases; "second_order" with both derivatives of hidden
+            states, the first of weights and biases.
+        bias: whether the head has biases.
+        left_out: whether one column a row is left out.
+        precision: of products, as in the launches.
+        blocks: sizes of blocks; the launches' own if None.
     """
     from kernels.loss import blocks_of, product_blocks_of, ranges_of, second_blocks_of, wide  # needs triton
 
@@ -135,7 +145,7 @@ def _backward(
     blocks: Blocks,
     multiplied: Blocks,
 ) -> Traffic:
-    """Return what a backward pass loads, stores and multiplies, strip by strip of the vocabulary."""
+    """Return a backward pass's loads, stores and multiplications, strip by strip of the vocabulary."""
     from kernels.loss import strip_of, wide
 
     size, broad = dtype.itemsize, wide(dtype).itemsize
@@ -175,8 +185,18 @@ def least_traffic(
     of: Pass = "forward",
     left_out: bool = False,
 ) -> Traffic:
-    """Return the same pass where nothing is read from memory or written to it twice: hidden states and the head, and
-    backward their gradients and, once written and once read, those of the logits."""
+    """Return the same pass with each number read from or written to memory once.
+
+    These are hidden states and the head; backward also their gradients and, written once and read once, the logits'.
+
+    Args:
+        rows: number of hidden states.
+        columns: size of the vocabulary.
+        width: features of a hidden state.
+        dtype: type of hidden states and weights.
+        of: the pass.
+        left_out: whether one column a row is left out.
+    """
     counted = traffic(rows, columns, width, dtype=dtype, of=of, left_out=left_out)
     matrices = (rows + columns) * width * dtype.itemsize
     if of == "backward":

@@ -10,7 +10,7 @@ from kernels.roofline import Traffic
 from stability.mechanisms import build
 
 FLA = "fla"
-# of each its settings, by which keys and values are as wide, and whether it has the delta rule and decays
+# layer -> (settings that make keys as wide as values, whether it has the delta rule, its decays)
 LAYERS: dict[str, tuple[dict[str, Any], bool, str | None]] = {
     "gla": ({"expand_k": 1.0}, False, "features"),
     "deltanet": ({}, True, None),
@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[dict[str, Any], bool, str | None]] = {
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Return the cases: the three layers. ``smoke``: tiny ones."""
+    """Return the cases: the three layers; tiny ones if ``smoke``."""
     batch, heads, positions, width = (1, 1, 32, 16) if smoke else (4, 12, 4096, 64)
     shape = (batch, positions, heads * width)
     found = []
@@ -31,7 +31,7 @@ def cases(smoke: bool) -> list[Case]:
         }
         decays = {None: 0, "heads": 1, "features": width}[decay]
         of_heads = {"batch": batch, "heads": heads, "positions": positions, "keys": width, "values": width}
-        # autocast hands gla's q, k and v over in bfloat16; the delta rule normalises them in float32
+        # under autocast gla gets q, k and v in bfloat16; the delta rule normalises them in float32
         input_bytes = 4 if is_delta else 2
         counted = partial(_both_passes, **of_heads, delta=is_delta, decays=decays, input_bytes=input_bytes)
         label = f"{name} B={batch} H={heads} N={positions:,} K={width}"
@@ -59,12 +59,22 @@ def traffic(
     part: Literal["forward", "backward", "second_order"] = "forward",
     input_bytes: int = 4,
 ) -> Traffic:
-    """Return what the launches of one part move and multiply.
+    """Return the bytes and multiplications of one part's launches.
 
-    ``decays``: of a position and head, 0 (none), 1 or ``keys``. ``input_bytes``: of an element of q, k, v; β, ln a and
-    what is written have 4. Counted are the operations of matrix products, as they are computed, of whole chunks and
-    blocks; for second_order, which has none, the multiply-adds of state and reads. An input that several programs read
-    counts for each of them; sums over their parts of a gradient, which torch takes, are left out.
+    Operations are those of matrix products over whole chunks and blocks; second_order has none and counts the
+    multiply-adds of state and reads. An input read by several programs counts for each. Sums over their parts of a
+    gradient, computed by torch, are left out.
+
+    Args:
+        batch: number of sequences.
+        heads: number of heads.
+        positions: sequence length.
+        keys: features of a key.
+        values: features of a value.
+        delta: whether the delta rule is used.
+        decays: per position and head: 0 (none), 1 or ``keys``.
+        part: "forward", "backward" or "second_order".
+        input_bytes: of an element of q, k, v; β, ln a and outputs have 4.
     """
     from kernels.recurrent import CHUNK, blocks  # needs triton
 
@@ -89,8 +99,7 @@ def traffic(
 
 
 def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> tuple[int, int, int, int]:
-    """Return the multiply-adds of one chunk in one program, for blocks so wide: of what is written, of the state after
-    it, of what is read, and of the gradients."""
+    """Return one chunk's multiply-adds in one program, for blocks this wide: written, state, read, gradients."""
     from kernels.recurrent import CHUNK
 
     levels = CHUNK.bit_length() - 1
@@ -99,6 +108,6 @@ def _products(keys: int, values: int, *, delta: bool, features_decay: bool) -> t
     scores = decays + (levels * (2 + delta) if features_decay else 1 + delta) * pairs
     system = 2 * (levels - 1) * CHUNK**3 + of_keys + of_values if delta else 0
     of_scores = (levels * (4 + delta) if features_decay else 2 + delta) * pairs
-    of_scores += decays if features_decay else 2 * decays  # those of pairs are computed anew
+    of_scores += decays if features_decay else 2 * decays  # decays of pairs are computed again
     back = of_scores + 2 * of_values + 4 * of_keys + delta * 2 * (of_values + of_keys)
     return scores + system, of_keys, of_keys + of_values, back

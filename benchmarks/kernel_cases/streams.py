@@ -1,4 +1,4 @@
-"""A residual connection of four streams around a branch that does nothing: what reading, mixing and joining take."""
+"""A residual connection of four streams around an empty branch: the cost of reading, mixing and joining."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kernels.streams import Shape
 
 LITE = "mhc_lite, ours"
-# operations on each entry of a matrix in half an iteration of Sinkhorn and Knopp: difference, maximum, exponential, sum
+# operations an entry in half an iteration of Sinkhorn and Knopp: difference, maximum, exponential, sum
 OF_A_STEP = 4
 
 
 def cases(smoke: bool) -> list[Case]:
-    """Return the cases: one connection of mHC, beside mHC-lite's. ``smoke``: tiny ones."""
+    """Return the cases: one connection of mHC, beside mHC-lite's; tiny ones if ``smoke``."""
     batch, positions, width = (1, 8, 32) if smoke else (8, 1024, 1024)
     shape = (batch, positions, 4, width)
     contestants = {
@@ -40,7 +40,7 @@ def cases(smoke: bool) -> list[Case]:
 def _connection(
     name: str, impl: str, shape: tuple[int, int, int, int], *, compiled: bool = False
 ) -> Callable[[torch.device], Call]:
-    """Return what makes the call of a connection, to its state and its own parameters."""
+    """Return a function that makes a connection's call, with gradients of its state and parameters."""
 
     def on(device: torch.device) -> Call:
         """Return the call on this device, in bfloat16."""
@@ -76,14 +76,23 @@ def traffic(
     wide: int = 4,
     once: bool = True,
 ) -> Traffic:
-    """Return bytes and operations of one of `LAUNCHES` or of the launches of one of `PASSES`, by its name.
+    """Return bytes and operations of one of `LAUNCHES`, or of the launches of one of `PASSES`.
 
-    - ``options``: logits of the mixing, N² (mhc) or the number of permutations (``lite``); 0 for hyper-connections.
-    - ``itemsize``: bytes of a number of X, u and F; ``wide``: of a coefficient and a weight.
-    - ``once``: each buffer is moved once, since what is read again comes from a cache; this is what bounds the time of
-      a launch from below. False: all that programs load and store.
+    Args:
+        launch: its name.
+        tokens: number of tokens.
+        streams: number of streams N.
+        width: features of a stream.
+        options: logits of the mixing, N² (mhc) or the number of permutations (``lite``); 0 for hyper-connections.
+        lite: whether the mixing is mHC-lite's.
+        iterations: of Sinkhorn and Knopp.
+        itemsize: bytes of a number of X, u and F.
+        wide: bytes of a coefficient and a weight.
+        once: whether each buffer moves once (repeated reads hit a cache): a lower bound of a launch's time. False: all
+            loads and stores.
 
-    Errors: ``KeyError`` for another name.
+    Raises:
+        KeyError: unknown name.
     """
     from kernels.streams import Shape  # needs triton
 
@@ -97,7 +106,7 @@ def _coefficients(shape: Shape) -> int:
 
 
 def _state(shape: Shape) -> int:
-    """Return how many numbers X has."""
+    """Return the count of numbers in X."""
     return shape.tokens * shape.streams * shape.width
 
 
@@ -114,8 +123,10 @@ def _weights(shape: Shape) -> int:
 
 
 def _constants(shape: Shape) -> int:
-    """Return how many numbers a program that reads needs beside the weights: biases and permutation matrices, or static
-    coefficients and amplitudes."""
+    """Return the count of numbers a reading program needs beside the weights.
+
+    Biases and permutation matrices, or static coefficients and amplitudes.
+    """
     if not shape.options:
         return (shape.streams + 1) * shape.outputs
     return shape.outputs + (shape.options * shape.streams**2 if shape.lite else 0)
@@ -126,7 +137,7 @@ def _sinkhorn_steps(shape: Shape, iterations: int) -> int:
 
 
 def _read(shape: Shape, iterations: int, itemsize: int, wide: int, once: bool, *, order: int = 0) -> Traffic:
-    """Count the forward pass; ``order``: 2 with two derivatives along a line, which writes neither logits nor norms."""
+    """Count the forward pass; ``order`` 2: with two derivatives along a line, without writing logits and norms."""
     num_parts, programs = 1 + order, 1 if once else shape.read_programs
     read = itemsize * _state(shape) * (1 if once else 2) + wide * programs * _weights(shape)
     if shape.options:
@@ -147,8 +158,7 @@ def _read(shape: Shape, iterations: int, itemsize: int, wide: int, once: bool, *
 
 
 def _logits_backward(shape: Shape, iterations: int, itemsize: int, wide: int, once: bool) -> Traffic:
-    """Count the gradient by the logits. What Sinkhorn's steps keep for the way back is written and read again; a cache
-    holds it."""
+    """Count the gradient by the logits; Sinkhorn's saved steps are written and read again, through a cache."""
     programs = 1 if once else shape.read_programs
     read = itemsize * (_state(shape) + shape.tokens * shape.width) + wide * (_coefficients(shape) + _logits(shape))
     written = wide * (_logits(shape) + _norms(shape))
@@ -167,9 +177,9 @@ def _logits_backward(shape: Shape, iterations: int, itemsize: int, wide: int, on
 
 
 def _read_backward(shape: Shape, iterations: int, itemsize: int, wide: int, once: bool) -> Traffic:
-    """Count the gradients by X and by the weights, which are written in parts; adding these up is not counted."""
+    """Count the gradients by X and by the weights, written in parts; adding the parts is not counted."""
     columns = 1 if once else shape.column_programs
-    # of hyper-connections each stream's programs read its own rows, and all of them the same weights
+    # in hyper-connections each stream's programs read their own rows, and all read the same weights
     per_stream = not shape.options and not once
     rows = columns // shape.streams if per_stream else columns
     weights = shape.parts * _weights(shape) * (shape.streams if per_stream else 1)
@@ -213,7 +223,7 @@ LAUNCHES: dict[str, Callable[[Shape, int, int, int, bool], Traffic]] = {
     "join_backward": _join_backward,
     "join_backward_plain": partial(_join_backward, by_differences=False),
 }
-# of a connection, without its branch
+# launches of a connection's passes, without its branch
 PASSES = {
     "forward": ("read", "join"),
     "backward": ("join_backward", "logits_backward", "read_backward"),
