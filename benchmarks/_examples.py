@@ -45,7 +45,7 @@ def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: to
     Args:
         objective: the objective's name.
         data_format: from `format_of`.
-        tokens: tokens of a sequence.
+        tokens: tokens per sequence.
         num: number of sequences or images.
         generator: draws the data.
     """

@@ -1,4 +1,4 @@
-"""Measure time and memory of calls side by side in one process, and compare them with promises."""
+"""Measure time and memory of calls side by side in one process, and check promises."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Write the files of trained and measured runs by the product's own writers, with synthetic numbers.
+"""Write the files of trained and measured runs with synthetic numbers, without training.
 
-None of the runs was trained.
+The product's own writers are used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
         directory: the run's folder.
         run: its spec.
         made_up: its numbers.
-        curvature: settings of the α_max measurement.
+        curvature: the α_max measurement's settings.
     """
     directory.write_spec(run.model_dump(mode="json"))
     _log(directory, run, made_up)
@@ -81,7 +81,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
 
 
 def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
-    """Write a row a step of metrics and of timing, validated at intervals and at the end."""
+    """Write a row a step of metrics and timing, validated at intervals and at the end."""
     log = RunLog(directory, resume_after=-1)
     log.metrics({"step": 0, "val_nll": INIT_NLL})
     for step, loss in enumerate(made_up.losses, 1):

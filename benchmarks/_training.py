@@ -41,7 +41,7 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
     Args:
         parts: differences from a plain model with `sa` and layer norms, e.g. ``{"mechanism": "sw", "objective":
             "ar"}``.
-        size: of the model and the batch.
+        size: model and batch.
         device: "cpu" or "cuda".
 
     Raises:
@@ -79,7 +79,7 @@ def interleaved(steps: Mapping[Any, Callable[[], None]], repeats: int, device: s
 
     Args:
         steps: the calls, by name.
-        repeats: number of turns.
+        repeats: turns.
         device: on "cuda" wall time; on "cpu" this process's CPU time, usable on a shared machine.
     """
     now, times = (time.perf_counter if device == "cuda" else time.process_time), {name: [] for name in steps}

@@ -168,7 +168,7 @@ class _Walker(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_parts_in_order
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Follow a call into the named function, if it is in the project and receives a followed value."""
+        """Follow a call into a function of the project that receives a followed value."""
         self.generic_visit(node)
         function = self._called(node.func)
         if function is None or not isinstance(function.node, AnyFunction):

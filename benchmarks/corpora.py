@@ -59,7 +59,7 @@ def line(label: str, settings: dict[str, str], cache: Path, num_bytes: int) -> s
     Args:
         label: begins the row.
         settings: the data source's settings.
-        cache: folder of prepared data.
+        cache: prepared data's folder.
         num_bytes: size of the text.
     """
     command = [sys.executable, "-m", "benchmarks.corpora", "--measure", json.dumps(settings), "--cache", str(cache)]

@@ -144,7 +144,7 @@ def mechanisms() -> Iterator[Case]:
 
 
 def cross_mechanisms() -> Iterator[Case]:
-    """Yield a case for each cross mechanism, with a padded context shorter than the source."""
+    """Yield a case for each cross mechanism, with a padded context, shorter than the source."""
     _, positions, width = SHAPE
     x, context = signal(), signal()[:, : positions - 4].flip(0)
     mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
@@ -248,7 +248,7 @@ def signal() -> Tensor:
 
 
 def shaken(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Return the module with every parameter moved off its initial value (zeros and ones hide derivatives)."""
+    """Return the module with every parameter moved: initial zeros and ones hide derivatives."""
     module, generator = module.to(dtype), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for param in module.parameters():

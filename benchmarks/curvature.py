@@ -126,7 +126,7 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
     Args:
         positions: sequence length N.
         rows: sequences in the batch.
-        repeats: number of turns.
+        repeats: turns.
     """
     calls = methods(positions, rows)
     times, peaks = interleaved(calls, repeats), {name: peak_bytes(call) for name, call in calls.items()}
@@ -165,7 +165,7 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
 
 
 def microbatched(rows: int) -> list[Promise]:
-    """Measure the peak memory of α_max over the training step's, one sequence at a time in both."""
+    """Measure α_max's peak memory over the training step's, one sequence at a time."""
     torch.manual_seed(0)
     net = GPT(256)
     params = dict(net.named_parameters())
@@ -222,7 +222,7 @@ def bytes_per_parameter() -> None:
 
 
 def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
-    """Return calls by name, each as (bytes stored before the call, the call, number of parameters)."""
+    """Return calls by name: (bytes stored before the call, the call, parameter count)."""
     torch.manual_seed(0)
     net = GPT(32, layers)
     params = dict(net.named_parameters())
@@ -257,7 +257,7 @@ def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
 
 
 def quickstart(repeats: int) -> list[Promise]:
-    """Time every step of the quickstart's model with its α_max, in units of a step without."""
+    """Time every step of the quickstart's model with its α_max, in steps without."""
     promises = []
     print(
         "\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take "

@@ -120,7 +120,7 @@ def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.split())) -> dict[str, Any]:
-    """Train a short run of a checkout in a temporary folder and count frames and files on its way.
+    """Train a short run in a temporary folder and count its frames and files.
 
     Args:
         root: the checkout.

@@ -101,7 +101,7 @@ def measured(case: Case, device: torch.device, turns: int, without: Collection[s
     Args:
         case: the case.
         device: the device.
-        turns: number of turns.
+        turns: turns.
         without: names of contestants to leave out.
     """
     calls, results, gradients = {}, {}, {}
@@ -146,7 +146,7 @@ def off_by(found: object, truth: object) -> float | None:
 
 
 class allowed:
-    """A context in which float32 products are TF32 if a case uses it, else IEEE's."""
+    """A context with TF32 products in float32 if the precision is "tf32", else IEEE's."""
 
     def __init__(self, precision: str):
         self.wanted = "high" if precision == "tf32" else "highest"

@@ -34,10 +34,10 @@ def begun_at(pool: Path) -> float:
 
 
 def round_s(folder: Path, pool: str, launcher: str, num_more: int) -> float:
-    """Return the seconds of one more round of a search, a mean over ``num_more`` rounds.
+    """Return the seconds per additional round of a search, a mean over ``num_more``.
 
     Args:
-        folder: folder of the pools.
+        folder: the pools' folder.
         pool: begins the pools' names.
         launcher: the launcher.
         num_more: additional rounds of the longer search.

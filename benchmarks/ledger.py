@@ -49,9 +49,9 @@ def words(folder: Path, name: str, num_runs: int) -> list[str]:
     """Return the command line of a sweep over the four mechanisms, ten seeds each.
 
     Args:
-        folder: folder of text, pools and reports.
+        folder: folder for text, pools and reports.
         name: name of the study and its pool.
-        num_runs: number of runs.
+        num_runs: runs.
     """
     rates = ",".join(f"{1e-4 * 1.02**index:.6g}" for index in range(num_runs // (SEEDS * len(MECHANISMS))))
     data = ["data=text", f"data.path={folder / 'text.txt'}"]
@@ -72,9 +72,9 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
     """Make a pool of finished runs and the study with them.
 
     Args:
-        folder: folder of text, pools and reports.
+        folder: folder for text, pools and reports.
         name: name of the study and its pool.
-        num_runs: number of runs.
+        num_runs: runs.
     """
     spec = read(SweepSpec, Invocation.of(words(folder, name, num_runs)))
     pool = Path(spec.runs_dir)
@@ -104,7 +104,7 @@ def made_up(run: RunSpec, unigram_nll: float, val_nll: float, curvature: Curvatu
         run: its spec.
         unigram_nll: of token frequencies, in nats.
         val_nll: at its end, in nats.
-        curvature: settings of the α_max measurement.
+        curvature: the α_max measurement's settings.
     """
     losses = [val_nll + 3 / (step + 1) for step in range(1, run.steps + 1)]
     recorded = {state: [1 / (300 + step / 3) for step in range(RECORDED)] for state in curvature.state}
@@ -132,7 +132,7 @@ def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limi
     Args:
         label: begins the row.
         seconds: (wall, processor) of each repeat.
-        num_runs: number of runs.
+        num_runs: runs.
         limit_s: largest median of wall seconds; None without a promise.
     """
     wall, processor = zip(*seconds, strict=True)
@@ -145,11 +145,11 @@ def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limi
 
 
 def recognise(folder: Path, num_runs: int, repeats: int) -> None:
-    """Print the times of a finished sweep, with its report made anew and recognised, and of its status.
+    """Print a finished sweep's times, with and without a new report, and its status's.
 
     Args:
-        folder: folder of text, pools and reports.
-        num_runs: number of runs.
+        folder: folder for text, pools and reports.
+        num_runs: runs.
         repeats: times of each command.
     """
     study, argv = make_pool(folder, "recognised", num_runs), words(folder, "recognised", num_runs)
@@ -170,8 +170,8 @@ def read_all(folder: Path, num_runs: int, repeats: int) -> None:
     """Print the times of collecting run directories into tables.
 
     Args:
-        folder: folder of text, pools and reports.
-        num_runs: number of runs.
+        folder: folder for text, pools and reports.
+        num_runs: runs.
         repeats: times of each call.
     """
     started = time.perf_counter()

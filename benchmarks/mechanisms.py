@@ -93,8 +93,10 @@ class Measured(NamedTuple):
 
 
 def cases(names: list[str], directions: list[str]) -> tuple[list[Case], list[str]]:
-    """Return each mechanism in each supported direction, that direction's `sa` first, and the omitted ones with
-    reasons."""
+    """Return each mechanism in each supported direction, and the omitted ones with reasons.
+
+    In each direction `sa` is first.
+    """
     registry, found, absent = Registry("mechanisms"), [], []
     for direction in directions:
         for name in [PLAIN, *(each for each in names if each != PLAIN)]:
@@ -111,7 +113,9 @@ def cases(names: list[str], directions: list[str]) -> tuple[list[Case], list[str
 
 
 def alone(net: nn.Module, size: Size, device: str) -> Callable[[], None]:
-    """Return forward and backward of all layers' mixers on the same numbers, without the rest of the model.
+    """Return forward and backward of all layers' mixers, without the rest of the model.
+
+    All mixers get the same numbers.
 
     Args:
         net: the model.
@@ -136,12 +140,12 @@ def alone(net: nn.Module, size: Size, device: str) -> Callable[[], None]:
 
 
 def measure(chosen: list[Case], size: Size, repeats: int, device: str) -> tuple[dict[Case, Measured], list[str]]:
-    """Return each case's measurements, and the reasons of those that do not fit the size.
+    """Return each case's measurements, and the reasons for cases refused by the size.
 
     Args:
         chosen: the cases.
-        size: of the model and the batch.
-        repeats: number of turns.
+        size: model and batch.
+        repeats: turns.
         device: "cpu" or "cuda".
     """
     steps, mixers, refused = {}, {}, []

@@ -45,10 +45,10 @@ def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "r
     """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds.
 
     Args:
-        folder: folder of text and pools.
+        folder: folder for text and pools.
         pool: the pool's name.
-        num_runs: number of runs.
-        steps: steps of a run.
+        num_runs: runs.
+        steps: steps per run.
         launcher: the launcher.
     """
     data = ["data=text", f"data.path={folder / 'text.txt'}", f"runs_dir={folder / pool}", "name=overhead", "device=cpu"]
@@ -73,10 +73,10 @@ def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, eve
     """Train every ``every``-th run of the sweep in this process.
 
     Args:
-        folder: folder of text and pools.
+        folder: folder for text and pools.
         pool: the pool's name.
-        num_runs: runs of the sweep.
-        steps: steps of a run.
+        num_runs: runs in the sweep.
+        steps: steps per run.
         first: index of the first run.
         every: distance between runs.
 
@@ -104,10 +104,10 @@ def bare(
     """Run `share_of` in parallel processes, one for each of ``firsts``.
 
     Args:
-        folder: folder of text and pools.
+        folder: folder for text and pools.
         pool: the pool's name.
-        num_runs: runs of the sweep.
-        steps: steps of a run.
+        num_runs: runs in the sweep.
+        steps: steps per run.
         firsts: index of each process's first run.
         every: distance between a process's runs.
 
@@ -130,14 +130,14 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
-    """Print the wall seconds of a sweep and of the bare training, turn by turn, and their median ratio.
+    """Print wall seconds of a sweep and of bare training by turn, and their median ratio.
 
     Args:
-        folder: folder of text and pools.
-        num_runs: number of runs.
+        folder: folder for text and pools.
+        num_runs: runs.
         seconds: training time of each.
         workers: runs at a time.
-        repeats: number of turns.
+        repeats: turns.
     """
     (folder / "text.txt").write_text(
         "".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000))

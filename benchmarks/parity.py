@@ -36,7 +36,7 @@ METHODS = ("taylor", "double_backward", "parity")
 
 
 def by_double_backward(step: Step) -> dict[str, Any]:
-    """Return uᵀHu and α_max of the recorded step by double backward, at taylor's θ and u."""
+    """Return the recorded step's uᵀHu and α_max by double backward, at taylor's θ and u."""
     found = directional(step.loss, step.params, step.direction, "double_backward", batches=step.batches)
     return {"double_backward_curvature": found.curvature, "double_backward_alpha_max": found.alpha_max}
 
@@ -77,7 +77,7 @@ def summary(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def print_tables(rows: pd.DataFrame) -> None:
-    """Print each state's medians and shares of stable steps by each method, and the methods' differences."""
+    """Print each state's medians and stable shares by method, and the methods' differences."""
     for state, of_state in rows.groupby("state", sort=False):
         print(
             f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median "

@@ -26,7 +26,7 @@ MOST = 1.1  # of the time with `UNIT`
 
 
 def alpha_max_of(trained: Training) -> Any:
-    """Return the call that computes the curvature of the batch's loss along a random direction."""
+    """Return the call that computes the batch loss's curvature along a random direction."""
     parameters = {name: each.detach() for name, each in trained.net.named_parameters()}
     generator = torch.Generator().manual_seed(1)
     direction = {name: torch.randn(each.shape, generator=generator) for name, each in parameters.items()}

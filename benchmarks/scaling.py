@@ -62,7 +62,7 @@ def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repea
     Args:
         lengths: sequence lengths.
         settings: settings by mechanism.
-        repeats: number of turns.
+        repeats: turns.
     """
     table: Table = {quantity: {name: [] for name in settings} for quantity in QUANTITIES}
     for positions in lengths:

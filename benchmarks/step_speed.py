@@ -67,7 +67,7 @@ def words(size: Size, folder: Path, device: str) -> list[str]:
     """Return the command line of a single run.
 
     Args:
-        size: of the model and the batch.
+        size: model and batch.
         folder: the pool.
         device: "cpu" or "cuda".
     """
@@ -107,7 +107,7 @@ def timed(step: Callable[[], object], times: int, device: torch.device) -> float
 
     Args:
         step: the call.
-        times: number of calls.
+        times: calls.
         device: its device.
     """
     now = time.perf_counter if device.type == "cuda" else time.process_time
@@ -120,7 +120,7 @@ def timed(step: Callable[[], object], times: int, device: torch.device) -> float
 
 
 def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
-    """Return the additional work of ours beside bare, each part alone."""
+    """Return the parts of our step missing in the bare one, each alone."""
     own = [part.detach() for part in trainer.parameters]
     before = [part.clone() for part in own]
     row = {"step": 1, "loss": 1.2345678901234567, "grad_norm": 0.12345678901234567, "update_norm": 0.1, "lr": 1e-3}
@@ -148,7 +148,7 @@ def measure(name: str, size: Size, repeats: int, device: torch.device) -> float:
     Args:
         name: the size's name.
         size: the size.
-        repeats: number of turns.
+        repeats: turns.
         device: the device.
     """
     with tempfile.TemporaryDirectory() as text:

@@ -42,7 +42,7 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
 
     Args:
         spec: the run's spec.
-        cache_dir: folder of prepared data.
+        cache_dir: prepared data's folder.
         device: "cpu" or "cuda".
     """
     corpus = corpus_of(spec, cache_dir)
@@ -83,7 +83,7 @@ def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path
 
     Args:
         study: the study.
-        repeats: number of turns.
+        repeats: turns.
         device: "cpu" or "cuda".
         threads: CPU threads.
     """

@@ -80,7 +80,7 @@ def compare(objective: str, chunks: list[int], repeats: int) -> list[Promise]:
     Args:
         objective: the objective.
         chunks: positions of a chunk, one version each.
-        repeats: number of turns.
+        repeats: turns.
     """
     problems = {
         "plain": problem(objective, None),

@@ -29,7 +29,7 @@ TOOLS = 44  # pixels beside the figure for the buttons to zoom with
 
 
 def described(figure: Figure) -> Spec:
-    """Return ``data`` and ``layout`` of a plotly figure, sized by the original's inches times `DPI`.
+    """Return ``data`` and ``layout`` of a plotly figure, its size in inches times `DPI`.
 
     Raises:
         Unknown: three-dimensional axes, or an artist new to the reports' figures.
@@ -84,7 +84,7 @@ def _all_legends(figure: Figure) -> list[Legend]:
 
 
 def _names(figure: Figure) -> dict[tuple[Any, ...], str]:
-    """Map each artist's style to its legend label, shown on hovering over a line."""
+    """Return each artist's legend label by style, shown on hovering over a line."""
     return {
         look(handle): text.get_text()
         for legend in _all_legends(figure)
@@ -170,7 +170,7 @@ def _legends(figure: Figure) -> Iterator[Spec]:
 
 
 def _note(text: Text, at: tuple[float, float], across: str, along: str) -> Spec:
-    """Return a text at a place in the figure (in its shares) or in a panel's data."""
+    """Return a text at a place in the figure (in shares) or in a panel's data."""
     return {
         "text": plain(text.get_text()),
         "x": float(at[0]),

@@ -158,7 +158,7 @@ def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> 
 
 
 def panels_width(columns: int) -> float:
-    """Return the width in inches of a figure with this many panels side by side: four fill the page."""
+    """Return a figure's width in inches for panels side by side: four fill the page."""
     return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
@@ -173,7 +173,7 @@ def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
 
 
 def _apart(lrs: Sequence[float], gap: float) -> list[float]:
-    """Return the rates in order, without those nearer than ``gap`` (in ln LR) to the previous one."""
+    """Return the rates in order, at least ``gap`` (in ln LR) apart."""
     kept = list(lrs[:1])
     for lr in lrs[1:]:
         if math.log(lr / kept[-1]) >= gap:
@@ -182,14 +182,14 @@ def _apart(lrs: Sequence[float], gap: float) -> list[float]:
 
 
 def _round_rates(low: float, high: float, most: int) -> list[float]:
-    """Return 1 and 3 of each decade from ``low`` to ``high``, or 1 alone if these are more than ``most``."""
+    """Return 1 and 3 of each decade from ``low`` to ``high``; 1 alone beyond ``most`` rates."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     both = [rate for decade in decades for digit in (1, 3) if low <= (rate := float(f"{digit}e{decade}")) <= high]
     return both if len(both) <= most else [rate for rate in both if lr_text(rate).startswith("1e")]
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """Make the x axis logarithmic with swept rates as ticks, and room on both sides.
+    """Make the x axis logarithmic with swept rates as ticks, with room on both sides.
 
     Many rates are thinned to every k-th without overlap. More than a grid's number, as in a search, get round numbers.
 

@@ -22,7 +22,10 @@ def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 
 def narrow(cell: Cell) -> Cell:
-    """Return a cell with interval, n and failures on separate lines, for twelve columns of a centimetre."""
+    """Return a cell with interval, n and failures on separate lines, for narrow columns.
+
+    Twelve columns of a centimetre fit the page.
+    """
     lines = f"{cell.text}\n{cell.detail}".replace("–", "–\n").replace(", ", "\n").replace(" ", "\n")
     text, *below = lines.split("\n")
     return Cell(text, "\n".join(filter(None, below)), cell.bold, cell.whole or cell)
@@ -42,7 +45,7 @@ def source(study: Study) -> str:
 
 
 def _origin(description: str) -> str:
-    """Return the data's name, without counts and without the files left out of their folder."""
+    """Return the data's name, without counts and without files left out of their folder."""
     short = re.sub(r"; left out: .*?\):", "):", description)
     return re.sub(r" \(left out: .*?\):", ":", short).partition(":")[0]
 
@@ -77,7 +80,7 @@ def guarded_note(study: Study) -> str:
 
 
 def width_text(found: Window) -> str:
-    """Format a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68."""
+    """Write a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68."""
     if math.isinf(found.width_max):
         return f"≥ {found.width:.2f}"
     if found.width_max > found.width + 0.005:

@@ -1,4 +1,4 @@
-"""Render a table as plain text and as typst, and write a typst document's frame.
+"""Render a table as plain text and as typst, and write a typst document.
 
 Text never enters typst as markup: every string becomes a typst string literal, with backslash and quote escaped.
 """
@@ -73,7 +73,10 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(visible(caption, keep="\n"), wrap)])
 
     def typst(self) -> str:
-        """Return a `figure` of kind table with rules at top, bottom and header, repeated over pages."""
+        """Return a `figure` of kind table with rules at top, bottom and header.
+
+        It may break over pages and repeats its header.
+        """
         columns = ", ".join(self.widths) if self.widths else "auto, " * len(self.header)
         aligned = self.align or ("left",) + ("center",) * (len(self.header) - 1)
         head = "".join(f"table.cell(colspan: {span}, align: center, {_label(text)})," for text, span in self.groups)
@@ -91,7 +94,7 @@ class Table:
 
 
 def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
-    """Return a row as one line, and one more for each line of its longest detail."""
+    """Return a row as one line, and further lines for its longest detail."""
     below = [list(map(visible, cell.detail.split("\n"))) if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
     lines = [[visible(cell.text) + ("*" if cell.bold else "") for cell in row]]
@@ -193,7 +196,7 @@ PREAMBLE = """
 
 
 def parts(titled: Sequence[tuple[str, str, str]]) -> str:
-    """Return a table of contents, then each body on its own page under title and subtitle.
+    """Return a table of contents, then each body under its title on a new page.
 
     ``titled``: (title, subtitle, body) of each.
     """

@@ -38,7 +38,7 @@ NAME = "paper_layout"  # default name of the output
 
 
 def subtitle(studies: Sequence[Study]) -> str:
-    """Return a line with the report's numbers of studies and runs, its modalities and sizes."""
+    """Return a line with the report's numbers of studies and runs, modalities and sizes."""
     places = blocks(studies)
     kinds = listed(modality_text(each) for each in by_modality(places)) or "no table of learning rates"
     runs = plural(sum(len(study.runs) for study in studies), "run")
@@ -139,7 +139,7 @@ def drawn(name: str, draw, caption: str) -> Pieces:
 
 
 def _ablation(study: Study) -> Pieces:
-    """Return a study's ablation as in its own report, with the paper's numbers in its tables."""
+    """Return a study's ablation as in its own report, with the paper's numbers added."""
     prefix = f"{study.name}-"
     return shown(ablation_tables_beside(study)) + named(
         assembly.pictures(ablation_figure.SECTION, study, prefix), prefix, study.name
@@ -147,7 +147,7 @@ def _ablation(study: Study) -> Pieces:
 
 
 def _curves(places: Sequence[Block]) -> Pieces:
-    """Return each place's learning curves as in a single report (the paper's Figures 7 to 10)."""
+    """Return each place's learning curves as in a single report (paper, Figures 7 to 10)."""
     found: Pieces = ()
     for number, block in enumerate(places):
         prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()
@@ -156,7 +156,7 @@ def _curves(places: Sequence[Block]) -> Pieces:
 
 
 def named(pictures: Iterable[Picture], prefix: str, title: str) -> Pieces:
-    """Return pictures with their place in names and captions, to distinguish several of one kind.
+    """Return pictures with their place in names and captions: several are of one kind.
 
     Args:
         pictures: the pictures.

@@ -191,7 +191,9 @@ ALPHA_CAPTION = (
 
 
 def alpha_grids(blocks: Sequence[Block], phase: str, state: str) -> list[Figure]:
-    """Draw the grid of one phase and state, several figures beyond three modalities or sizes; none if not measured.
+    """Draw the grid of one phase and state; none if not measured.
+
+    Several figures beyond three modalities or sizes.
 
     Args:
         blocks: the grid's places.

@@ -1,4 +1,4 @@
-"""Place studies in a grid of model sizes and modalities, both read from the studies' records.
+"""Place studies in a grid of model sizes and modalities, read from their records.
 
 Studies with the same place and task (data, objective, number of steps) become one study.
 """
@@ -113,7 +113,7 @@ def _rank(block: Block) -> tuple[int, str, float, str]:
 
 
 def _by_size(study: Study) -> Iterator[tuple[str, Study]]:
-    """Yield a study's parts by model size, without the size in the names of series."""
+    """Yield a study's parts by model size, without the size in series' names."""
     sizes = study.runs["model"].map(size)
     for name in dict.fromkeys(sizes):
         if sizes.nunique() == 1:
@@ -160,13 +160,13 @@ def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
 
 
 def all_runs(blocks: Sequence[Block]) -> Study:
-    """Return every run of the grid in one study, for a common order and look of the series."""
+    """Return every run of the grid in one study, for a common order and look."""
     runs = pd.concat([block.study.runs for block in blocks], ignore_index=True)
     return replace(blocks[0].study, runs=runs)
 
 
 def told_once(by_place: dict[str, str]) -> str:
-    """Return the places' texts as one if all are equal, else each text after its places."""
+    """Return the places' text once if all are equal, else each after its places."""
     texts = {text: [place for place, each in by_place.items() if each == text] for text in by_place.values() if text}
     if len(texts) == 1 and len(next(iter(texts.values()))) == len(by_place):
         return next(iter(texts))

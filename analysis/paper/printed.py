@@ -1,4 +1,4 @@
-"""Find the consensus paper's numbers for a place in the grid, and its Table 9 for an ablation."""
+"""Find the consensus paper's numbers for a grid place, and its Table 9 for an ablation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mechanism_of(series: str) -> str:
 
 
 def alpha_max(block: Block, phase: str, state: str) -> Frame:
-    """Return the printed α_max of a place's checkpoints, all of the paper's own optimizer state.
+    """Return a place's printed α_max, measured with the paper's own optimizer state.
 
     Args:
         block: the place.
@@ -89,7 +89,7 @@ ABLATION_ROWS = {"Validation NLL": "validation_nll", "Generative NLL": "generati
 
 
 def ablation_tables_beside(study: Study) -> list[Table]:
-    """Return a single report's ablation tables, with the paper's row under each row it prints."""
+    """Return a single report's ablation tables, with the paper's rows below its own."""
     sizes = set(study.runs["model"].map(size))
     if (modality(study), *sizes) != PRINTED_AT:
         return ablation_tables(study)

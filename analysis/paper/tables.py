@@ -1,6 +1,7 @@
-"""Tabulate NLLs as in the consensus paper's Tables 2 to 4, and α_max as in its Tables 5 to 8.
+"""Tabulate NLLs and α_max as in the consensus paper's Tables 2 to 8.
 
-NLLs: mechanism by learning rate, validation beside generative, a block for each size and, for a sum, each of its parts.
+NLLs (Tables 2 to 4): mechanism by learning rate, validation beside generative, a block for each size and, for a sum,
+each of its parts. α_max: Tables 5 to 8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tabulate ablated settings (`ablate.sc.window=[…]`) in the form of the paper's Table 9, with a verdict each."""
+"""Tabulate ablated settings (`ablate.sc.window=[…]`) in the form of the paper's Table 9.
+
+With a verdict on each numeric setting's direction.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,7 @@ def _size(column: Value) -> Cell:
 
 
 def directions(study: Study) -> list[str]:
-    """Say for each numeric setting if the NLL falls or rises from its smallest value to its largest.
+    """Say each numeric setting's direction of NLL, from its smallest value to its largest.
 
     Seeds are paired, including diverged ones.
     """
@@ -240,7 +243,7 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """Say the change of NLL over the seeds that finished at both values, with the diverged ones if any."""
+    """Say the change of NLL over seeds with both runs finished, and the diverged runs."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

@@ -122,7 +122,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
 
 
 def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
-    """Mark each rate with k of n runs diverged by a filled cross and k/n: they have no α_max."""
+    """Mark rates with diverged runs by a filled cross and k/n: these have no α_max."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for lr, runs in count.groupby("run_lr"):
         diverged = int((runs["outcome"] == DIVERGED).sum())
@@ -133,7 +133,7 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
 
 
 def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
-    """Draw markers with counts at the edges for steps without a place on a log axis."""
+    """Draw markers with counts at the edges for steps that a log axis cannot show."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for _, marker, height, which in EDGES:
         for lr, rows in part.groupby("run_lr"):
@@ -188,7 +188,10 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def state_ratio(study: Study) -> str:
-    """Say the ratio of α_max under the paper's state to the run's own, over runs with both; "" without any."""
+    """Say the ratio of α_max under the paper's state to the run's own; "" without any.
+
+    Median over runs with finite medians of both.
+    """
     rows = recorded(study, "terminal")
     finite = rows[np.isfinite(rows["alpha_max"])]
     medians = finite.groupby(["run_id", "state"])["alpha_max"].median().unstack()

@@ -1,6 +1,6 @@
-"""Tabulate α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`).
+"""Tabulate α_max in the layout of the paper's Tables 5 to 8.
 
-Checkpoints of runs that stopped early have their own table.
+Every run counts (`step_shares`). Checkpoints of runs that stopped early have their own table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOST_DIVERGED = 0.5  # share of a cell's runs; from here on the survivors' media
 
 
 def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
-    """Return α_max tables in the form of the paper's Table 5, and one of the runs that stopped early.
+    """Return α_max tables in the form of the paper's Table 5.
 
     Args:
         study: the study.
@@ -56,7 +56,8 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
         states: states to tabulate; all if None.
 
     Returns:
-        One table per phase, state and at most four series; none without recorded steps.
+        One table per phase, state and at most four series, and one for runs that stopped early. None without recorded
+            steps.
     """
     tables = []
     for phase, state in phases_and_states(study):
@@ -81,7 +82,7 @@ def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
 
 
 def _lost(shown: Frame) -> str:
-    """Say the number of steps lost to a non-finite number, with the first one's origin."""
+    """Say the number of steps lost to a non-finite number, and the first one's origin."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (
@@ -159,7 +160,7 @@ def counting_rule(study: Study, rows: Frame, phase: str) -> str:
 
 
 def where_diverged(count: Frame, series: Sequence[str]) -> str:
-    """List the diverged runs by series and rate for a caption without them in its cells; "" for none.
+    """List diverged runs by series and rate, for a caption; "" for none.
 
     E.g. ``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``
     """
@@ -211,9 +212,9 @@ def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
 
 
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
-    """Return the share of hits in % over all counted runs, bold if equal to ``top`` and above 0.
+    """Return the share of hits in % over all counted runs.
 
-    Below it: the range over runs, n, and the fate of the other runs.
+    Bold if equal to ``top`` and above 0. Below it: the range over runs, n, and the other runs' fate.
     """
     outcomes, beside = count["outcome"].to_numpy(), notes(count)
     if set(outcomes) == {NOT_DEFINED}:

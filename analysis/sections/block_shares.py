@@ -50,14 +50,16 @@ def with_kinds(rows: Frame) -> Frame:
 
 
 def medians(rows: Frame, by: Sequence[str]) -> Any:
-    """Return the median over runs of each run's sum of shares in %, grouped by ``by``."""
+    """Return the median over runs of each run's summed shares in %, by ``by``."""
     sums = rows.groupby([*by, "run_id"])[["percent", "own_percent"]].sum(min_count=1)
     return sums.groupby(level=list(range(len(by)))).median()
 
 
 def blocks_table(study: Study) -> Table | None:
-    """Return shares by kind and the off-diagonal coupling for each phase, state, series and LR; None if not
-    measured."""
+    """Return shares by kind and the off-diagonal coupling; None if not measured.
+
+    A row for each phase, state, series and LR.
+    """
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
     present = set(study.spectra["blocks"]["block"].map(part_of_model))

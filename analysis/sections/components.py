@@ -1,4 +1,4 @@
-"""Tabulate the summands of an NLL, validation and generative, as in the consensus paper's Table 4.
+"""Tabulate an NLL's summands, validation and generative, as in the consensus paper's Table 4.
 
 Nothing for a study without them.
 """
@@ -27,7 +27,7 @@ def parts_of(runs: Frame, nll: str) -> dict[str, str]:
 
 
 def component_tables(study: Study) -> list[Table]:
-    """Return tables, component and mechanism × learning rate, of median NLL, its interval and n; total first.
+    """Return median NLL, interval and n, component and mechanism × learning rate; total first.
 
     The validation NLL, then the generative one by each oracle.
     """

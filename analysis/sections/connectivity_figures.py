@@ -1,4 +1,4 @@
-"""Show the connectivity of the graphs behind attention or consensus, under the heading of all layer probes."""
+"""Show the connectivity of attention's and consensus's graphs, under the layer probes' heading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONNECTIVITY_CAPTION = (
 
 
 def connectivity_figure(frame: Frame) -> Figure:
-    """Draw λ_1 against N at each w, and against w at each N, both on log axes.
+    """Draw λ_1 against N at each w, and against w at each N, on log axes.
 
     With closed form, bounds and fitted slopes.
     """
@@ -49,7 +49,7 @@ def connectivity_figure(frame: Frame) -> Figure:
 
 
 def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, names: tuple[str, str, str]) -> None:
-    """Draw λ_1 of path and ring against N or w, a colour for each value of the other.
+    """Draw λ_1 of path and ring against N or w, coloured by the other.
 
     The path's bounds are a band, its fitted exponent a label.
     """

@@ -1,4 +1,4 @@
-"""Show single steps and, if measured by `measure=…`, loss along u, spectrum, sharpness and parameter blocks.
+"""Show single steps, loss along u, spectrum, sharpness and parameter blocks, if measured (`measure=…`).
 
 It continues under the heading of α_max.
 """
@@ -37,9 +37,9 @@ STEPS_CAPTION = (
 
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6).
+    """Draw α_max against recorded step (paper, Figure 6).
 
-    One figure for every four LRs; none without rows.
+    A panel per LR and state, a line per series; one figure for every four LRs; none without rows.
     """
     rows = recorded(study, phase)
     counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}

@@ -20,9 +20,9 @@ DOUBTFUL = 1e-3
 
 
 def verification(study: Study) -> str:
-    """Say the curvatures' methods and their distance from central differences, one per run and state.
+    """Say the curvatures' methods and their distance from central differences.
 
-    Beyond `DOUBTFUL`, the text names the inaccurate one of the two.
+    One curvature per run and state is compared. Beyond `DOUBTFUL`, the text names the inaccurate one of the two.
     """
     rows = of_trained(study, study.curvature)
     if rows.empty:
@@ -58,7 +58,7 @@ def _which_erred(checked: Frame) -> str:
 
 
 def _errors(judged: Frame, other: str) -> list[float]:
-    """Return the largest relative errors of curvature ``other`` and of the used one against float64."""
+    """Return the largest relative errors against float64: of curvature ``other``, of the used one."""
     exact = judged["float64_curvature"]
     return [float(relative_difference(judged[name], exact).max()) for name in (other, "curvature")]
 

@@ -47,7 +47,7 @@ CAPTIONS = {
 
 
 def relative(rows: Frame, which: str) -> Column:
-    """Return the root mean square of Φ over that of V by series … layer, pooled over heads and sequences.
+    """Return RMS(Φ) / RMS(V) by series … layer, pooled over heads and sequences.
 
     The sequences have equal size.
     """
@@ -110,7 +110,10 @@ def run_tables(frame: Frame, mechanism: str) -> list[Table]:
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
-    """Return relative discrepancy by layer and its slope for each phase, with the layers' own γ and γ = 1."""
+    """Return relative discrepancy by layer and its slope, for own γ and γ = 1.
+
+    A pair of tables for each phase.
+    """
     caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
@@ -156,7 +159,7 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
 def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
     """Draw one series' discrepancy by layer: for each LR a line of medians and the seeds' range as a band.
 
-    If own γ differs from 1, both are drawn, γ = 1 dashed.
+    If own γ differs from 1, both are drawn, γ = 1 dotted.
     """
     ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
     for lr, at_lr in part.groupby("run_lr"):

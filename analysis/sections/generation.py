@@ -135,7 +135,7 @@ def sample_tables(study: Study) -> list[Table]:
 
 
 def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
-    """Return one table of samples, learning rate × series, with sampler and oracle in its caption."""
+    """Return one table of samples, learning rate × series; the caption names sampler and oracle."""
     shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     body = tuple(

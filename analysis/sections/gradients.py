@@ -72,7 +72,10 @@ def grid(rows: Frame) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
-    """Draw a heat map of log₁₀ gradient norm, block × step, for each of ``runs`` on one colour scale."""
+    """Draw each run's heat map of log₁₀ gradient norm, block × step.
+
+    All share one colour scale.
+    """
     found = [grid(rows[rows["run_id"] == run.run_id]) for run in runs]
     lines, columns = math.ceil(len(runs) / COLUMNS), min(COLUMNS, len(runs))
     height = min(3.4, 0.7 + 0.11 * max(len(blocks) for blocks, _, _ in found))

@@ -1,6 +1,6 @@
-"""Draw NLL against learning rate, a panel for each kind of run beside the baseline, and format its cells.
+"""Draw NLL against learning rate, a panel for each kind of run beside the baseline.
 
-The numbers are from `analysis.numbers.kinds`.
+Also format the cells of its numbers (`analysis.numbers.kinds`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> No
 
 
 def over(table: Frame, unit: float) -> Frame:
-    """Return a table by learning rate with its rates divided by a unit, in four digits."""
+    """Return a table by learning rate with rates divided by a unit, in four digits."""
     return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)
 
 
@@ -104,7 +104,7 @@ def nll_cell(each: Numbers, lowest: float) -> Cell:
 
 
 def bounds_text(bounds: Bounds) -> str:
-    """Format decades known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
+    """Write decades known by bounds: 0.50, 0.50–1.00, ≥ 0.50, none."""
     least, most = (end + 0.0 for end in bounds)
     if math.isnan(least):
         return "none"

@@ -121,7 +121,7 @@ def _factor_ticks(ax: Axes) -> None:
 
 
 def _log_ticks(axis: Axis) -> None:
-    """Set ticks at decades, also at 2 and 5 below two decades, and even steps below a factor of four."""
+    """Set ticks at decades; 1, 2 and 5 below two decades; even steps below a factor of four."""
     low, high = axis.get_view_interval()
     if high / low >= 100:
         axis.set_major_locator(LogLocator(numticks=6))
@@ -135,9 +135,10 @@ def _log_ticks(axis: Axis) -> None:
 
 
 def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean factors at `QUANTILES` in falling order, and the quadrature probes' standard error.
+    """Return the mean factors at `QUANTILES` in falling order, and their standard error.
 
-    The mean is over heads, sequences and runs. The error is 0 for singular values, which are exact.
+    The mean is over heads, sequences and runs. The error is the quadrature probes'; it is 0 for singular values, as
+    these are exact.
     """
     curves, squares = [], []
     for _, head in rows.groupby(["run_id", "head", "sequence"]):
@@ -157,7 +158,7 @@ def _falling(rows: Frame) -> np.ndarray:
 
 
 def energy_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw energy and variance, after over before, against layer, a panel a series, a line an LR."""
+    """Draw energy and variance, after / before, against layer, a panel a series, a line an LR."""
     rows = _of_phase(study, "spectra", phase)
     if rows is None:
         return []

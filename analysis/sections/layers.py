@@ -137,7 +137,7 @@ def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes:
 
 
 def _range(values: Column) -> str:
-    """Format a range: ``0.1`` if all agree to three digits, else ``0.08 … 0.12``, ``--`` if empty."""
+    """Write a range: ``0.1`` if all agree to three digits, else ``0.08 … 0.12``, ``--`` if empty."""
     if not len(values):
         return "--"
     ends = dict.fromkeys(f"{value:.3g}" for value in (values.min(), values.max()))
@@ -160,7 +160,10 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
 
 
 def qk_heads(rows: Frame) -> Frame:
-    """Return spectral norm and condition number (∞ for a zero singular value) of W_qᵀW_k, a row a head."""
+    """Return spectral norm and condition number of W_qᵀW_k, a row a head.
+
+    The condition number is ∞ for a zero singular value.
+    """
     keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
     ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
     with np.errstate(divide="ignore"):
@@ -190,9 +193,9 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """Return λ_1 of the window-path graph, a row a window and a column a length, with a row for the complete graph.
+    """Return λ_1 of the window-path graph, a row a window and a column a length.
 
-    Bounds stand below each value, fitted exponents at the ends.
+    Bounds are below each value, fitted exponents at the ends. One more row is the complete graph's.
     """
     path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
     lengths, body = sorted(set(path["positions"])), []

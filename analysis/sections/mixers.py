@@ -64,7 +64,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
-    """Return parameters, time, memory and, for mechanisms able to continue reading, the size of their state.
+    """Return parameters, time, memory and, if the mechanisms can continue reading, their state's size.
 
     Time and memory are from `benchmarks.throughput` if measured; else time by the runs' clocks, no memory.
     """

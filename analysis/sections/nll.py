@@ -1,4 +1,4 @@
-"""Tabulate validation NLL by learning rate, the stable windows, and the mean cost of a mistuned rate."""
+"""Tabulate validation NLL by learning rate, stable windows, and a mistuned rate's mean cost."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def nll_cell(
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """Return each series' best learning rate and the range of rates within 5 % of the best NLL.
+    """Return each series' best learning rate and its rates within 5 % of the best NLL.
 
     Args:
         study: the study.
         column: validation or generative NLL.
-        oracle: the caption's sentence on the oracle of a generative NLL.
+        oracle: the caption's sentence on a generative NLL's oracle.
     """
     found, words = windows(study, column=column), wording.words(study)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)

@@ -56,7 +56,10 @@ def window_figure(study: Study) -> Figure | None:
 
 
 def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
-    """Draw one series' width as a bar, hatched up to its upper bound, seeds as points, an arrow if open."""
+    """Draw one series' width as a bar, hatched up to its upper bound.
+
+    Seeds are points; an arrow marks an open window.
+    """
     found = each.median
     assert found is not None, "series without a window are left out"
     ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
@@ -117,10 +120,10 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 
 
 def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
-    """Set the axis from the best run to the worst, or less far if some run is far off.
+    """Set the y limits from the best run to the worst, with a cap.
 
-    The bound is twice the distance from the best to the token-frequency NLL. The token-frequency line is included if
-    near.
+    The cap is twice the distance from the best run to the token-frequency NLL. The token-frequency NLL is inside the
+    limits if near.
 
     Args:
         ax: the axes.
@@ -137,7 +140,7 @@ def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
         # Far above the models, the token-frequency line would flatten their curves; it is named above the axis instead.
         high = max(high, unigram) if unigram < low + 3 * (high - low) else high
     room = max(high - low, 0.02)
-    # The strip at the top belongs to the crosses.
+    # The strip at the top is reserved for crosses.
     ax.set_ylim(low - 0.06 * room, high + 0.16 * room)
 
 
@@ -232,7 +235,10 @@ def _unigram(ax: Axes, study: Study) -> None:
 
 
 def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
-    """Draw one bar per series over its window, thin lines for seeds, arrows at open ends, dots to diverged rates."""
+    """Draw one bar per series over its window, and thin lines for seeds.
+
+    Arrows mark open ends, dots the way to a diverged rate.
+    """
     for row, (name, each) in enumerate(found.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
@@ -256,7 +262,7 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
 
 
 def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
-    """Return the legend's entries for divergence and for runs above the axis, each if present."""
+    """Return the legend's entries for divergence and for runs above the axis, if present."""
     values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     extras = []
     if np.isinf(values).any():
@@ -267,7 +273,7 @@ def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
 
 
 def applies(study: Study) -> bool:
-    """Return whether the study compares rates and the ablation tables do not contain all of it."""
+    """Return whether the study compares rates beyond its ablation tables."""
     return is_of_rates(study) and not tells_all(study)
 
 

@@ -217,7 +217,7 @@ def _unit(study: Study, each: Numbers) -> float:
 
 
 def _curve(ax: Axes, table: Frame, style: Look, aside: float) -> None:
-    """Draw a median line and each rate's interval over the finished seeds, shifted by ``aside`` decades."""
+    """Draw a median line and the finished seeds' intervals, shifted by ``aside`` decades."""
     line = median_line(table)
     inside = line.where(np.isfinite(line))
     moved = [rate * 10**aside for rate in inside.index]

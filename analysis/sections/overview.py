@@ -118,7 +118,7 @@ def guards_did(run) -> str:
 
 
 def cut_short(study: Study) -> str:
-    """Say the number of finished runs with a log that ends before the last step; "" for none.
+    """Say the number of finished runs with an incomplete log; "" for none.
 
     Verdict and final NLL are stored apart from the log; values read from the missing steps are lost.
     """

@@ -1,4 +1,4 @@
-"""Show the convergence per iteration of PDMM, the solver behind consensus layers, as a table and a figure."""
+"""Show the convergence per iteration of PDMM, the solver behind consensus layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-12  # below it an error is rounding
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """Return PDMM's speed to the optimum and its first and last discrepancy, a row a graph and schedule."""
+    """Return PDMM's speed and its first and last discrepancy, a row a graph and schedule."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")

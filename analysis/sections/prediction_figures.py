@@ -1,4 +1,4 @@
-"""Draw early α_max's prediction of broken runs (ROC curves, AUC), and of best rate and edge (ranks)."""
+"""Draw early α_max's prediction of broken runs (ROC curves), best rate and edge (ranks)."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(found: Frame) -> Figure:
-    """Draw every point's objective in order, and the lowest so far as a line, for each kind of run."""
+    """Draw every point's objective in order, and each kind's lowest so far as a line."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
     handles = []
@@ -178,7 +178,7 @@ def lineage_tables(study: Study) -> list[Table]:
 
 
 def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """Return (step before the first, rate) of each stretch at one rate along a line of segments."""
+    """Return (step before the first, rate) of each stretch at one rate along a line."""
     found: list[tuple[int, float]] = []
     for row in line:
         if not found or found[-1][1] != row["lr"]:
@@ -192,7 +192,7 @@ def lineage_figures(study: Study) -> Figures:
 
 
 def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
-    """Draw the populations, a panel for each seed, so that common rates do not hide each other."""
+    """Draw the populations, a panel for each seed: common rates would hide each other."""
     seeds = sorted({seed for _, _, seed, _ in known})
     columns = min(len(seeds), MOST_COLUMNS)
     height = math.ceil(len(seeds) / columns)

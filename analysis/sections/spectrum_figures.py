@@ -1,4 +1,7 @@
-"""Draw the loss along u at the first recorded step with its quadratic model, and the Hessian's spectral density."""
+"""Draw the loss along u beside its quadratic model, and the Hessian's spectral density.
+
+Both are at the first recorded step.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ DENSITY_CAPTION = (
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the loss along u at the first recorded step, with the quadratic model, α_max, critical and training LR.
+    """Draw the loss along u at the first recorded step, beside its quadratic model.
 
-    A column per series (four a figure), a row for the lowest, middle and highest LR. First seed, with the run's own
-    optimizer state if measured.
+    With α_max, critical LR and training LR. A column per series (four a figure), a row for the lowest, middle and
+    highest LR. First seed, with the run's own optimizer state if measured.
     """
     rows = shown(study, "profile", phase)
     if rows is None:
@@ -76,7 +79,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
-    """Draw one grid of profiles, a row a learning rate and a column a series, each of the lowest seed."""
+    """Draw the lowest seeds' profiles, a row a learning rate and a column a series."""
     figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):
@@ -134,9 +137,9 @@ def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
 
 
 def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the Hessian's spectral density, a panel per series (four a figure), a line per LR; empty if not measured.
+    """Draw the Hessian's spectral density, a panel per series, a line per LR; empty if not measured.
 
-    Mean over seeds; each quadrature node is widened by a two-hundredth of the eigenvalues' range.
+    Four series a figure. Mean over seeds; each quadrature node is widened by a two-hundredth of the eigenvalues' range.
     """
     rows = shown(study, "density", phase)
     if rows is None:
@@ -190,7 +193,7 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
 
 
 def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
-    """Return the density from one or more runs' quadratures, with equal weight for each run.
+    """Return the density from one or more runs' quadratures, all runs weighted equally.
 
     Args:
         rows: nodes and weights.

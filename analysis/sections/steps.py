@@ -80,7 +80,10 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """Say the number of steps beyond α_max, a threshold of second order only, and of those with lower loss."""
+    """Say the number of steps beyond α_max, and of those that lowered the loss.
+
+    α_max is a threshold of second order only.
+    """
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
         return "α_max is a threshold of second order; no step went beyond it here."
@@ -92,7 +95,7 @@ def beyond_alpha_max(rows: Frame) -> str:
 
 
 def _ratio(part: Frame) -> Cell:
-    """Return the median of critical LR / α_max over finite positive pairs, with quartiles and n."""
+    """Return the median of critical LR / α_max over finite positive pairs, quartiles and n."""
     pair = part[["critical_lr", "alpha_max"]]
     usable = part[(np.isfinite(pair) & (pair > 0)).all(axis=1)]
     if usable.empty:
@@ -112,16 +115,15 @@ def of_trained(study: Study, rows: Frame) -> Frame:
 
 
 def diverged_note(count: Frame) -> str:
-    """Say the share of runs in ``count`` (from `counted`) that diverged before a measurement, e.g. diverged 2/3; "" for
-    none."""
+    """Say the share of diverged, unmeasured runs in ``count`` (from `counted`): diverged 2/3; "" for none."""
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
 
 
 def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
-    """Yield a spectrum's rows by ``(phase, state, series, LR)``, with a note on diverged runs.
+    """Yield a spectrum's rows by ``(phase, state, series, LR)``, each with its note on divergence.
 
-    A curve point with only diverged runs has no rows.
+    If every run diverged, the rows are empty.
     """
     rows = of_trained(study, study.with_run(study.spectra[name]))
     pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))

@@ -161,7 +161,7 @@ def _around(middle: float, radius: float) -> tuple[float, float]:
 
 
 def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
-    """Draw the cumulative distribution of backbone RMSD in Å over held-out chains, with both baselines."""
+    """Draw held-out chains' cumulative distribution of backbone RMSD in Å, with both baselines."""
     for name, color, dashes, label in (
         ("rmsd", RECONSTRUCTED, "-", "reconstructed"),
         ("mean_rmsd", BASELINE, "-", "mean chain"),
@@ -178,7 +178,7 @@ def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
 
 
 def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None:
-    """Draw every used code's share of residues by its rank, with the uniform share as a dotted line."""
+    """Draw used codes' shares of residues by rank, with the uniform share dotted."""
     counts = np.sort(codes.num.to_numpy())[::-1]
     used = counts[counts > 0]
     ax.plot(np.arange(1, len(used) + 1), used / used.sum(), color=INK)

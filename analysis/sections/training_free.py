@@ -36,7 +36,10 @@ NOT_TIMED = "Shares of products, not of time: all pairs are computed here, under
 
 
 def gaps(models: Frame) -> Column:
-    """Return the NLL less that of `sa` by run and budget, in nats per counted position over all sequences."""
+    """Return the NLL less `sa`'s by run and budget, in nats per counted position.
+
+    All sequences are pooled.
+    """
     rows = models[models["counted"] > 0]
     rows = rows.assign(lost=rows["counted"] * (rows["nll"] - rows["sa_nll"]))
     sums = rows.groupby(RUN)[["lost", "counted"]].sum()
@@ -44,12 +47,15 @@ def gaps(models: Frame) -> Column:
 
 
 def shares(models: Frame) -> Column:
-    """Return the share of skipped products by run and budget, the mean over sequences and layers."""
+    """Return the skipped products' share by run and budget, mean over sequences and layers."""
     return models.groupby(RUN)["skipped"].mean()
 
 
 def errors(layers: Frame) -> Column:
-    """Return the worst layer's relative error by run and budget, each layer's mean over sequences."""
+    """Return the worst layer's relative error by run and budget.
+
+    Each layer's error is the mean over sequences.
+    """
     return layers.groupby([*RUN, "layer"])["error"].mean().groupby(level=RUN).max()
 
 
@@ -99,7 +105,7 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Tab
 
 
 def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
-    """Return medians over seeds, a row a series, learning rate and stand-in, a column a budget."""
+    """Return medians over seeds, a row a series, rate and replacement, a column a budget."""
     rows = values.rename("value").reset_index()
     budgets = sorted(set(rows["budget"]))
     measures = [
@@ -132,7 +138,7 @@ def figures(study: Study) -> Figures:
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw one phase, a figure a series: a row a stand-in, a line a learning rate and its settings."""
+    """Draw one phase, a figure a series: a row a replacement, a line a learning rate and its settings."""
     models, layers = (rows[rows["phase"] == phase] for rows in (study.probed(NAME), study.probed(LAYERS)))
     present = [name for name in study.series if name in set(models["series"])]
     return [
@@ -142,7 +148,10 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _figure(models: Frame, layers: Frame, title: str) -> Figure:
-    """Draw one series, a row a stand-in: gap and error against the share skipped, and the error by layer."""
+    """Draw one series, a row a replacement.
+
+    Gap and error against the share skipped, and the error by layer.
+    """
     mixers = list(dict.fromkeys(models["mixer"]))
     figure = Figure(figsize=(WIDTH_INCHES, 0.8 + 1.8 * len(mixers)), layout="constrained")
     axes, colors = figure.subplots(len(mixers), 3, squeeze=False), lr_colors(models["run_lr"])
@@ -174,7 +183,10 @@ def over_seeds(values: Column) -> Column:
 def _against_share(
     ax: Axes, values: Column, skipped: Column, colors: Mapping[float, Any], dashes: Mapping[str, Any]
 ) -> None:
-    """Draw a value against the share skipped, a line a learning rate and settings, a point a budget."""
+    """Draw a value against the share skipped, a point a budget.
+
+    A line for each learning rate and settings.
+    """
     both = over_seeds(values).to_frame("value").assign(skipped=over_seeds(skipped)).reset_index()
     for (lr, label), line in both.groupby(["run_lr", "label"]):
         part = line.sort_values("budget")

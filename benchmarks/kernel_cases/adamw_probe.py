@@ -1,4 +1,4 @@
-"""A step of AdamW over the parameters of a model of 124 M, with ⟨g, u⟩, ‖u‖ and ‖g‖."""
+"""A step of AdamW on a model with 124 M parameters, with ⟨g, u⟩, ‖u‖, ‖g‖."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Tr
 
 
 def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:
-    """Return a function that makes the call of our step and its sums on a device."""
+    """Return a function that makes our call on a device: a step with its sums."""
 
     def on(device: torch.device) -> Call:
         from kernels.adamw_probe import adamw_probe
@@ -57,7 +57,7 @@ def _ours(shapes: list[tuple[int, ...]]) -> Callable[[torch.device], Call]:
 
 
 def _maker(shapes: list[tuple[int, ...]], *, fused: bool) -> Callable[[torch.device], Call]:
-    """Return a function that makes the call of torch's step and the three sums on a device."""
+    """Return a function that makes torch's call on a device: a step, three sums."""
 
     def on(device: torch.device) -> Call:
         """Return the call on this device; each call moves the same parameters further."""

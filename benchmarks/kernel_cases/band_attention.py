@@ -105,10 +105,10 @@ def traffic(
     global keys' gradients, computed by torch, is left out.
 
     Args:
-        batch: number of sequences.
+        batch: sequences.
         heads: number of heads.
         positions: N, including the global keys.
-        width: features of a head.
+        width: features per head.
         before: keys before a query in its band.
         after: keys after a query in its band.
         dilation: distance between neighbouring keys of a band.
@@ -155,7 +155,7 @@ def traffic(
 def _programs(
     num_queries: int, dilation: int, before: int, after: int, sizes: Tiling
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield each block's places in one head, the keys of its queries, and the queries of its keys."""
+    """Yield each block's places in one head, its queries' keys, and its keys' queries."""
     blocks = ceil_div(ceil_div(num_queries, dilation), sizes.rows)
     for residue in range(dilation):
         length = max(0, ceil_div(num_queries - residue, dilation))

@@ -35,7 +35,7 @@ class Case:
     """A computation at one size.
 
     Attributes:
-        contestants: by name, a function that makes the measured call on a device; it may raise if unsupported.
+        contestants: by name, a function that makes the measured call on a device, or raises if unsupported.
         traffic: bytes and operations of ours; None without a model.
         precision: of products: float32, tf32 or bf16.
     """
@@ -78,7 +78,7 @@ def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
 
 
 def module_step(build: Callable[[], nn.Module], *shape: int, precision: str, compiled: bool = False) -> Any:
-    """Return a function that makes the call of a module's forward and backward pass on a device.
+    """Return a function that makes a module's forward and backward call on a device.
 
     Gradients are those of the input and the parameters.
 

@@ -1,4 +1,4 @@
-"""Windowed self-consensus at the sizes of the consensus paper's 193 M model, as a layer with its projections."""
+"""Windowed self-consensus at the paper's 193 M sizes, as a layer with projections."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Launch:
         return range(-halo, count * (self.tiles.nodes - halo) - halo, self.tiles.nodes - halo)
 
     def _edges(self, first: int, halo: int, step: int) -> int:
-        """Return the number of rows in the tile at ``first`` with a node at both ends of edge ``step``."""
+        """Return the rows in the tile at ``first`` with nodes at both ends of edge ``step``."""
         offset = step + 1 if self.both else None if self.reach is None else step - self.reach
         low, high = max(first, 0), min(first + self.tiles.nodes, self.num_own)
         if offset is not None:
@@ -110,7 +110,7 @@ class _Launch:
         return max(high - low, 0)
 
     def turns(self, rows: int) -> int:
-        """Return the count of numbers read from the rotation's table by the edges of ``rows``."""
+        """Return the count of numbers read from the rotation's table for ``rows``."""
         return 2 * self.directions * rows * self.width if self.targets else 0
 
     def network(self, rows: int, steps: int, groups: int, nodes: int, orders: int = 1) -> int:
@@ -125,7 +125,10 @@ class _Launch:
         return self.directions * (rows * groups * 2 * nodes * self.hidden + steps * weights)
 
     def products(self, steps: int, groups: int, rows: int) -> int:
-        """Return the multiply-adds of one product of Λ's rows with all hidden features, blocks filled up."""
+        """Return the multiply-adds of one product of Λ's rows with all hidden features.
+
+        Blocks are filled up.
+        """
         slabs = -(-self.hidden // self.tiles.hidden)
         columns = groups * rows * self.tiles.width if self.rank else 0
         return self.directions * steps * self.tiles.nodes * slabs * self.tiles.hidden * columns
@@ -151,12 +154,12 @@ def traffic(
 
     Args:
         launch: its name.
-        batch: number of sequences.
+        batch: sequences.
         heads: number of heads.
         positions: sequence length.
-        head_width: features of a head.
-        hidden: hidden features of the edge network.
-        rank: rank of Λ; 0 without.
+        head_width: features per head.
+        hidden: the edge network's hidden features.
+        rank: Λ's rank; 0 without.
         window: half width of the graph; None for a complete graph with a context.
         context: length of the context; None for self-consensus.
         itemsize: bytes of a node's number.

@@ -105,10 +105,10 @@ def traffic(
     from memory.
 
     Args:
-        rows: number of hidden states.
-        columns: size of the vocabulary.
-        width: features of a hidden state.
-        dtype: type of hidden states and weights.
+        rows: hidden states.
+        columns: vocabulary size.
+        width: features per hidden state.
+        dtype: the hidden states' and weights' type.
         of: the pass: "backward" to hidden states, weights and biases; "second_order" with both derivatives of hidden
             states, the first of weights and biases.
         bias: whether the head has biases.
@@ -190,10 +190,10 @@ def least_traffic(
     These are hidden states and the head; backward also their gradients and, written once and read once, the logits'.
 
     Args:
-        rows: number of hidden states.
-        columns: size of the vocabulary.
-        width: features of a hidden state.
-        dtype: type of hidden states and weights.
+        rows: hidden states.
+        columns: vocabulary size.
+        width: features per hidden state.
+        dtype: the hidden states' and weights' type.
         of: the pass.
         left_out: whether one column a row is left out.
     """

@@ -66,11 +66,11 @@ def traffic(
     gradient, computed by torch, are left out.
 
     Args:
-        batch: number of sequences.
+        batch: sequences.
         heads: number of heads.
         positions: sequence length.
-        keys: features of a key.
-        values: features of a value.
+        keys: features per key.
+        values: features per value.
         delta: whether the delta rule is used.
         decays: per position and head: 0 (none), 1 or ``keys``.
         part: "forward", "backward" or "second_order".

@@ -40,7 +40,10 @@ def cases(smoke: bool) -> list[Case]:
 def _connection(
     name: str, impl: str, shape: tuple[int, int, int, int], *, compiled: bool = False
 ) -> Callable[[torch.device], Call]:
-    """Return a function that makes a connection's call, with gradients of its state and parameters."""
+    """Return a function that makes a connection's call on a device.
+
+    The call computes gradients by its state and parameters.
+    """
 
     def on(device: torch.device) -> Call:
         """Return the call on this device, in bfloat16."""
@@ -76,18 +79,18 @@ def traffic(
     wide: int = 4,
     once: bool = True,
 ) -> Traffic:
-    """Return bytes and operations of one of `LAUNCHES`, or of the launches of one of `PASSES`.
+    """Return bytes and operations of one of `LAUNCHES`, or of one of `PASSES`.
 
     Args:
         launch: its name.
         tokens: number of tokens.
         streams: number of streams N.
-        width: features of a stream.
+        width: features per stream.
         options: logits of the mixing, N² (mhc) or the number of permutations (``lite``); 0 for hyper-connections.
         lite: whether the mixing is mHC-lite's.
         iterations: of Sinkhorn and Knopp.
-        itemsize: bytes of a number of X, u and F.
-        wide: bytes of a coefficient and a weight.
+        itemsize: bytes of a number in X, u and F.
+        wide: bytes of a coefficient or weight.
         once: whether each buffer moves once (repeated reads hit a cache): a lower bound of a launch's time. False: all
             loads and stores.
 
