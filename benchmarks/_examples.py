@@ -1,4 +1,4 @@
-"""Draw random data for every objective, in the form of its kind of corpus."""
+"""Draw random data for every objective, in the form its corpora have."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def format_of(objective: str, vocabulary: int, positions: int) -> Any:
 
     Args:
         objective: the objective's name.
-        vocabulary: number of tokens, or of kinds of patches.
-        positions: patches of 2×2 pixels in three colours, in a row.
+        vocabulary: token count, or count of different patches.
+        positions: patches in a row, each 2×2 pixels in three colours.
     """
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return vocabulary
-    # Few kinds of patches: among many, one would embed with nearly no variance, and a LayerNorm would amplify rounding.
-    # Their contrast makes the variance of the others about 1, as for tokens.
+    # Few different patches: among many, one would embed with nearly no variance, and a LayerNorm of such an embedding
+    # would be all rounding. The contrast gives the others a variance of about 1, like tokens.
     return ImageFormat(2, 2 * positions, 3, vocabulary, (127.5,) * 3, (25.0,) * 3)._asdict()
 
 
 def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: torch.Generator) -> Any:
-    """Draw sequences of tokens, or images, in the form of `AbstractCorpus.batch`.
+    """Draw token sequences or images, as `AbstractCorpus.batch` does.
 
     Args:
         objective: the objective's name.
         data_format: from `format_of`.
         tokens: tokens per sequence.
-        num: number of sequences or images.
+        num: sequences or images to draw.
         generator: draws the data.
     """
     if Registry("objectives").load(objective).corpus_kind == "tokens":

@@ -1,4 +1,4 @@
-"""Measure time and memory of calls side by side in one process, and check promises."""
+"""Measure calls' time and memory side by side in one process, and check promises."""
 
 from __future__ import annotations
 

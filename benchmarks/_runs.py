@@ -23,11 +23,11 @@ class MadeUp:
     """The synthetic numbers of one run.
 
     Attributes:
-        losses: of each step from the first; the last is None for a diverged run.
+        losses: every step's loss from the first on; a diverged run ends with None.
         val_nll: at the end, None for a diverged run.
-        checkpoints: steps of the checkpoints.
+        checkpoints: steps with a checkpoint.
         alpha_max: recorded steps by phase and optimizer state.
-        phases: step of each phase's checkpoint.
+        phases: each phase's checkpoint step.
     """
 
     state: str
@@ -81,7 +81,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
 
 
 def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
-    """Write a row a step of metrics and timing, validated at intervals and at the end."""
+    """Write a row of metrics and timing a step, validated at intervals and last."""
     log = RunLog(directory, resume_after=-1)
     log.metrics({"step": 0, "val_nll": INIT_NLL})
     for step, loss in enumerate(made_up.losses, 1):

@@ -1,16 +1,16 @@
 """Follow a parameter through a project's calls, by its source.
 
 The walk reads one function's body in source order. An event is a read of a followed name. If a followed name, or its
-attribute (``spec.model.width``), is an argument of a call, the walk enters the called function and follows the
-receiving parameter, each time anew; it does not enter a function twice at a time. A name assigned from a followed name
-or its attribute is followed, too.
+attribute (``spec.model.width``), is an argument in a call, the walk enters the called function and follows the
+receiving parameter, each time anew; it never enters a function recursively. A name assigned from a followed name or its
+attribute is followed, too.
 
-A room is a file. A move is a change of room between two consecutive events, and a climb is a move back to a function
-nearer to the start of the walk.
+A room is a file. A move is a change of room between two consecutive events. A climb is a move back to a function nearer
+to the walk's start.
 
-It resolves names of the module, imports (also those within functions), ``Class(...)``, ``self.method(...)`` and methods
-of base classes. It loses calls through dicts, registries and objects of a class not written at the call, so its counts
-are lower bounds.
+It resolves the module's names, imports (also those within functions), ``Class(...)``, ``self.method(...)`` and
+inherited methods. It loses calls through dicts and registries, and on objects without a class name at the call, so its
+counts are lower bounds.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Event(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The counts of a walk; ``rooms`` is the number of different files."""
+    """The counts of a walk; ``rooms`` counts different files."""
 
     events: int
     moves: int
@@ -196,14 +196,14 @@ class _Walker(ast.NodeVisitor):
 
 
 def walk(project: Project, module: str, function: str, parameter: str, limit: int) -> Walk:
-    """Follow a parameter from a function of a module.
+    """Follow a parameter from a module's function.
 
     Args:
         project: the modules to resolve calls in.
         module: dotted name of the first module.
-        function: name of the function, or ``Class.method``.
+        function: the function's name, or ``Class.method``.
         parameter: the function's parameter.
-        limit: largest number of events.
+        limit: largest event count.
 
     Returns:
         Events, moves, climbs and rooms; fewer events than ``limit`` if the walk ends before.

@@ -60,7 +60,7 @@ def line(label: str, settings: dict[str, str], cache: Path, num_bytes: int) -> s
         label: begins the row.
         settings: the data source's settings.
         cache: prepared data's folder.
-        num_bytes: size of the text.
+        num_bytes: the text's size.
     """
     command = [sys.executable, "-m", "benchmarks.corpora", "--measure", json.dumps(settings), "--cache", str(cache)]
     found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

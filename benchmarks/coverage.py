@@ -1,12 +1,12 @@
 """Compare `method="auto"` with double backward for all our parts and Hugging Face's models.
 
 Run ``python -m benchmarks.coverage``. One row for each mechanism in each supported direction, each cross mechanism,
-residual, norm and objective of the registries (float64, weights moved off their initial values), and for causal
-language models of Hugging Face made from tiny configs, with each of their attention implementations (float64 weights
-except for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row).
+residual, norm and objective in the registries (float64, weights moved off their initial values). One row for each
+causal language model of Hugging Face made from a tiny config and each attention implementation (float64 weights except
+in mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row).
 
-"missing" names the operation without a rule in taylor. "off by" is |taylor − double backward| of uᵀHu along one random
-u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
+"missing" names the operation without a rule in taylor. "off by" is |taylor − double backward| for uᵀHu along one random
+u, relative to its terms' summed sizes, Σ_b |u_b·(Hu)_b|.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def mechanisms() -> Iterator[Case]:
 
 
 def cross_mechanisms() -> Iterator[Case]:
-    """Yield a case for each cross mechanism, with a padded context, shorter than the source."""
+    """Yield a case for each cross mechanism; its context is padded and shorter."""
     _, positions, width = SHAPE
     x, context = signal(), signal()[:, : positions - 4].flip(0)
     mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]

@@ -121,7 +121,7 @@ def ratio(times: dict[str, list[float]], name: str, unit: str) -> float:
 
 
 def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
-    """Print the table of one length and return its promises.
+    """Print one length's table and return its promises.
 
     Args:
         positions: sequence length N.

@@ -128,10 +128,10 @@ def trace_run(root: Path, entry: str = ENTRY, words: Sequence[str] = tuple(RUN.s
         words: the command line, without places; the run happens in the temporary folder.
 
     Returns:
-        The counts of `benchmarks._traced.Recorder.counts`.
+        The counts from `benchmarks._traced.Recorder.counts`.
 
     Raises:
-        RuntimeError: the command fails; the message has the end of its output.
+        RuntimeError: the command fails; the message ends with its last output.
     """
     script = Path(__file__).with_name("_traced.py")
     with tempfile.TemporaryDirectory() as folder:

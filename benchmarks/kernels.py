@@ -44,7 +44,7 @@ BOUND = "bound"
 class Result:
     """A contestant's median seconds, peak bytes (0: not measured) and error ``off``, or the failure.
 
-    ``off`` is the distance of its gradients from those of torch's own operations.
+    ``off`` is its gradients' distance from those by torch's own operations.
     """
 
     seconds: float = 0.0
@@ -132,7 +132,7 @@ def measured(case: Case, device: torch.device, turns: int, without: Collection[s
 
 
 def off_by(found: object, truth: object) -> float | None:
-    """Return the norm of two calls' difference of gradients over the second's; None for different tensors."""
+    """Return two calls' gradient difference relative to the second, as norms; None for different tensors."""
     if not (isinstance(found, tuple) and isinstance(truth, tuple)):
         return None
     if [each.shape for each in found] != [each.shape for each in truth]:

@@ -46,12 +46,12 @@ RECOGNISED_S, COLLECTED_S = 5.0, 10.0
 
 
 def words(folder: Path, name: str, num_runs: int) -> list[str]:
-    """Return the command line of a sweep over the four mechanisms, ten seeds each.
+    """Return a sweep's command line over the four mechanisms, ten seeds each.
 
     Args:
         folder: folder for text, pools and reports.
-        name: name of the study and its pool.
-        num_runs: runs.
+        name: the study's and its pool's name.
+        num_runs: runs in the sweep.
     """
     rates = ",".join(f"{1e-4 * 1.02**index:.6g}" for index in range(num_runs // (SEEDS * len(MECHANISMS))))
     data = ["data=text", f"data.path={folder / 'text.txt'}"]
@@ -73,8 +73,8 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
 
     Args:
         folder: folder for text, pools and reports.
-        name: name of the study and its pool.
-        num_runs: runs.
+        name: the study's and its pool's name.
+        num_runs: runs in the pool.
     """
     spec = read(SweepSpec, Invocation.of(words(folder, name, num_runs)))
     pool = Path(spec.runs_dir)
@@ -127,13 +127,13 @@ def command(*argv: str) -> Callable[[], object]:
 
 
 def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limit_s: float | None = None) -> str:
-    """Return a row of the table: wall and processor seconds, runs a second.
+    """Return a table row: wall and processor seconds, runs a second.
 
     Args:
         label: begins the row.
-        seconds: (wall, processor) of each repeat.
-        num_runs: runs.
-        limit_s: largest median of wall seconds; None without a promise.
+        seconds: each repeat's (wall, processor).
+        num_runs: runs per repeat.
+        limit_s: largest median wall seconds; None without a promise.
     """
     wall, processor = zip(*seconds, strict=True)
     median_s = statistics.median(wall)
@@ -149,8 +149,8 @@ def recognise(folder: Path, num_runs: int, repeats: int) -> None:
 
     Args:
         folder: folder for text, pools and reports.
-        num_runs: runs.
-        repeats: times of each command.
+        num_runs: runs in the sweep.
+        repeats: times each command runs.
     """
     study, argv = make_pool(folder, "recognised", num_runs), words(folder, "recognised", num_runs)
     sweep, report = command("-m", "stability.sweep", *argv), folder / "reports" / "recognised.pdf"
@@ -167,12 +167,12 @@ def recognise(folder: Path, num_runs: int, repeats: int) -> None:
 
 
 def read_all(folder: Path, num_runs: int, repeats: int) -> None:
-    """Print the times of collecting run directories into tables.
+    """Print the times for collecting run directories into tables.
 
     Args:
         folder: folder for text, pools and reports.
-        num_runs: runs.
-        repeats: times of each call.
+        num_runs: run directories.
+        repeats: times each call runs.
     """
     started = time.perf_counter()
     study = make_pool(folder, "collected", num_runs)

@@ -42,12 +42,12 @@ CALIBRATION_STEPS = 150
 
 
 def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "ray") -> list[str]:
-    """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds.
+    """Return a sweep's command line: four rates, the rest seeds.
 
     Args:
         folder: folder for text and pools.
         pool: the pool's name.
-        num_runs: runs.
+        num_runs: runs in the sweep.
         steps: steps per run.
         launcher: the launcher.
     """
@@ -70,18 +70,18 @@ def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "r
 
 
 def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, every: int) -> dict[str, float]:
-    """Train every ``every``-th run of the sweep in this process.
+    """Train every ``every``-th run in this process.
 
     Args:
         folder: folder for text and pools.
         pool: the pool's name.
         num_runs: runs in the sweep.
         steps: steps per run.
-        first: index of the first run.
+        first: the first run's index.
         every: distance between runs.
 
     Returns:
-        Seconds spent within the loop (``spent_s``), and per step of the last run (``step_s``).
+        Seconds spent within the loop (``spent_s``), and per step in the last run (``step_s``).
     """
     spec = read(SweepSpec, Invocation.of(words(folder, pool, num_runs, steps)))
     runs = spec.expand(prepare(spec.data, folder / "cache").fingerprint)[first::every]
@@ -101,14 +101,14 @@ def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, eve
 def bare(
     folder: Path, pool: str, num_runs: int, steps: int, firsts: Sequence[int], every: int
 ) -> list[dict[str, float]]:
-    """Run `share_of` in parallel processes, one for each of ``firsts``.
+    """Run `share_of` in parallel processes, one for each in ``firsts``.
 
     Args:
         folder: folder for text and pools.
         pool: the pool's name.
         num_runs: runs in the sweep.
         steps: steps per run.
-        firsts: index of each process's first run.
+        firsts: each process's first run, by index.
         every: distance between a process's runs.
 
     Raises:
@@ -130,12 +130,12 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
-    """Print wall seconds of a sweep and of bare training by turn, and their median ratio.
+    """Print a sweep's and the bare training's wall seconds by turn, and their median ratio.
 
     Args:
         folder: folder for text and pools.
-        num_runs: runs.
-        seconds: training time of each.
+        num_runs: runs in the sweep.
+        seconds: training time per run.
         workers: runs at a time.
         repeats: turns.
     """

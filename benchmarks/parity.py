@@ -36,7 +36,7 @@ METHODS = ("taylor", "double_backward", "parity")
 
 
 def by_double_backward(step: Step) -> dict[str, Any]:
-    """Return the recorded step's uᵀHu and α_max by double backward, at taylor's θ and u."""
+    """Return uᵀHu and α_max by double backward, at taylor's θ and u."""
     found = directional(step.loss, step.params, step.direction, "double_backward", batches=step.batches)
     return {"double_backward_curvature": found.curvature, "double_backward_alpha_max": found.alpha_max}
 

@@ -1,9 +1,9 @@
-"""Compare the curvature of public architectures with float64: ``python -m benchmarks.public_models [NAME …]``.
+"""Compare public architectures' curvature with float64: ``python -m benchmarks.public_models [NAME …]``.
 
 Each is built by transformers from a tiny config with random weights. u is −g/(|g| + ε) with the loss's own gradient g,
 like Adam's first step. The error is |uᵀHu in float32 by ``method="auto"`` − uᵀHu in float64 by double backward| / |the
 latter|. Mixtures of experts compute their experts one by one (torch's grouped product has no float64). Prints one line
-for each architecture, then the table of docs/curvature.md.
+for each architecture, then the table in docs/curvature.md.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ COMMANDS = {
 
 
 def words(folder: Path, num_runs: int) -> list[str]:
-    """Return the command line of a sweep of ``num_runs`` runs: 20 rates if each has five seeds, else ten.
+    """Return a sweep's command line: 20 rates if each has five seeds, else ten.
 
     Raises:
         ValueError: ``num_runs`` is not a multiple of rates × mechanisms.
@@ -164,13 +164,13 @@ def spent(argv: Sequence[str]) -> Spent:
 
 
 def row(name: str, study: StudyFolder, num_runs: int, more: Sequence[str]) -> str:
-    """Time one command on a study, and return its line of the table.
+    """Time one command on a study, and return its table row.
 
     Args:
         name: the command's name.
         study: the study.
-        num_runs: its number of runs.
-        more: further words of the command line.
+        num_runs: runs in the study.
+        more: further words for the command line.
     """
     where = [f"name={study.path.name}", f"runs_dir={study.pool}", f"reports_dir={study.pool.parent / 'reports'}"]
     taken = spent(["-m", "stability.report", *where, *more])

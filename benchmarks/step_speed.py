@@ -46,7 +46,7 @@ LEAST = 0.95
 
 
 class Size(NamedTuple):
-    """Layers, width and heads of a model; positions and sequences of its batch; steps of a turn."""
+    """A model's layers, width and heads, its batch's positions and sequences, and steps per turn."""
 
     layers: int
     width: int

@@ -31,7 +31,7 @@ POINTS_PER_INCH = 72  # a PDF's unit of text size
 
 
 def lay_out(figure: Figure) -> None:
-    """Place panels, titles and legends by their text size in a PDF, unless already done.
+    """Place panels, titles and legends by their text size in a PDF, only once.
 
     `Figure.savefig` would repeat the layout for every format, with one more draw of the whole figure each time.
     """

@@ -170,7 +170,7 @@ def _legends(figure: Figure) -> Iterator[Spec]:
 
 
 def _note(text: Text, at: tuple[float, float], across: str, along: str) -> Spec:
-    """Return a text at a place in the figure (in shares) or in a panel's data."""
+    """Return a text placed by shares of the figure or by a panel's data."""
     return {
         "text": plain(text.get_text()),
         "x": float(at[0]),

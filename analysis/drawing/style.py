@@ -120,8 +120,8 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 def looks(study: Study) -> dict[str, Look]:
     """Return each series' look: the mechanism's colour and marker, the setting's dashes.
 
-    Each setting has its own colour and marker if there is only one mechanism, e.g. for residual schemes. Each variant
-    has its own if `_variant_looks` has enough; the base has the mechanism's. All looks differ while there are dashes
+    A study with one mechanism and several settings, e.g. residual schemes, has a colour and marker per setting. Each
+    variant has its own if `_variant_looks` has enough; the base has the mechanism's. All looks differ while dashes are
     left.
     """
     by_mechanism = mechanism_looks(study.runs["mechanism"])
@@ -189,7 +189,7 @@ def _round_rates(low: float, high: float, most: int) -> list[float]:
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """Make the x axis logarithmic with swept rates as ticks, with room on both sides.
+    """Make the x axis logarithmic with swept rates as ticks and room at both ends.
 
     Many rates are thinned to every k-th without overlap. More than a grid's number, as in a search, get round numbers.
 

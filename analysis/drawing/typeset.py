@@ -196,7 +196,7 @@ PREAMBLE = """
 
 
 def parts(titled: Sequence[tuple[str, str, str]]) -> str:
-    """Return a table of contents, then each body under its title on a new page.
+    """Return a table of contents, then each body on a page of its own.
 
     ``titled``: (title, subtitle, body) of each.
     """

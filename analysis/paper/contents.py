@@ -147,7 +147,7 @@ def _ablation(study: Study) -> Pieces:
 
 
 def _curves(places: Sequence[Block]) -> Pieces:
-    """Return each place's learning curves as in a single report (paper, Figures 7 to 10)."""
+    """Return each place's learning curves as in its own report (Figures 7 to 10)."""
     found: Pieces = ()
     for number, block in enumerate(places):
         prefix = f"{block.modality}-{block.size}-{number}-".replace(" ", "-").lower()

@@ -160,7 +160,7 @@ def by_modality(blocks: Iterable[Block]) -> dict[str, list[Block]]:
 
 
 def all_runs(blocks: Sequence[Block]) -> Study:
-    """Return every run of the grid in one study, for a common order and look."""
+    """Return all the grid's runs in one study, for a common order and look."""
     runs = pd.concat([block.study.runs for block in blocks], ignore_index=True)
     return replace(blocks[0].study, runs=runs)
 

@@ -1,4 +1,4 @@
-"""Find the consensus paper's numbers for a grid place, and its Table 9 for an ablation."""
+"""Find the consensus paper's numbers for a grid place, and its Table 9."""
 
 from __future__ import annotations
 

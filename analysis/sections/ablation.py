@@ -243,7 +243,7 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """Say the change of NLL over seeds with both runs finished, and the diverged runs."""
+    """Say the NLL's change over seeds that finished at both values, and the diverged."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

@@ -63,7 +63,7 @@ def _figure(ablation: Ablation, styles: Mapping[str, Look]) -> Figure | None:
 
 
 def _turn_labels(figure: Figure, lines: int) -> None:
-    """Turn the panels' lower labels if some overlap, and make the figure taller for them."""
+    """Turn all lower labels if some overlap, and make the figure taller for them."""
     figure.draw_without_rendering()
     if not any(map(_overlap, figure.axes)):
         return

@@ -35,7 +35,7 @@ def validated(study: Study) -> ShareWords | None:
 
 
 def accuracy_tables(study: Study) -> list[Table]:
-    """Return the median share in per cent, its interval and n, learning rate × mechanism."""
+    """Return the share in per cent (median, interval, n), learning rate × mechanism."""
     share = validated(study)
     return [] if share is None else [_table(study, series, share) for series in chunks(study.series, NLL_COLUMNS)]
 
@@ -91,7 +91,7 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
 
 
 def figures(study: Study) -> Figures:
-    """Draw the share if it is known at several learning rates, named like its column."""
+    """Draw the share if known at several learning rates, named like its column."""
     share = validated(study)
     if share is None:
         return {}

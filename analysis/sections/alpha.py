@@ -133,7 +133,7 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
 
 
 def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
-    """Draw markers with counts at the edges for steps that a log axis cannot show."""
+    """Draw markers with counts at the edges for steps outside a log axis."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for _, marker, height, which in EDGES:
         for lr, rows in part.groupby("run_lr"):

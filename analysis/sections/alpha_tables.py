@@ -82,7 +82,7 @@ def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
 
 
 def _lost(shown: Frame) -> str:
-    """Say the number of steps lost to a non-finite number, and the first one's origin."""
+    """Say the number of steps lost to a non-finite number, with the first origin."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (

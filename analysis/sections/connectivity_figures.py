@@ -24,7 +24,7 @@ CONNECTIVITY_CAPTION = (
 
 
 def connectivity_figure(frame: Frame) -> Figure:
-    """Draw λ_1 against N at each w, and against w at each N, on log axes.
+    """Draw λ_1 against N by w, and against w by N, on log axes.
 
     With closed form, bounds and fitted slopes.
     """

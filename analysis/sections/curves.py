@@ -143,7 +143,7 @@ class _Span:
 
 
 def _spans(rows: Frame) -> tuple[_Span, _Span, _Span]:
-    """Return the early part, the late part, and the whole run on the late scale."""
+    """Return the early part, the late part, and the whole on the late scale."""
     last = int(rows["step"].max())
     split = max(1, last // EARLY_SHARE)
     early, late = (median_curves(rows, max(1, last // share)) for share in (100, 20))
@@ -159,7 +159,7 @@ def _validation(rows: Frame, start: int, stop: int) -> Column:
 
 
 def _by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
-    """Draw an early and a late panel for each series, a line for each learning rate."""
+    """Draw an early and a late panel for each series, a line a rate."""
     colors = lr_colors(study.runs["lr"])
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
     axes = figure.subplots(len(names), 2, sharex="col", sharey="col", squeeze=False)

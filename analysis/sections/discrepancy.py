@@ -110,9 +110,9 @@ def run_tables(frame: Frame, mechanism: str) -> list[Table]:
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
-    """Return relative discrepancy by layer and its slope, for own γ and γ = 1.
+    """Return each phase's relative discrepancy by layer and its slope.
 
-    A pair of tables for each phase.
+    Both for own γ and γ = 1.
     """
     caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)

@@ -1,4 +1,4 @@
-"""Draw NLL against learning rate, a panel for each kind of run beside the baseline.
+"""Draw NLL against learning rate, a panel for each kind beside the baseline.
 
 Also format the cells of its numbers (`analysis.numbers.kinds`).
 """
@@ -91,7 +91,10 @@ def _panel(ax: Axes, table: Frame, each: Numbers, unit: float, color: str) -> No
 
 
 def over(table: Frame, unit: float) -> Frame:
-    """Return a table by learning rate with rates divided by a unit, in four digits."""
+    """Return a table by learning rate, the rates divided by a unit.
+
+    They have four digits.
+    """
     return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)
 
 

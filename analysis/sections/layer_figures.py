@@ -158,7 +158,10 @@ def _falling(rows: Frame) -> np.ndarray:
 
 
 def energy_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw energy and variance, after / before, against layer, a panel a series, a line an LR."""
+    """Draw energy and variance, after / before, against layer.
+
+    A panel a series, a line an LR.
+    """
     rows = _of_phase(study, "spectra", phase)
     if rows is None:
         return []

@@ -193,7 +193,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """Return λ_1 of the window-path graph, a row a window and a column a length.
+    """Return λ_1 of the window-path graph by window (rows) and length (columns).
 
     Bounds are below each value, fitted exponents at the ends. One more row is the complete graph's.
     """

@@ -79,7 +79,7 @@ def nll_cell(
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """Return each series' best learning rate and its rates within 5 % of the best NLL.
+    """Return each series' best rate and the window within 5 % of its NLL.
 
     Args:
         study: the study.

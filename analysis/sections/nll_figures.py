@@ -134,7 +134,7 @@ def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
     if math.isfinite(unigram):
-        # small differences if little was learned
+        # if little was learned, the runs' differences are small too
         least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE
         high = min(high, low + max(2 * (unigram - low), least * abs(low)))
         # Far above the models, the token-frequency line would flatten their curves; it is named above the axis instead.
@@ -300,7 +300,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         if study.runs["lr"].nunique() < 2
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )
-    # with `lr=edge` the rates cluster at the edges, and a mean over them has no meaning
+    # with `lr=edge` the rates cluster at the edges, and a mean over rates would mostly describe these
     sensitive = None if edge_tables(study) else sensitivity_table(study)
     head = heading("Validation NLL and the stable window") + drawn.get(NLL, paragraph(missing))
     below = shown([throughput_table(study), sensitive])

@@ -20,7 +20,7 @@ ROUNDING = 1e-12  # below it an error is rounding
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """Return PDMM's speed and its first and last discrepancy, a row a graph and schedule."""
+    """Return PDMM's speed, first and last discrepancy, a row a graph and schedule."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")

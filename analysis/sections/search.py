@@ -91,7 +91,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(found: Frame) -> Figure:
-    """Draw every point's objective in order, and each kind's lowest so far as a line."""
+    """Draw every point's objective in order, and each kind's lowest as a line."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
     handles = []
@@ -178,7 +178,7 @@ def lineage_tables(study: Study) -> list[Table]:
 
 
 def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """Return (step before the first, rate) of each stretch at one rate along a line."""
+    """Return (step before the first, rate) of each stretch at one rate."""
     found: list[tuple[int, float]] = []
     for row in line:
         if not found or found[-1][1] != row["lr"]:

@@ -79,7 +79,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
-    """Draw the lowest seeds' profiles, a row a learning rate and a column a series."""
+    """Draw the lowest seeds' profiles, a row a rate and a column a series."""
     figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):

@@ -95,7 +95,7 @@ def beyond_alpha_max(rows: Frame) -> str:
 
 
 def _ratio(part: Frame) -> Cell:
-    """Return the median of critical LR / α_max over finite positive pairs, quartiles and n."""
+    """Return the median critical LR / α_max over finite positive pairs, quartiles and n."""
     pair = part[["critical_lr", "alpha_max"]]
     usable = part[(np.isfinite(pair) & (pair > 0)).all(axis=1)]
     if usable.empty:
@@ -121,7 +121,7 @@ def diverged_note(count: Frame) -> str:
 
 
 def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
-    """Yield a spectrum's rows by ``(phase, state, series, LR)``, each with its note on divergence.
+    """Yield a spectrum's rows by ``(phase, state, series, LR)``, each with a divergence note.
 
     If every run diverged, the rows are empty.
     """

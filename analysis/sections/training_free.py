@@ -105,7 +105,7 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Tab
 
 
 def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
-    """Return medians over seeds, a row a series, rate and replacement, a column a budget."""
+    """Return medians over seeds, a row a series, rate and stand-in mechanism, a column a budget."""
     rows = values.rename("value").reset_index()
     budgets = sorted(set(rows["budget"]))
     measures = [

@@ -1,4 +1,4 @@
-"""A step of AdamW on a model with 124 M parameters, with ⟨g, u⟩, ‖u‖, ‖g‖."""
+"""A step of AdamW on 124 M parameters, with ⟨g, u⟩, ‖u‖, ‖g‖."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cases(smoke: bool) -> list[Case]:
 def traffic(*, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> Traffic:
     """Return the launch's loads, stores and operations for tensors of these lengths.
 
-    Four numbers of an entry in, three out, and a few per program.
+    Four numbers an entry in, three out, and a few per program.
     """
     from kernels.adamw_probe import BLOCK, NUM_SUMS  # needs triton
 

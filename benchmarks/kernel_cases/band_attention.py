@@ -101,19 +101,19 @@ def traffic(
     """Return the loads, stores and multiplications of a phase's launches.
 
     Every load counts: a key read by two blocks counts twice, though the second load often hits a cache. Operations are
-    those of whole tiles' products, including masked pairs and padded features. The sum of the blocks' shares in the
-    global keys' gradients, computed by torch, is left out.
+    those in whole tiles' products, including masked pairs and padded features. The blocks' shares in the global keys'
+    gradients are summed by torch; this sum is left out.
 
     Args:
         batch: sequences.
-        heads: number of heads.
+        heads: attention heads.
         positions: N, including the global keys.
         width: features per head.
         before: keys before a query in its band.
         after: keys after a query in its band.
-        dilation: distance between neighbouring keys of a band.
+        dilation: distance between neighbouring keys in a band.
         global_keys: keys read by every query.
-        masked: whether a mask of keys is read.
+        masked: whether a key mask is read.
         dtype: type of queries, keys and values.
         phase: "forward", "backward" or "second_order".
 

@@ -70,7 +70,10 @@ def ceil_div(number: int, by: int) -> int:
 
 
 def step_of(forward: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
-    """Return the call of a forward and a backward pass; it returns the gradients of a weighted sum of outputs."""
+    """Return a call of forward and backward pass; it returns gradients.
+
+    The loss is a weighted sum of all outputs.
+    """
     with torch.no_grad():
         found = forward()
     weight = drawn(*found.shape, device=found.device, dtype=found.dtype, grad=False)

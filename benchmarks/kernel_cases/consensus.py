@@ -102,7 +102,7 @@ class _Launch:
         return range(-halo, count * (self.tiles.nodes - halo) - halo, self.tiles.nodes - halo)
 
     def _edges(self, first: int, halo: int, step: int) -> int:
-        """Return the rows in the tile at ``first`` with nodes at both ends of edge ``step``."""
+        """Return the rows of the tile at ``first`` with both nodes of edge ``step``."""
         offset = step + 1 if self.both else None if self.reach is None else step - self.reach
         low, high = max(first, 0), min(first + self.tiles.nodes, self.num_own)
         if offset is not None:
@@ -116,7 +116,7 @@ class _Launch:
     def network(self, rows: int, steps: int, groups: int, nodes: int, orders: int = 1) -> int:
         """Return the count of numbers read by the edge network.
 
-        It reads ``nodes`` tensors at both ends of the edges of ``rows``, and in each step its weights, value and
+        It reads ``nodes`` tensors at both ends of the edges in ``rows``. In each step it reads its weights, value and
         derivatives (``orders``), α's and β's for each group of Λ's rows.
         """
         weights = orders * groups * self.scalars * (self.hidden + 1) + orders * self.rank * self.width * (
@@ -155,17 +155,17 @@ def traffic(
     Args:
         launch: its name.
         batch: sequences.
-        heads: number of heads.
+        heads: heads per layer.
         positions: sequence length.
         head_width: features per head.
         hidden: the edge network's hidden features.
         rank: Λ's rank; 0 without.
-        window: half width of the graph; None for a complete graph with a context.
-        context: length of the context; None for self-consensus.
+        window: the graph's half width; None for a complete graph with a context.
+        context: the context's length; None for self-consensus.
         itemsize: bytes of a node's number.
         wide: bytes of a weight or a sum.
         once: whether each buffer moves once (repeated reads hit a cache) and only edges count as operations: a lower
-            bound of a launch's time. False: all loads, stores and multiplications.
+            bound for a launch's time. False: all loads, stores and multiplications.
         turned: whether disagreements are rotated.
 
     Raises:

@@ -99,7 +99,7 @@ def traffic(
     precision: str = "ieee",
     blocks: Blocks | None = None,
 ) -> Traffic:
-    """Return one pass's loads and stores, and the operations of its matrix products.
+    """Return one pass's loads and stores, and its matrix products' operations.
 
     Loads are those requested by programs; a GPU serves most from its cache. `least_traffic` counts the necessary reads
     from memory.
@@ -109,12 +109,12 @@ def traffic(
         columns: vocabulary size.
         width: features per hidden state.
         dtype: the hidden states' and weights' type.
-        of: the pass: "backward" to hidden states, weights and biases; "second_order" with both derivatives of hidden
-            states, the first of weights and biases.
+        of: the pass: "backward" to hidden states, weights and biases; "second_order" with both derivatives by hidden
+            states, the first by weights and biases.
         bias: whether the head has biases.
         left_out: whether one column a row is left out.
-        precision: of products, as in the launches.
-        blocks: sizes of blocks; the launches' own if None.
+        precision: the products' precision, as in the launches.
+        blocks: block sizes; the launches' own if None.
     """
     from kernels.loss import blocks_of, product_blocks_of, ranges_of, second_blocks_of, wide  # needs triton
 

@@ -61,20 +61,20 @@ def traffic(
 ) -> Traffic:
     """Return the bytes and multiplications of one part's launches.
 
-    Operations are those of matrix products over whole chunks and blocks; second_order has none and counts the
-    multiply-adds of state and reads. An input read by several programs counts for each. Sums over their parts of a
-    gradient, computed by torch, are left out.
+    Operations are those in matrix products over whole chunks and blocks; second_order has none and counts the
+    multiply-adds for state and reads. An input read by several programs counts for each. A gradient's parts are summed
+    by torch; these sums are left out.
 
     Args:
         batch: sequences.
-        heads: number of heads.
+        heads: heads per layer.
         positions: sequence length.
         keys: features per key.
         values: features per value.
         delta: whether the delta rule is used.
         decays: per position and head: 0 (none), 1 or ``keys``.
         part: "forward", "backward" or "second_order".
-        input_bytes: of an element of q, k, v; β, ln a and outputs have 4.
+        input_bytes: per element in q, k, v; β, ln a and outputs have 4.
     """
     from kernels.recurrent import CHUNK, blocks  # needs triton
 

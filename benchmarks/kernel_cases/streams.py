@@ -1,4 +1,4 @@
-"""A residual connection of four streams around an empty branch: the cost of reading, mixing and joining."""
+"""A residual connection of four streams around an empty branch: reading, mixing and joining."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def traffic(
 
     Args:
         launch: its name.
-        tokens: number of tokens.
-        streams: number of streams N.
+        tokens: token count.
+        streams: stream count N.
         width: features per stream.
-        options: logits of the mixing, N² (mhc) or the number of permutations (``lite``); 0 for hyper-connections.
+        options: the mixing's logits: N² (mhc), permutations (``lite``), or 0 for hyper-connections.
         lite: whether the mixing is mHC-lite's.
-        iterations: of Sinkhorn and Knopp.
-        itemsize: bytes of a number in X, u and F.
-        wide: bytes of a coefficient or weight.
-        once: whether each buffer moves once (repeated reads hit a cache): a lower bound of a launch's time. False: all
+        iterations: Sinkhorn and Knopp's iterations.
+        itemsize: bytes per number in X, u and F.
+        wide: bytes per coefficient or weight.
+        once: whether each buffer moves once (repeated reads hit a cache): a lower bound for a launch's time. False: all
             loads and stores.
 
     Raises:
