@@ -81,7 +81,7 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
 
 
 def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
-    """Write a row of metrics and timing a step, validated at intervals and last."""
+    """Write one row of metrics and timing per step, validated at intervals and last."""
     log = RunLog(directory, resume_after=-1)
     log.metrics({"step": 0, "val_nll": INIT_NLL})
     for step, loss in enumerate(made_up.losses, 1):

@@ -130,7 +130,7 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
-    """Print a sweep's and the bare training's wall seconds by turn, and their median ratio.
+    """Print sweep's and bare training's wall seconds by turn, and their median ratio.
 
     Args:
         folder: folder for text and pools.

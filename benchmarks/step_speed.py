@@ -46,7 +46,7 @@ LEAST = 0.95
 
 
 class Size(NamedTuple):
-    """A model's layers, width and heads, its batch's positions and sequences, and steps per turn."""
+    """A model's layers, width, heads; its batch's positions and sequences; steps per turn."""
 
     layers: int
     width: int

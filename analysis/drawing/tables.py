@@ -65,7 +65,7 @@ def guarded(runs: Frame) -> Frame:
 
 
 def guarded_note(study: Study) -> str:
-    """Say the guards' actions in this study; "" for none."""
+    """Describe the guards' actions in this study; "" for none."""
     runs = guarded(study.runs)
     if runs.empty:
         return ""

@@ -90,7 +90,7 @@ def _studies(studies: Sequence[Study]) -> Table:
 
 
 def _left_out(studies: Iterable[Study]) -> Pieces:
-    """Say the studies without a place in tables of learning rates, with the reason."""
+    """Describe the studies without a place in tables of learning rates, with the reason."""
     told = {study.name: reason for study in studies if (reason := reason_to_leave_out(study))}
     said = "; ".join(f"{name} {reason}" for name, reason in told.items())
     return paragraph(f"Without a place in the tables of learning rates: {said}.") if told else ()

@@ -75,7 +75,7 @@ def size(model: str) -> str:
 
 
 def reason_to_leave_out(study: Study) -> str:
-    """Say the reason for leaving a study out of tables of learning rates; "" if it has a place."""
+    """Return the reason for leaving a study out of tables of learning rates; "" if it has a place."""
     if study.is_search:
         return "chose its runs' settings by itself"
     if study.is_in_multiples:

@@ -194,7 +194,7 @@ def _size(column: Value) -> Cell:
 
 
 def directions(study: Study) -> list[str]:
-    """Say each numeric setting's direction of NLL, from its smallest value to its largest.
+    """Describe each numeric setting's direction of NLL, from its smallest value to its largest.
 
     Seeds are paired, including diverged ones.
     """
@@ -207,7 +207,7 @@ def directions(study: Study) -> list[str]:
 
 
 def _direction(base: str, group: Group, words: Words) -> str:
-    """Say the direction of one setting's NLL over paired seeds; a diverged run counts as ∞."""
+    """Describe the direction of one setting's NLL over paired seeds; a diverged run counts as ∞."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
     pairs = (high.by_seed - low.by_seed).dropna()  # drops ∞ − ∞ too: a seed that diverged at both decides nothing
     both = pairs[np.isfinite(pairs)]
@@ -243,7 +243,7 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """Say the NLL's change over seeds that finished at both values, and the diverged."""
+    """Describe the NLL's change over seeds that finished at both values, and the diverged."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

@@ -188,7 +188,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def state_ratio(study: Study) -> str:
-    """Say the ratio of α_max under the paper's state to the run's own; "" without any.
+    """Describe the ratio of α_max under the paper's state to the run's own; "" without any.
 
     Median over runs with finite medians of both.
     """

@@ -82,7 +82,7 @@ def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
 
 
 def _lost(shown: Frame) -> str:
-    """Say the number of steps lost to a non-finite number, with the first origin."""
+    """Return the number of steps lost to a non-finite number as text, with the first origin."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (
@@ -91,7 +91,7 @@ def _lost(shown: Frame) -> str:
 
 
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
-    """Say the number of further steps without α_max; "" for none."""
+    """Return the number of further steps without α_max as text; "" for none."""
     rows = undefined_steps(study, phase, state)
     number = int(rows["series"].isin(series).sum())
     left = f", {plural(number, 'further step')} left out in which the optimizer did not move"

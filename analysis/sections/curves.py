@@ -159,7 +159,7 @@ def _validation(rows: Frame, start: int, stop: int) -> Column:
 
 
 def _by_mechanism(study: Study, drawn: _Curves, names: Sequence[str], spans: Sequence[_Span]) -> Figure:
-    """Draw an early and a late panel for each series, a line a rate."""
+    """Draw an early and a late panel for each series, one line per rate."""
     colors = lr_colors(study.runs["lr"])
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
     axes = figure.subplots(len(names), 2, sharex="col", sharey="col", squeeze=False)

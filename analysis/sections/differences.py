@@ -20,7 +20,7 @@ DOUBTFUL = 1e-3
 
 
 def verification(study: Study) -> str:
-    """Say the curvatures' methods and their distance from central differences.
+    """Describe the curvatures' methods and their distance from central differences.
 
     One curvature per run and state is compared. Beyond `DOUBTFUL`, the text names the inaccurate one of the two.
     """
@@ -40,7 +40,7 @@ def verification(study: Study) -> str:
 
 
 def _which_erred(checked: Frame) -> str:
-    """Say the errors of difference and curvature against float64 over steps beyond `DOUBTFUL`; "" for none."""
+    """Describe the errors of difference and curvature against float64 over steps beyond `DOUBTFUL`; "" for none."""
     doubtful = checked[checked["rel_error"] > DOUBTFUL]
     judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
     if doubtful.empty:
@@ -64,7 +64,7 @@ def _errors(judged: Frame, other: str) -> list[float]:
 
 
 def _papers_error(rows: Frame) -> str:
-    """Say the error of the paper's difference against float64; "" without float64 values."""
+    """Describe the error of the paper's difference against float64; "" without float64 values."""
     judged = rows[np.isfinite(rows["float64_curvature"])]
     if judged.empty:
         return ""

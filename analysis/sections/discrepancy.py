@@ -71,7 +71,7 @@ def slopes(by_layer: Column) -> Column:
 
 
 def direction(per_seed: Sequence[float]) -> str:
-    """Say a slope's sign by the 95 % interval of its mean; undecidable below three seeds."""
+    """Describe a slope's sign by the 95 % interval of its mean; undecidable below three seeds."""
     spread = Spread.of(per_seed)
     if spread.n < 3:
         return "too few seeds" if spread.n else "--"
@@ -137,7 +137,7 @@ def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
 
 
 def depth_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw relative discrepancy against layer, a panel a series, a line an LR."""
+    """Draw relative discrepancy against layer, one panel per series, one line per LR."""
     rows = study.probed(FIGURE)
     rows = rows[rows["phase"] == phase]
     present = [name for name in study.series if name in set(rows["series"])]

@@ -79,7 +79,7 @@ def _per_byte(study: Study, shown: Frame) -> str:
 
 
 def _in_words(kind) -> str:
-    """Say the sampling settings, e.g. ``"top_prob, temperature 1"``."""
+    """Describe the sampling settings, e.g. ``"top_prob, temperature 1"``."""
     steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
     contexts = f", contexts {kind.contexts}" if kind.contexts else ""
     return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{contexts}"

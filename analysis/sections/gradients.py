@@ -132,7 +132,7 @@ def norm_figures(study: Study) -> Figures:
 
 
 def _at_the_start(study: Study) -> str:
-    """Say the initial NLL and gradient norm against the plain residual; "" without a plain one.
+    """Describe the initial NLL and gradient norm against the plain residual; "" without a plain one.
 
     Ranges over mechanisms and schemes, each a median over runs.
     """
@@ -189,7 +189,7 @@ def _line(ax: Axes, rows: Frame, look: Look) -> None:
 
 
 def norms(rows: Frame) -> Frame:
-    """Return the gradient norm's running mean, a column a run, a row a step."""
+    """Return the gradient norm's running mean, one column per run, one row per step."""
     runs = {run_id: run.set_index("step")["grad_norm"].sort_index() for run_id, run in rows.groupby("run_id")}
     return pd.DataFrame(
         {run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()}

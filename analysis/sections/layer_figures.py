@@ -46,7 +46,7 @@ QK_CAPTION = (
 
 
 def filter_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw factor against share of the signal space: a row a series, a column a layer, a line an LR.
+    """Draw factor against share of the signal space: one row per series, one column per layer, one line per LR.
 
     At most four layers, evenly chosen; four rows a figure.
     """
@@ -75,7 +75,7 @@ def _chosen(items: Sequence[float], most: int) -> list[float]:
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
-    """Draw factors, a row a series and a column a layer; measured layers get a mark at the right edge."""
+    """Draw factors, one row per series and one column per layer; measured layers get a mark at the right edge."""
     figure = Figure(figsize=(panels_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
     colors = lr_colors(rows["run_lr"])
@@ -160,7 +160,7 @@ def _falling(rows: Frame) -> np.ndarray:
 def energy_figures(study: Study, phase: str) -> list[Figure]:
     """Draw energy and variance, after / before, against layer.
 
-    A panel a series, a line an LR.
+    One panel per series, one line per LR.
     """
     rows = _of_phase(study, "spectra", phase)
     if rows is None:
@@ -201,7 +201,7 @@ def kept(rows: Frame, quantity: str) -> Any:
 
 
 def qk_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw spectral norm and condition number against LR, a line a series; [] without queries and keys."""
+    """Draw spectral norm and condition number against LR, one line per series; [] without queries and keys."""
     rows = _of_phase(study, "qk", phase)
     return [] if rows is None else [_qk_figure(study, rows)]
 

@@ -160,7 +160,7 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
 
 
 def qk_heads(rows: Frame) -> Frame:
-    """Return spectral norm and condition number of W_qᵀW_k, a row a head.
+    """Return spectral norm and condition number of W_qᵀW_k, one row per head.
 
     The condition number is ∞ for a zero singular value.
     """
@@ -171,7 +171,7 @@ def qk_heads(rows: Frame) -> Frame:
 
 
 def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Return one phase's σ(W_qᵀW_k): median and largest norm and condition over heads, a row a series and LR."""
+    """Return one phase's σ(W_qᵀW_k): median and largest norm and condition over heads, one row per series and LR."""
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
         f"smallest of the singular values that the head width allows. Consensus has no queries and keys. {RULE}. "

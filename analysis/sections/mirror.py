@@ -65,7 +65,7 @@ def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
-    """Return one phase's table, a row a series and learning rate; medians over seeds."""
+    """Return one phase's table, one row per series and learning rate; medians over seeds."""
     num = sorted({int(each) for each in rows["sequences"]})
     caption = (
         f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
@@ -83,7 +83,7 @@ def figures(study: Study) -> Figures:
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw the difference against learning rate, a line a series; [] if none is finite."""
+    """Draw the difference against learning rate, one line per series; [] if none is finite."""
     rows = study.probed(NAME)
     rows = rows[(rows["phase"] == phase) & rows["difference"].notna()]
     if rows.empty:

@@ -133,7 +133,7 @@ def width_cells(found: SeriesWindows, median: Window) -> tuple[Cell, ...]:
 
 
 def edge_words(found: Window) -> str:
-    """Say the reason for each edge of a window; "" if both are interpolated."""
+    """Return the reason for each edge of a window; "" if both are interpolated."""
     words = []
     for side, edge in (("low", found.low), ("high", found.high)):
         if edge.kind == "open":
@@ -146,7 +146,7 @@ def edge_words(found: Window) -> str:
 
 
 def sensitivity_table(study: Study) -> Table | None:
-    """Return a table with a row a series; None below two swept rates or without results."""
+    """Return a table with one row per series; None below two swept rates or without results."""
     found = [sensitivity(study, name) for name in study.series]
     usable = [each for each in found if each.num_rates > 1]
     if not usable:

@@ -100,7 +100,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
 
 
 def _timed(study: Study, plain: Numbers) -> str:
-    """Say the method of timing a step."""
+    """Describe the method of timing a step."""
     if study.throughput:
         turns = len(study.throughput["rows"][0]["seconds"])
         return (

@@ -111,14 +111,14 @@ def trouble_table(study: Study) -> Table | None:
 
 
 def guards_did(run) -> str:
-    """Say the guards' actions in a run, e.g. 2 steps skipped, 1 restore; "" for none."""
+    """Describe the guards' actions in a run, e.g. 2 steps skipped, 1 restore; "" for none."""
     skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
     told = [f"{plural(skipped, 'step')} skipped"] if skipped else []
     return ", ".join([*told, *([plural(restores, "restore")] if restores else [])])
 
 
 def cut_short(study: Study) -> str:
-    """Say the number of finished runs with an incomplete log; "" for none.
+    """Return the number of finished runs with an incomplete log, as text; "" for none.
 
     Verdict and final NLL are stored apart from the log; values read from the missing steps are lost.
     """

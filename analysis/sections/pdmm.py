@@ -20,7 +20,7 @@ ROUNDING = 1e-12  # below it an error is rounding
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """Return PDMM's speed, first and last discrepancy, a row a graph and schedule."""
+    """Return PDMM's speed, first and last discrepancy, one row per graph and schedule."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")
@@ -52,14 +52,14 @@ def shrinkage(ordered: Frame) -> float:
 
 
 def recipe(frame: Frame) -> str:
-    """Say the settings of a table's networks and solver."""
+    """Describe the settings of a table's networks and solver."""
     row = frame.iloc[0]
     averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
     return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
 
 
 def pdmm_figure(frame: Frame) -> Figure:
-    """Draw error and discrepancy against the iteration on log axes; a colour a graph."""
+    """Draw error and discrepancy against the iteration on log axes; one colour per graph."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     axes = figure.subplots(1, 2)
     colors = dict(

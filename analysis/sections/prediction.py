@@ -168,7 +168,7 @@ def _tables(
     over_all: Sequence[str],
     is_of_curves: bool = False,
 ) -> Iterator[Table]:
-    """Yield a row a predictor under a row of counts; the columns over all runs are in the first table."""
+    """Yield one row per predictor under a row of counts; the columns over all runs are in the first table."""
     best = best_baseline(scored) if over_all else None
     for number, part in enumerate(chunks(names, MOST_COLUMNS)):
         scopes = [*part, *(over_all if number == 0 else ())]

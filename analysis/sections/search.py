@@ -34,7 +34,7 @@ CAPTION = (
 
 
 def points(study: Study) -> Frame:
-    """Return a row a point: series, mechanism, number, round, score, seeds' scores (`by_seed`), each field.
+    """Return one row per point: series, mechanism, number, round, score, seeds' scores (`by_seed`), each field.
 
     Empty without a search.
     """

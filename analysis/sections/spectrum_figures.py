@@ -79,7 +79,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
-    """Draw the lowest seeds' profiles, a row a rate and a column a series."""
+    """Draw the lowest seeds' profiles, one row per rate and one column per series."""
     figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):
@@ -152,7 +152,7 @@ def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
-    """Draw one figure of spectral densities, a panel a series."""
+    """Draw one figure of spectral densities, one panel per series."""
     columns = min(2, len(series))
     lines = math.ceil(len(series) / columns)
     figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")

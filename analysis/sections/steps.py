@@ -50,7 +50,10 @@ def fallen_tables(study: Study) -> list[Table]:
 
 
 def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    """Return one table, a row a learning rate: % of steps with lower loss after; critical LR / α_max if measured."""
+    """Return one table, one row per learning rate: % of steps with lower loss after.
+
+    With critical LR / α_max if measured.
+    """
     critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
@@ -80,7 +83,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """Say the number of steps beyond α_max, and of those that lowered the loss.
+    """Return the number of steps beyond α_max, and of those that lowered the loss, as text.
 
     α_max is a threshold of second order only.
     """
@@ -115,7 +118,10 @@ def of_trained(study: Study, rows: Frame) -> Frame:
 
 
 def diverged_note(count: Frame) -> str:
-    """Say the share of diverged, unmeasured runs in ``count`` (from `counted`): diverged 2/3; "" for none."""
+    """Return the share of diverged, unmeasured runs as text, e.g. diverged 2/3; "" for none.
+
+    ``count`` is from `counted`.
+    """
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
 

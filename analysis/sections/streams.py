@@ -86,7 +86,7 @@ def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
 
 
 def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
-    """Return one phase's distances from doubly stochastic, a row a series and learning rate."""
+    """Return one phase's distances from doubly stochastic, one row per series and learning rate."""
     caption = CAPTION.format(
         position=words.position[0],
         positions=words.position[1],
@@ -172,7 +172,10 @@ def applies(study: Study) -> bool:
 
 
 def figures(study: Study) -> Figures:
-    """Draw ``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} without a probe."""
+    """Draw ``streams-<phase>-<number>``; {} without a probe.
+
+    One row per series, one column per quantity, one line per LR.
+    """
     if NAME not in study.probes:
         return {}
     rows, made = study.probed(NAME), {}
@@ -205,7 +208,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:
-    """Draw one figure, a row a series and a column a quantity, against connection."""
+    """Draw one figure, one row per series and one column per quantity, against connection."""
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.5 * len(names)), layout="constrained")
     axes, colors = figure.subplots(len(names), len(PANELS), sharex=True, squeeze=False), lr_colors(rows["run_lr"])
     for line, name in zip(axes, names, strict=True):

@@ -40,7 +40,7 @@ RMSDS = {
 
 
 def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """Read the results: (summary, a row a chain, a row a token).
+    """Read the results: (summary, one row per chain, one row per token).
 
     Raises:
         ValueError: the folder has no measurement of this version.

@@ -15,7 +15,7 @@ from analysis.words import plural
 
 
 def throughput_table(study: Study) -> Table | None:
-    """Return a row a series, the first one as reference; None without schemes to compare with a plain one."""
+    """Return one row per series, the first one as reference; None without schemes to compare with a plain one."""
     if not compares_schemes(study):
         return None
     return _side_by_side(study) if study.throughput else _as_trained(study)

@@ -105,7 +105,7 @@ def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Tab
 
 
 def _table(title: str, caption: str, origin: str, values: Column, form: Form, scale: Scale) -> Table:
-    """Return medians over seeds, a row a series, rate and stand-in mechanism, a column a budget."""
+    """Return medians over seeds: one row per series, rate and stand-in, one column per budget."""
     rows = values.rename("value").reset_index()
     budgets = sorted(set(rows["budget"]))
     measures = [
@@ -138,7 +138,7 @@ def figures(study: Study) -> Figures:
 
 
 def phase_figures(study: Study, phase: str) -> list[Figure]:
-    """Draw one phase, a figure a series: a row a replacement, a line a learning rate and its settings."""
+    """Draw one phase, one figure per series: one row per replacement, one line per learning rate and its settings."""
     models, layers = (rows[rows["phase"] == phase] for rows in (study.probed(NAME), study.probed(LAYERS)))
     present = [name for name in study.series if name in set(models["series"])]
     return [
@@ -148,7 +148,7 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _figure(models: Frame, layers: Frame, title: str) -> Figure:
-    """Draw one series, a row a replacement.
+    """Draw one series, one row per replacement.
 
     Gap and error against the share skipped, and the error by layer.
     """
@@ -183,7 +183,7 @@ def over_seeds(values: Column) -> Column:
 def _against_share(
     ax: Axes, values: Column, skipped: Column, colors: Mapping[float, Any], dashes: Mapping[str, Any]
 ) -> None:
-    """Draw a value against the share skipped, a point a budget.
+    """Draw a value against the share skipped, one point per budget.
 
     A line for each learning rate and settings.
     """
