@@ -42,9 +42,9 @@ def by_double_backward(step: Step) -> dict[str, Any]:
 
 
 def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """Yield a run's recorded steps, a row each, with the protocol's own difference (`parity_steps`).
+    """Yield a run's recorded steps, one row each, with the protocol's own difference (`parity_steps`).
 
-    None for a run without a checkpoint.
+    A run without a checkpoint has no rows.
     """
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:

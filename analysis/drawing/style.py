@@ -147,7 +147,8 @@ def looks(study: Study) -> dict[str, Look]:
 def _variant_looks(rows: Frame, by_mechanism: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
     """Return variants' colours and markers by mechanism and variant, among those unused by mechanisms.
 
-    If there are too few, only mechanisms with more kinds than dashes get them, repeated. ``rows`` has one row a series.
+    If there are too few, only mechanisms with more kinds than dashes get them, repeated. ``rows`` has one row per
+    series.
     """
     kinds = rows[["mechanism", "variant"]].drop_duplicates()
     number = kinds.groupby("mechanism")["variant"].transform("size")
@@ -189,7 +190,7 @@ def _round_rates(low: float, high: float, most: int) -> list[float]:
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """Make the x axis logarithmic with swept rates as ticks and room at both ends.
+    """Make the x axis logarithmic, swept rates as ticks, with room at both ends.
 
     Many rates are thinned to every k-th without overlap. More than a grid's number, as in a search, get round numbers.
 

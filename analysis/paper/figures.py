@@ -1,6 +1,6 @@
-"""Draw the consensus paper's Figures 2 to 6 as grids: a column for each modality, a row for each size.
+"""Draw the consensus paper's Figures 2 to 6 as grids, one column per modality, one row per size.
 
-Figures 2 to 5: NLL against learning rate on a log axis and, beneath, on a linear one from the first rate outside a
+Figures 2 to 5: NLL against learning rate on a log axis and, beneath, on a linear one from the last rate within every
 mechanism's window. Figure 6: α_max against learning rate, with the training's rate in red dashes.
 """
 

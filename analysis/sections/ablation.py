@@ -33,7 +33,7 @@ MOST_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a setting and its runs; ``lr`` has the best median NLL, NaN without a finite one."""
+    """One value of a setting and its runs; ``lr`` has the best median NLL, NaN without one."""
 
     value: Any
     series: str
@@ -152,8 +152,10 @@ def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
 
 
 def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
-    """Return one table of settings: best median NLL, its learning rate, generative NLL, model size; a group's best is
-    bold."""
+    """Return one table of settings; the best value in each group is bold.
+
+    Rows: best median NLL, its learning rate, generative NLL, model size.
+    """
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
     nlls = [narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns]

@@ -47,7 +47,7 @@ EDGES = (
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """Draw one figure for every four series, states as rows.
 
-    None if this phase has no recorded step, e.g. every run diverged before it.
+    [] if this phase has no recorded step, e.g. every run diverged before it.
     """
     rows = recorded(study, phase)
     counts = {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}

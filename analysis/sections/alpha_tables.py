@@ -56,8 +56,7 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
         states: states to tabulate; all if None.
 
     Returns:
-        One table per phase, state and at most four series, and one for runs that stopped early. None without recorded
-            steps.
+        One per phase, state and four series, one for runs that stopped early; [] without recorded steps.
     """
     tables = []
     for phase, state in phases_and_states(study):

@@ -228,7 +228,10 @@ def _within(of_steps: Frame, start: int, stop: int) -> Frame:
 
 
 def _draw(ax: Axes, drawn: _Curves, key: Key, color, span: _Span, look: Look | None = None) -> None:
-    """Draw one line with its shade; validation medians are circles, diverged ends are crosses."""
+    """Draw one line with its shade; within the span, validation medians and diverged ends.
+
+    Circles are validation medians, crosses the ends.
+    """
     shown = _within(span.curves[key], span.start, span.stop)
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)

@@ -63,7 +63,7 @@ def edge_tables(study: Study) -> list[Table]:
 
 
 def _stopped(study: Study) -> str:
-    """Return the share of steps taken by diverged runs before their stop, as text."""
+    """Return the share of their steps that diverged runs completed, as text; "" if all."""
     diverged = study.runs[study.runs["status"] == "diverged"]["num_steps"]
     whole = study.runs["num_steps"].max()
     if diverged.empty or not diverged.sum() < len(diverged) * whole:

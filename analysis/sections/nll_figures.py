@@ -122,8 +122,8 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
     """Set the y limits from the best run to the worst, with a cap.
 
-    The cap is twice the distance from the best run to the token-frequency NLL. The token-frequency NLL is inside the
-    limits if near.
+    The cap is the best run's NLL plus twice its distance to the token-frequency NLL. The token-frequency NLL is inside
+    the limits if near.
 
     Args:
         ax: the axes.

@@ -1,4 +1,4 @@
-"""Show the convergence per iteration of PDMM, the solver behind consensus layers."""
+"""Show PDMM's convergence per iteration, for consensus layers, as a table and a figure."""
 
 from __future__ import annotations
 

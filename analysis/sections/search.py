@@ -91,7 +91,7 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(found: Frame) -> Figure:
-    """Draw every point's objective in order, and each kind's lowest as a line."""
+    """Draw every point's objective in order, and each kind's running minimum as a line."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
     handles = []
@@ -213,8 +213,10 @@ def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
 
 
 def _population(ax: Axes, members: Frame, color: str, marker: str, label: str) -> Line2D:
-    """Draw learning rate against step: members thin, takeovers dotted, the best member's line thick; return that
-    line."""
+    """Draw learning rate against step; return the best member's line.
+
+    Members are thin, takeovers dotted, the best member's line thick.
+    """
     for _, own in members.groupby("member"):
         for row in own.to_dict("records"):
             ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)

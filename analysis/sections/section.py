@@ -28,7 +28,10 @@ Drawn = Mapping[str, Pieces]
 
 
 def is_of_rates(study: Study) -> bool:
-    """Return whether the study compares learning rates; a search does not, each of its runs has its own settings."""
+    """Return whether the study compares learning rates, i.e. is not a search.
+
+    In a search, each run has its own settings.
+    """
     return not study.is_search
 
 
@@ -36,7 +39,7 @@ Printed = Callable[[Study, Sequence[str]], Sequence[Table | str]]
 
 
 def printed(*parts: Callable[[Study], Iterable[Table | str]]) -> Printed:
-    """Return a function that prints a study's tables and sentences, for any measured phases."""
+    """Return a function that lists a study's tables and sentences, for any measured phases."""
     return lambda study, phases: [each for part in parts for each in part(study)]
 
 
@@ -68,7 +71,8 @@ class Section:
     Attributes:
         body: makes the section's pieces, including its heading, from the study and each figure's piece by name.
         applies: whether the study has the section's data; if not, nothing else is called.
-        figures: figures with data by name, unique over sections; `analysis.export.write_figures` uses it as file name.
+        figures: figures with data by name. No two sections share a name: `analysis.export.write_figures` names files by
+            it.
         tables: tables and sentences printed at the end of a sweep, from the study and the phases with measured α_max.
     """
 

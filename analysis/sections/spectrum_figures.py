@@ -107,7 +107,10 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
 
 
 def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
-    """Draw one run's loss along u with its quadratic model; ``diverged`` if runs are missing for that reason."""
+    """Draw one run's loss along u with its quadratic model.
+
+    ``diverged``: whether runs are missing because they diverged.
+    """
     ax.xaxis.set_major_locator(MaxNLocator(3))
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
@@ -130,7 +133,10 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
 
 
 def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
-    """Return the loss axis's limits: the valley, and its depth once more above the loss at θ; a blow-up is cut."""
+    """Return the loss axis's limits: the valley, and its depth once more above the loss at θ.
+
+    The depth is at least a tenth of the losses' range. A blow-up beyond is cut.
+    """
     low, high = float(finite["loss"].min()), float(finite["loss"].max())
     depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
     return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
@@ -173,7 +179,10 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
 
 
 def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bool) -> None:
-    """Draw one series' spectral density, a line per LR; ``diverged`` if runs are missing for that reason."""
+    """Draw one series' spectral density, a line per LR.
+
+    ``diverged``: whether runs are missing because they diverged.
+    """
     known = rows[np.isfinite(rows["node"])]
     if known.empty:
         say_instead(ax, "diverged" if diverged and rows.empty else "lost to a non-finite loss")
