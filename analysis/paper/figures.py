@@ -1,7 +1,8 @@
-"""Draw the consensus paper's Figures 2 to 6 as grids, one column per modality, one row per size.
+"""Draw the consensus paper's Figures 2 to 6 as grids, modality by size.
 
-Figures 2 to 5: NLL against learning rate on a log axis and, beneath, on a linear one from the last rate within every
-mechanism's window. Figure 6: α_max against learning rate, with the training's rate in red dashes.
+One column per modality, one row per size. Figures 2 to 5: NLL against learning rate on a log axis and, beneath, on a
+linear one from the last rate within every mechanism's window. Figure 6: α_max against learning rate, with the
+training's rate in red dashes.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
 
 
 def _lost(shown: Frame) -> str:
-    """Return the number of steps lost to a non-finite number as text, with the first origin."""
+    """Return the number of steps lost to a non-finite number, as text.
+
+    With the first one's origin.
+    """
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (

@@ -83,9 +83,9 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """Return the number of steps beyond α_max, and of those that lowered the loss, as text.
+    """Return the number of steps beyond α_max and their successes, as text.
 
-    α_max is a threshold of second order only.
+    A success is a lower loss: α_max is a threshold of second order only.
     """
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
