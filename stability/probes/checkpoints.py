@@ -24,7 +24,7 @@ class Loaded:
     folder: Path
     spec: RunSpec
     model: Backbone  # in eval mode, on the CPU
-    trainer: dict[str, Any]  # what `training.checkpoint.save` was given beside the model
+    trainer: dict[str, Any]  # the other state saved by `training.checkpoint.save`
     corpus: AbstractCorpus
 
     @classmethod

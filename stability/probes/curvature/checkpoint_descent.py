@@ -45,7 +45,7 @@ class Probe:
         self._precision: Precision = spec.precision if curvature.precision == "run" else "float32"
         prepare_torch(spec.threads, device, self._precision)
         self.model: Backbone = copy.deepcopy(loaded.model)
-        if MOVING in self._trainer:  # the step is taken from what training moves, not from its average
+        if MOVING in self._trainer:  # step from the trained weights, not from their average
             self.model.load_state_dict(self._trainer[MOVING])
         self.model.to(device)
         self.objective = build_objective(spec, loaded.corpus.format)

@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
 EXACT = ("taylor", "double_backward")
 COLUMNS = ("slope", "curvature", "alpha_max", "method", "rel_error")
-DOUBTFUL = 1e-3  # relative error against central differences beyond which float64 is asked which of the two is off
+DOUBTFUL = 1e-3  # relative error against central differences; beyond, float64 decides
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Descent:
         )
         self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
         self.observe, self.loss_in_double, self.stepped_by = observe, loss_in_double, stepped_by
-        self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
+        self._worst = DOUBTFUL  # relative error of the last step computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
         """Yield a row for each recorded step, and None for each warm-up step.
@@ -108,7 +108,7 @@ class Descent:
             state: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
             own_state: the optimizer's state dict for "checkpoint".
         """
-        # a parameter that is not finite before anything was done: one step would spread it over all of them
+        # one step would spread a non-finite parameter over all others
         broken = (name for name, param in self.params.items() if not param.isfinite().all())
         lost = next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
         gradient = self.curvature.gradient_of(state)
@@ -129,7 +129,7 @@ class Descent:
         """Set the optimizer's state and base rate."""
         if state == "checkpoint":
             assert own_state is not None
-            # a copy: the optimizer takes the tensors as they are and changes them with each step
+            # a copy: the optimizer updates the given tensors in place
             self.optimizer.load_state_dict(copy.deepcopy(dict(own_state)))
         elif state == "paper":
             paper_state(
@@ -201,9 +201,9 @@ class Descent:
         return taken if undecayed is None else undecayed
 
     def _judged(self, step: Step, index: int) -> dict[str, float]:
-        """Return the float64 curvature if this step disagrees most so far with differences, else {}.
+        """Return the float64 curvature if this step has the worst disagreement with differences.
 
-        Also {} if the model cannot compute in float64.
+        Else {}; also if the model cannot compute in float64.
         """
         error = step.result.rel_error
         if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
@@ -304,8 +304,8 @@ def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | Non
     try:
         with torch.no_grad():
             if loss(params, wide[0])[0].dtype != torch.float64:
-                return None  # something in it goes through a narrower type
+                return None  # part of the model uses a narrower type
         found = directional(loss, params, direction, step.result.method, batches=wide).curvature
-    except (RuntimeError, TypeError):  # torch's words for a module or kernel that knows float32 only
+    except (RuntimeError, TypeError):  # torch's errors for a float32-only module or kernel
         return None
     return found if math.isfinite(found) else None

@@ -30,7 +30,7 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
     lr_peak = read_json(directory.spec_file)["lr_peak"]
     for phase in wanted(directory, curvature.phase):
         if recorded := _recorded(file_of(directory.curvature_file, phase)):
-            # files of the time before that column have none in it, whatever is measured beside their rows later
+            # rows older than this column have no value, even if measured rows were added later
             known = [step[CHECKPOINT_STEP] for step in recorded if not pd.isna(step[CHECKPOINT_STEP])]
             row: dict[str, Any] = {"step": int(known[0] if known else directory.status()["step"])}
             for state in sorted({step["state"] for step in recorded}):
@@ -45,7 +45,7 @@ def _recorded(file: Path) -> list[dict[str, Any]]:
 
 
 def _summed(steps: Sequence[dict[str, Any]], where: str, lr_peak: float) -> dict[str, float]:
-    # a file may be older than the column lr, and then has none in it
+    # files older than the column lr have no values
     rates = [lr_peak if pd.isna(step["lr"]) else step["lr"] for step in steps]
     finite = [step["alpha_max"] for step in steps if math.isfinite(step["alpha_max"])]
     num_stable = sum(step["alpha_max"] > lr for step, lr in zip(steps, rates, strict=True))

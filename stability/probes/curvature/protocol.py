@@ -17,7 +17,7 @@ from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL, own_columns
 from stability.runs.steps import OPTIMIZER, UNDEFINED
 
 PARITY = "parity_steps"
-BEFORE = {"gradient": "true"}  # where a default is not what was done before there was the field
+BEFORE = {"gradient": "true"}  # behaviour before the field existed, if not the default
 
 
 def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
@@ -40,9 +40,10 @@ def full_protocol(curvature: CurvatureSpec) -> str:
 
 
 def spec_of(protocol: str) -> CurvatureSpec | None:
-    """Return the settings behind a file's numbers, or None for an obsolete field or value.
+    """Return the settings behind a file's numbers, or None if obsolete.
 
-    Fields newer than the file get the behaviour of their time (`BEFORE`), else the default.
+    Obsolete: an unknown field or value. Fields newer than the file get the behaviour of their time (`BEFORE`), else the
+    default.
     """
     try:
         return checked(CurvatureSpec, BEFORE | json.loads(protocol))

@@ -38,7 +38,7 @@ from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, wanted
 from stability.runs.schema import SPECTRA, SPECTRA_COLUMNS
 
-# The settings of `SpectraSpec` that each table depends on.
+# Each table's settings of `SpectraSpec`.
 READS: dict[str, tuple[str, ...]] = {
     "profile": ("critical_resolution", "profile_points"),
     "sharpness": ("eigenvalue_tolerance", "eigenvalue_products", "trace_products", "noise_batches", "noise_parts"),
@@ -122,7 +122,7 @@ def measure(
         assert loaded is not None
         probe = Probe(loaded, _first_step(curvature), resolve_device(device))
         if not probe.defines(state):
-            continue  # the table of recorded steps says so
+            continue  # recorded in the table of steps
         probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
         for _ in probe.rows(state):
             yield
@@ -145,7 +145,7 @@ def _collector(
 
 
 def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """Return the loss along u at sampled rates, with the terms of a quadratic model."""
+    """Return the loss along u at sampled rates, with a quadratic model's terms."""
     result, points = step.result, probe.curvature.spectra.profile_points
     critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]

@@ -1,5 +1,7 @@
-"""Samples of a run's checkpoints, and their NLL under an oracle → ``samples/<phase>.jsonl`` and
-``generation/<phase>.parquet`` in the run's folder."""
+"""Sample a run's checkpoints and score the samples' NLL by an oracle.
+
+Written to ``samples/<phase>.jsonl`` and ``generation/<phase>.parquet`` in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,15 @@ from stability.training.machine import prepare_torch
 
 
 def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
-    """Return the phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their
-    scores under the same settings."""
+    """Return the requested phases with a checkpoint but missing samples or scores.
+
+    Samples and scores count only under the same settings.
+
+    Args:
+        directory: the run.
+        spec: the generation settings.
+        phase: terminal, earliest, last or all.
+    """
     return [name for name, folder in phases(directory, phase).items() if not is_done(directory, folder, name, spec)]
 
 
@@ -40,19 +49,33 @@ def is_generated(directory: RunDirectory, spec: GenerationSpec) -> bool:
 
 
 def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
-    """Return whether a checkpoint's samples, and their scores where an oracle is asked for, are on disk under the same
-    settings."""
+    """Return whether a checkpoint's samples, and scores if requested, are stored.
+
+    Both count only under the same settings.
+
+    Args:
+        directory: the run.
+        folder: the checkpoint.
+        phase: its phase.
+        spec: the generation settings.
+    """
     if not _is_sampled(directory, folder, phase, spec):
         return False
     return spec.oracle is None or _scores(directory, folder, phase, spec).is_current()
 
 
 def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase: str = "terminal") -> None:
-    """Raise a ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless
-    ``overwrite`` says so.
+    """Refuse to let `generate` replace finished samples or scores without ``overwrite``.
 
-    Samples (and their scores) of a checkpoint whose weights have changed since are no such case: they are of no
-    checkpoint that is there.
+    Samples of a checkpoint with changed weights may be replaced: no existing checkpoint made them.
+
+    Args:
+        directories: the runs.
+        spec: the generation settings.
+        phase: terminal, earliest, last or all.
+
+    Raises:
+        ValueError: something would be replaced; two lines.
     """
     kept = [
         (directory, name, found)
@@ -64,7 +87,10 @@ def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase:
 
 
 def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: GenerationSpec) -> None:
-    """Raise the error of `check_kept`. ``kept``: directory, phase and what `replaced` says of it."""
+    """Raise the error of `check_kept` if anything would be replaced.
+
+    ``kept`` has directory, phase and the description from `replaced`.
+    """
     if not kept or spec.overwrite:
         return
     directory, phase, found = kept[0]
@@ -77,8 +103,14 @@ def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: Gener
 
 
 def replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
-    """Say what of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words;
-    None: nothing."""
+    """Describe the samples or scores to be replaced by `generate_checkpoint`, or None.
+
+    Args:
+        directory: the run.
+        folder: the checkpoint.
+        phase: its phase.
+        spec: the generation settings.
+    """
     meta, made_by = stored_samples.stored(directory, phase), _made_by(folder, spec)
     if meta is None or meta.get("checkpoint") != made_by["checkpoint"]:
         return None
@@ -107,11 +139,11 @@ def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: Generat
 
 
 def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
-    """Return what samples depend on (of the batch, no more than by rounding), with the sampler that ``auto`` stands
-    for."""
+    """Return the settings behind the samples, with ``auto`` resolved."""
     run = parse_run(checkpoint.manifest_of(folder)["spec"], folder)
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in _stepped(run) else {}
+    # without the batch size: it changes samples only by rounding
     values = {
         "num": spec.num,
         "sampler": sampler,
@@ -141,8 +173,11 @@ def _scored_by(folder: Path, spec: GenerationSpec) -> str:
 
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
-    """Return the sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was
-    asked for, or for another setting."""
+    """Return a run's sampler.
+
+    Raises:
+        ValueError: the sampler or another setting does not fit the run's objective.
+    """
     family = Registry("objectives").load(run.objective.name)
     fitting = build_objective(run, family.any_format(run.model.positions)).samplers
     if not fitting:
@@ -169,12 +204,12 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
 
 
 def _stepped(run: RunSpec) -> tuple[str, ...]:
-    """Return the samplers of a run's objective that take ``steps``."""
+    """Return the samplers with a ``steps`` setting of a run's objective."""
     return Registry("objectives").load(run.objective.name).stepped
 
 
 def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:
-    """Raise ``ValueError`` of one line for a setting that belongs to another kind of samples than the run's."""
+    """Raise a one-line ``ValueError`` for a setting of another kind of samples."""
     registry, read = Registry("objectives"), Registry("objectives").load(run.objective.name).Sampling.model_fields
     for name, field in type(spec.own).model_fields.items():
         if name not in read and (value := getattr(spec.own, name)) != field.default:
@@ -186,8 +221,16 @@ def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:
 
 
 def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
-    """Raise a ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever
-    only asks keeps none in memory."""
+    """Check that ``spec.oracle`` exists and can score a run's samples; nothing stays in memory.
+
+    Args:
+        run: the run's spec.
+        spec: the generation settings.
+        corpus: the run's prepared data.
+
+    Raises:
+        ValueError: no such oracle, or unsuitable; two lines.
+    """
     kind_of(run).oracle(run, spec, corpus, "cpu")
     kind_of(run).forget_oracle()
 
@@ -195,8 +238,17 @@ def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
 def generate(
     directory: RunDirectory, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto", phase: str = "terminal"
 ) -> Iterator[None]:
-    """Sample and score what is missing, yielding after every step of a sampler and every scored batch. A run without a
-    checkpoint has nothing to sample."""
+    """Sample and score the missing phases; yield after every sampler step and scored batch.
+
+    A run without a checkpoint has no samples.
+
+    Args:
+        directory: the run.
+        spec: the generation settings.
+        cache_dir: folder with the prepared data.
+        device: "auto", or a torch device.
+        phase: terminal, earliest, last or all.
+    """
     for name in missing_phases(directory, spec, phase):
         yield from generate_checkpoint(
             directory, phases(directory, name)[name], name, spec, cache_dir=cache_dir, device=device
@@ -206,11 +258,21 @@ def generate(
 def generate_checkpoint(
     directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto"
 ) -> Iterator[None]:
-    """Sample and score one checkpoint folder under a phase's name. Samples are written whole or not at all, then their
-    scores; what is there already is not made again."""
+    """Sample and score one checkpoint under a phase name; existing results are retained.
+
+    Samples are written atomically, then their scores.
+
+    Args:
+        directory: the run.
+        folder: the checkpoint.
+        phase: name for samples and scores.
+        spec: the generation settings.
+        cache_dir: folder with the prepared data.
+        device: "auto", or a torch device.
+    """
     run, model = checkpoint.load(folder)
     corpus, kind = corpus_of(run, cache_dir), kind_of(run)
-    # before an hour of sampling, not after it
+    # fail before an hour of sampling, not after
     oracle = None if spec.oracle is None else kind.oracle(run, spec, corpus, device)
     if not _is_sampled(directory, folder, phase, spec):
         directory.generation_file(phase).unlink(missing_ok=True)  # scores of other samples
@@ -244,8 +306,7 @@ def _sample(
     device: torch.device,
     made_by: dict[str, Any],
 ) -> Iterator[None]:
-    """Draw the samples of one checkpoint and write them, or the reason why there are none; yields after every step of
-    the sampler."""
+    """Draw and write one checkpoint's samples, or the reason for none; yield after every step."""
     prepare_torch(run.threads, device)
     kind = kind_of(run)
     source = kind.source(directory, run, model.to(device), corpus, spec, resolved_sampler(run, spec), device)
@@ -260,13 +321,18 @@ def _sample(
 
 
 def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
-    """Say which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
+    """Describe the checkpoint's samples without any randomness between them; "" if none."""
     return kind_of(run).equal_samples(run, spec, resolved_sampler(run, spec))
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
-    """Return how often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored
-    batches."""
+    """Return an upper bound on the number of yields of `generate`.
+
+    Args:
+        directory: the run.
+        spec: the generation settings.
+        phase: terminal, earliest, last or all.
+    """
     run = parse_run(read_json(directory.spec_file), directory.path)
     return len(missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
 

@@ -1,4 +1,7 @@
-"""Define what generation asks of a kind of samples: how they are drawn, kept and scored. An objective names its own."""
+"""Define the interface of a kind of samples: drawing, storing and scoring.
+
+Each objective names its kind.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,54 @@ from stability.runs.directory import RunDirectory
 
 
 class Source(Protocol):
-    """A model as a sampler sees it."""
+    """A model, ready for sampling."""
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Any]]:
-        """Draw the samples of these numbers, yielding after every step. Sample i comes from its own random numbers:
-        seed, i. Errors: `NonFinite`."""
+        """Draw the samples with these numbers; yield after every step.
+
+        Sample i has its own random numbers, from (seed, i). Raises `NonFinite`.
+        """
         ...
 
 
 class Kind(Protocol):
-    """A kind of samples: how an objective's model draws them, scores them and shows them. ``columns``: of the table of
-    scores, those of `GENERATION_COLUMNS` first."""
+    """A kind of samples: drawing, scoring and storing them for an objective.
+
+    ``columns`` are the score table's, `GENERATION_COLUMNS` first.
+    """
 
     columns: Sequence[str]
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        """Raise a ``ValueError`` for a setting that nothing reads for such a run."""
+        """Refuse a setting without effect on such a run (``ValueError``)."""
         ...
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        """Return the settings that samples depend on beside those of every kind."""
+        """Return this kind's own settings behind the samples."""
         ...
 
     def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        """Return the settings that scores depend on beside the samples and the oracle."""
+        """Return the settings behind the scores, besides samples and oracle."""
         ...
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
-        """Return how often sampling and scoring ``spec.num`` samples yield, or more."""
+        """Return an upper bound on the yields for sampling and scoring ``spec.num`` samples.
+
+        Args:
+            run: the run's spec.
+            spec: the generation settings.
+            sampler: the resolved sampler.
+        """
         ...
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
-        """Say which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
+        """Describe the checkpoint's samples without any randomness between them; "" if none.
+
+        Args:
+            run: the run's spec.
+            spec: the generation settings.
+            sampler: the resolved sampler.
+        """
         ...
 
     def source(
@@ -60,7 +79,17 @@ class Kind(Protocol):
         sampler: str,
         device: torch.device,
     ) -> Source:
-        """Return what draws a run's samples. ``model`` lies on ``device`` already."""
+        """Return the source of a run's samples.
+
+        Args:
+            directory: the run.
+            run: its spec.
+            model: its model, already on ``device``.
+            corpus: its prepared data.
+            spec: the generation settings.
+            sampler: the resolved sampler.
+            device: of model and samples.
+        """
         ...
 
     def write(
@@ -74,34 +103,68 @@ class Kind(Protocol):
         corpus: Any,
         device: torch.device,
     ) -> Iterable[None]:
-        """Keep the samples, whole or not at all, by the time that what it returns is exhausted."""
+        """Write the samples atomically while the returned iterable is consumed.
+
+        Args:
+            directory: the run.
+            phase: the checkpoint's phase.
+            samples: the samples.
+            made_by: the settings behind them.
+            run: the run's spec.
+            corpus: its prepared data.
+            device: for decoders.
+        """
         ...
 
     def read(self, directory: RunDirectory, phase: str, corpus: Any) -> list[Any]:
-        """Return what `write` wrote. Errors: ``ValueError`` where a file is damaged."""
+        """Read the samples written by `write`.
+
+        Args:
+            directory: the run.
+            phase: the checkpoint's phase.
+            corpus: its prepared data.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
         ...
 
     def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: Any, device: str) -> Any:
-        """Return what ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept
-        for a study's next run.
+        """Return the oracle ``spec.oracle``, with ``name`` and its weights' ``sha256``.
 
-        Errors: ``ValueError`` of two lines where there is none, or it cannot score such samples.
+        The latest one stays in memory for a study's next run.
+
+        Args:
+            run: the run's spec.
+            spec: the generation settings.
+            corpus: the run's prepared data.
+            device: "auto", or a torch device.
+
+        Raises:
+            ValueError: no such oracle, or unsuitable for these samples; two lines.
         """
         ...
 
     def forget_oracle(self) -> None:
-        """Give its memory back."""
+        """Free the oracle's memory."""
         ...
 
     def scores(
         self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield rows of the table of scores as far as they are the oracle's, in the samples' order, some at a time."""
+        """Yield batches of the score table's rows, with the oracle's columns, in the samples' order.
+
+        Args:
+            oracle: the oracle.
+            samples: the samples.
+            corpus: the run's prepared data.
+            spec: the generation settings.
+        """
         ...
 
 
 def kind_of(run: RunSpec) -> Kind:
-    """Return the kind of what a run's objective generates (`AbstractObjective.samples`)."""
+    """Return the kind of samples of a run's objective (`AbstractObjective.samples`)."""
     samples = Registry("objectives").load(run.objective.name).samples
     if isinstance(samples, str):
         samples = import_module(f"{__package__}.{samples}").EXPORT

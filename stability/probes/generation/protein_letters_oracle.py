@@ -1,5 +1,7 @@
-"""The oracle that scores the letters of sampled proteins: a protein language model of Hugging Face, masked (as ESM-2)
-or causal (as ProtGPT2, ProGen2). No such model knows our structure tokens: they are not scored."""
+"""Score sampled proteins' letters by a Hugging Face protein language model.
+
+Masked (ESM-2) or causal (ProtGPT2, ProGen2). Structure tokens are not scored: no such model reads ours.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,20 @@ from stability.probes.generation.text_oracle import Oracle, load_causal, sha256_
 from stability.probes.pretrained.loading import is_masked, load_masked_model, load_tokenizer
 from stability.training.draws import generator_for
 
-SEED = 0  # of the masks, as of validation's
-ENDS = 2  # positions that the tokens around a protein take
-POSITIONS = 1024  # of a model that does not say how many it reads
+SEED = 0  # for the masks, as in validation
+ENDS = 2  # positions of the tokens around a protein
+POSITIONS = 1024  # default context length
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedLetters:
-    """A masked protein language model, which gives the masked NLL of a sample's letters.
+    """A masked protein language model as an oracle: the masked NLL of a sample's letters.
 
-    A sample is masked ``oracle_draws`` times by the run's own schedule of its sequence track; of every draw the cross
-    entropy of the oracle's whole vocabulary is averaged over the masked letters, given all others, and its mean over
-    the draws is the sample's NLL, in nats per residue.
-
-    It is the unit of the validation NLL's sequence part. A sample longer than the oracle reads is cut into pieces that
-    are read one by one. Letters that the oracle has no token for are shown as unknown, and not scored. Rates and masks
-    are a function of the sample's number, its length and the number of draws alone.
+    A sample is masked ``oracle_draws`` times by the schedule of the run's sequence track. Each draw gives the mean
+    cross entropy over the masked letters, over the oracle's whole vocabulary, given all other letters. The sample's NLL
+    is the mean over draws, in nats per residue: the unit of the validation NLL's sequence part. Samples longer than the
+    oracle's context are split into pieces, scored separately. Letters unknown to the oracle are shown as unknown and
+    not scored. Rates and masks depend only on the sample's number, its length and the number of draws.
     """
 
     name: str
@@ -52,7 +52,7 @@ class MaskedLetters:
     device: torch.device
 
     def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
-        """Yield a row a sample."""
+        """Yield a row for each sample."""
         for index, sample in enumerate(samples):
             yield row_of(self._nll(index, sample.text or ""), len(sample.text or ""))
 
@@ -70,7 +70,7 @@ class MaskedLetters:
 
     @torch.no_grad()
     def _nats(self, tokens_N: Tensor, masked_DN: Tensor, scored_DN: Tensor) -> Tensor:
-        """Return the nats of a piece's scored letters under each draw of masks, (D,), float64."""
+        """Return the scored letters' nats in a piece for each draw of masks, (D,), float64."""
         inputs_DN = torch.where(masked_DN, self.tokenizer.mask_token_id, tokens_N)
         first, last = (torch.full((len(inputs_DN), 1), token) for token in _ends(self.tokenizer))
         found = []
@@ -86,8 +86,10 @@ class MaskedLetters:
 
 @dataclass(frozen=True, eq=False)
 class CausalLetters:
-    """A causal protein language model, which gives the NLL of a sample's letters in nats per residue: its tokens' nats
-    after the first one, over the letters that they stand for."""
+    """A causal protein language model as an oracle: NLL in nats per residue.
+
+    The nats of all tokens after the first, divided by their number of letters.
+    """
 
     name: str
     sha256: str
@@ -95,7 +97,7 @@ class CausalLetters:
     batch: int
 
     def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
-        """Yield a row a sample."""
+        """Yield a row for each sample."""
         letters = [Sample([], sample.text) for sample in samples]
         for some in self.oracle.score(letters, self.batch):
             for score in some:
@@ -103,7 +105,7 @@ class CausalLetters:
 
 
 def row_of(nll: float, num: int) -> dict[str, Any]:
-    """Return a sample's row of the table of scores: ``num`` letters scored, and no structure."""
+    """Return a sample's row of the score table: ``num`` scored letters, no structure."""
     return {
         "nll": nll,
         "nll_per_byte": math.nan,
@@ -115,8 +117,17 @@ def row_of(nll: float, num: int) -> dict[str, Any]:
 
 
 def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: str) -> MaskedLetters | CausalLetters:
-    """Return the oracle that ``hf:…`` names. Errors: ``ValueError`` of two lines where there is none, it knows no
-    letters of proteins, or the samples have none."""
+    """Load the oracle ``hf:…`` for letters.
+
+    Args:
+        run: the run's spec.
+        spec: the generation settings.
+        name: the model's name or folder.
+        device: "auto", or a torch device.
+
+    Raises:
+        ValueError: no such model, without amino acids in its vocabulary, or samples without letters; two lines.
+    """
     settings: Any = run.objective.settings
     if "sequence" not in settings.sources:
         raise ValueError(
@@ -143,13 +154,13 @@ def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: s
 
 
 def forget() -> None:
-    """Give the memory of the oracle that was kept back."""
+    """Free the cached oracle's memory."""
     _masked.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _masked(name: str, device: str) -> tuple[str, str, Any, Any]:
-    """Return a masked model with its tokenizer, its name as tables show it and the sha256 of its weights."""
+    """Return a masked model's display name, its weights' sha256, the model and its tokenizer."""
     try:
         model = load_masked_model(name)
     except ValueError as error:
@@ -169,7 +180,7 @@ def _masked(name: str, device: str) -> tuple[str, str, Any, Any]:
 
 
 def _ends(tokenizer: Any) -> tuple[int, int]:
-    """Return the tokens that stand before and behind a protein."""
+    """Return the tokens before and after a protein."""
     first = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     last = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     return first, last

@@ -1,5 +1,8 @@
-"""The oracles that score sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own
-objective; or a protein language model, the letters alone (`protein_letters_oracle`)."""
+"""Score sampled proteins by a multitrack checkpoint or a protein language model.
+
+The checkpoint predicts the same tracks and scores by its own objective. A protein language model scores letters only
+(`protein_letters_oracle`).
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,21 @@ from stability.probes.generation.text_oracle import oracle_checkpoint, weights_s
 from stability.training import checkpoint
 from stability.training.draws import generator_for
 
-SEED = 0  # of the masks, as of validation's
-WORDS = ("domains", "descriptions", "orthologs")  # contexts whose tokens are numbered by the data's own lists
+SEED = 0  # for the masks, as in validation
+WORDS = ("domains", "descriptions", "orthologs")  # contexts with token numbers from the data's own lists
 
 
 @dataclass(frozen=True, eq=False)
 class ProteinOracle:
-    """The masked NLL of a sample: what the oracle's own objective measures on it, as in validation.
+    """A multitrack checkpoint as an oracle: its objective's masked NLL of a sample.
 
-    A sample is masked ``spec.own.oracle_draws`` times by the schedules that the oracle was trained with, each track for
-    itself. Of every draw each track's NLL is the cross entropy averaged over the masked positions, given all that is
-    not masked (the other track's tokens among it); its mean over the draws is the track's NLL of the sample, and the
-    sum of the tracks' is the total: the nats of one residue's hidden letter and hidden structure token, the unit of the
-    validation NLL and its parts. It is no NLL of the whole protein. The rates of a sample's draws are spread evenly
-    over the schedule; rates and masks are a function of the sample's number, its length and the number of draws alone,
-    so that runs are compared under the same ones. The oracle is given the contexts that the sample was made with (none
-    where they were empty), hidden in part by its own schedule, as in validation.
+    A sample is masked ``spec.own.oracle_draws`` times by the oracle's training schedules, independently per track. Each
+    draw gives, per track, the mean cross entropy over masked positions, given everything unmasked (including the other
+    track). The track's NLL is the mean over draws. The total is the sum over tracks: nats of one residue's hidden
+    letter and hidden structure token, the unit of the validation NLL. This is no NLL of the whole protein. The rates of
+    a sample's draws are evenly spaced over the schedule. Rates and masks depend only on the sample's number, its length
+    and the number of draws: the same for all compared runs. The oracle receives the sample's contexts (none if sampled
+    without), partly hidden by its own schedule, as in validation.
     """
 
     name: str
@@ -58,7 +60,7 @@ class ProteinOracle:
     device: torch.device
 
     def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
-        """Yield a row a sample."""
+        """Yield a row for each sample."""
         for index, sample in enumerate(samples):
             nats = dict(zip(self.objective.components, self._nats(index, sample), strict=True))
             parts = {f"nll_{name}": nats.get(name, math.nan) for name in ("sequence", "structure")}
@@ -72,7 +74,7 @@ class ProteinOracle:
 
     @torch.no_grad()
     def _nats(self, index: int, sample: ProteinSample) -> list[float]:
-        """Return the nats of each source track, in the order of the objective."""
+        """Return each source track's nats, in the objective's order."""
         batch = _repeated(
             with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.own.oracle_draws
         )
@@ -85,8 +87,10 @@ class ProteinOracle:
 
 
 def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
-    """Return a batch of one protein with the sample's letters and structure tokens in place of its own; a track that
-    the sample lacks is unknown."""
+    """Return a one-protein batch with the sample's letters and structure tokens.
+
+    A track missing in the sample is marked unknown.
+    """
     num = batch.residues_BN.shape[1]
     letters = (
         torch.full((1, num), PAD)
@@ -107,12 +111,12 @@ def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
 
 
 def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
-    """Return ``num`` copies of a batch of one protein."""
+    """Return ``num`` copies of a one-protein batch."""
     return ProteinBatch(batch.ids * num, *(tensor.repeat_interleave(num, 0) for tensor in batch[1:]))
 
 
 class ScoresProteins(Protocol):
-    """An oracle of sampled proteins: its name as tables show it, the sha256 of its weights, and a row a sample."""
+    """An oracle for sampled proteins: display name, sha256 of the weights, and scores."""
 
     @property
     def name(self) -> str: ...
@@ -121,15 +125,27 @@ class ScoresProteins(Protocol):
     def sha256(self) -> str: ...
 
     def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
-        """Yield a row of the table of scores for each sample: ``nll``, the total, its parts ``nll_sequence`` and
-        ``nll_structure`` (NaN: not scored), ``num_tokens``, and ``nll_per_byte`` NaN and ``num_bytes`` 0."""
+        """Yield a score-table row for each sample.
+
+        Columns: ``nll``, the total; ``nll_sequence`` and ``nll_structure``, its parts (NaN: not scored);
+        ``num_tokens``; ``nll_per_byte`` NaN and ``num_bytes`` 0.
+        """
         ...
 
 
 def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ScoresProteins:
-    """Return the oracle that ``ckpt:…`` or ``hf:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two
-    lines where there is none, or it does not predict the same tracks of proteins as long, or the words of its contexts
-    are others."""
+    """Load the oracle ``ckpt:…`` or ``hf:…`` for a run's samples.
+
+    Args:
+        run: the run's spec.
+        spec: the generation settings.
+        corpus: the run's prepared data.
+        device: "auto", or a torch device.
+
+    Raises:
+        ValueError: no such oracle; other tracks, shorter proteins or other context words than the samples'; one or two
+            lines.
+    """
     assert spec.oracle is not None
     kind, _, place = spec.oracle.partition(":")
     if kind == "hf":
@@ -154,7 +170,7 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
 
 
 def forget() -> None:
-    """Give the memory of the oracle that was kept back."""
+    """Free the cached oracle's memory."""
     _loaded.cache_clear()
     forget_letters()
     forget_text()
@@ -162,7 +178,7 @@ def forget() -> None:
 
 @lru_cache(maxsize=1)
 def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
-    """Return an oracle's spec, its data's format, its model."""
+    """Return an oracle's spec, its data's format, and its model."""
     try:
         spec, model = checkpoint.load(Path(place))
         manifest = checkpoint.verified_manifest(Path(place))
@@ -172,8 +188,7 @@ def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
 
 
 def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
-    """Raise a ``ValueError`` of two lines where an oracle was trained on other tracks or tokens than the samples
-    have."""
+    """Refuse an oracle trained on other tracks or tokens (``ValueError``, two lines)."""
     wanted, given = run.objective, own.objective
     if given.name != wanted.name:
         raise ValueError(
@@ -190,7 +205,7 @@ def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
 
 
 def _written(value: Any) -> str:
-    """Return a value as it is written on the command line."""
+    """Return a value in command-line syntax."""
     return f"[{','.join(value)}]" if isinstance(value, tuple) else "null" if value is None else str(value)
 
 

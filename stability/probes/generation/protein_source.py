@@ -1,4 +1,4 @@
-"""A model of proteins as a sampler sees it: every source track begins as masks, of the length of a held-out protein."""
+"""Prepare a protein model for sampling: all tracks masked, with a held-out protein's length."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from stability.training.draws import generator_for
 
 
 class ProteinSample(NamedTuple):
-    """Letters and structure tokens (0 … codes − 1) of its residues, None for a track that the model does not predict;
-    ``protein``: the held-out one whose length (and contexts, where they were given) it has."""
+    """A sampled protein: letters and structure tokens (0 … codes − 1).
+
+    A track is None if the model does not predict it. ``protein`` is the held-out protein with the same length (and
+    contexts, if given).
+    """
 
     text: str | None
     structure: list[int] | None
@@ -34,20 +37,28 @@ class ProteinSample(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all its tracks."""
+        """The number of tokens in all tracks."""
         return len(self.text or ()) + len(self.structure or ())
 
 
 def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
-    """Return for sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues,
-    with the contexts that are given."""
+    """Return held-out protein i for sample i: its first N − 2 residues and the given contexts.
+
+    Proteins are reused cyclically if too few.
+
+    Args:
+        run: the run's spec.
+        spec: the generation settings.
+        corpus: the prepared proteins.
+        indices: numbers of the samples.
+    """
     chains, length = corpus.chains("val"), run.model.positions - 2
     batch = batch_of([chains.part(index % len(chains), 0, length) for index in indices])
     return with_contexts(batch, contexts_of(run.objective) if spec.own.contexts == "given" else ())
 
 
 class ProteinSource:
-    """A source of protein samples, by the protocol `stability.probes.generation.kinds.Source`."""
+    """A source of protein samples (`stability.probes.generation.kinds.Source`)."""
 
     def __init__(
         self,
@@ -69,7 +80,7 @@ class ProteinSource:
         self._held_out = partial(held_out, run, spec, corpus)
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[ProteinSample]]:
-        """Unmask one batch of proteins, sample i from its own random numbers; yields after every step."""
+        """Unmask one batch of proteins with random numbers per sample; yield after every step."""
         batch = self._held_out(indices)
         inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
         draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)

@@ -1,4 +1,4 @@
-"""Sampled structure tokens as mmCIF files: by which decoder, and which atoms it has learned."""
+"""Decode sampled structure tokens and write mmCIF files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
 from stability.training import checkpoint
 
-MOST_READ = 200  # training chains in which atoms are looked for
+MOST_READ = 200  # training chains searched for atoms
 
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """The rule by which tokens become a structure. ``learned_A``: which of a residue's atom places are written.
-    ``is_stage_2``: whether all heavy atoms are decoded from tokens and letters, else the backbone from tokens alone.
-    ``words``: what a reader of the files is told."""
+    """A decoder from structure tokens to atoms.
+
+    ``learned_A`` marks a residue's atom places to write. ``is_stage_2``: all heavy atoms are decoded from tokens and
+    letters, else the backbone from tokens alone. ``words`` describes the files to their reader.
+    """
 
     tokenizer: StructureTokenizer
     learned_A: np.ndarray
@@ -35,7 +37,13 @@ class Decoding:
 
     @classmethod
     def of(cls, tokenizer: StructureTokenizer, has_letters: bool, cache_dir: Path) -> Decoding:
-        """Choose the decoding by stage 2 where there is one and there are letters, which it reads."""
+        """Choose the stage-2 decoder if it was trained and letters are available.
+
+        Args:
+            tokenizer: the run's structure tokenizer.
+            has_letters: whether the samples have letters; stage 2 needs them.
+            cache_dir: folder with the prepared data.
+        """
         everything = np.ones(NUM_ATOMS, dtype=bool)
         if tokenizer.atom_decoder is None:
             return cls(tokenizer, everything, False, "mmCIF, the backbone alone (the tokenizer has no stage 2)")
@@ -66,7 +74,7 @@ class Decoding:
         )
 
     def mmcif(self, sample: ProteinSample, name: str) -> str:
-        """Return the text of a file. A residue without a letter is named UNK."""
+        """Return a file's text; residues without a letter are named UNK."""
         assert sample.structure is not None
         device = self.tokenizer.decoder.to_atoms.weight.device
         tokens_BN = torch.tensor([sample.structure], device=device)
@@ -78,18 +86,27 @@ class Decoding:
 
 
 def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndarray | None:
-    """Return which of the 14 atom places, (14) bool, any of the tokenizer's training chains has filled (at most 200 of
-    them are looked at, evenly spaced). What stage 2 gives for another is no more than its initialisation. None where
-    these chains are no longer prepared under ``cache_dir``."""
+    """Return the atom places filled in the tokenizer's training chains, (14) bool.
+
+    At most 200 evenly spaced chains are read. None if these chains are no longer under ``cache_dir``.
+    """
     if not (cache_dir / tokenizer.spec.data_fingerprint).is_dir():
         return None
     chains = load(cache_dir, tokenizer.spec.data_fingerprint).chains("train")
     numbers = sorted({number * len(chains) // MOST_READ for number in range(MOST_READ)})
+    # at other places stage 2 returns no more than its initialisation
     return np.any([chains[number].atoms14_mask_NA.any(0) for number in numbers], axis=0)
 
 
 def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name: str, folder: Path) -> Iterator[None]:
-    """Write ``folder/sample_<i>.cif``, yielding after each; the folder is whole, or as it was."""
+    """Write ``folder/sample_<i>.cif``, yielding after each; the folder is replaced atomically.
+
+    Args:
+        decoding: the decoder.
+        samples: with structure tokens.
+        name: prefix for the files' data blocks.
+        folder: the target.
+    """
     aside = temporary(folder)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -1,5 +1,8 @@
-"""Generation of proteins. On disk: ``samples/<phase>.jsonl`` with letters and structure tokens, the letters as
-``<phase>.fasta`` and the structures as ``<phase>/sample_<i>.cif`` beside it."""
+"""Generate proteins: sample, store and score them.
+
+On disk: ``samples/<phase>.jsonl`` with letters and structure tokens, letters in ``<phase>.fasta``, structures in
+``<phase>/sample_<i>.cif``.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,7 @@ LETTERS = "the letters as FASTA"
 
 
 class ProteinKind:
-    """Proteins as a kind of data that is sampled, kept and scored, by the protocol
-    `stability.probes.generation.kinds.Kind`."""
+    """Proteins as a kind of samples (`stability.probes.generation.kinds.Kind`)."""
 
     columns: Sequence[str] = (*GENERATION_COLUMNS, *(f"nll_{name}" for name in SOURCES), "contexts", "oracle_draws")
 
@@ -52,8 +54,15 @@ class ProteinKind:
         return {"oracle_draws": spec.own.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
-        """Return the steps where every held-out protein fills the model's positions; fewer for shorter ones. A
-        structure and a score are a step each."""
+        """Return the steps for proteins filling the model's positions; fewer for shorter ones.
+
+        Each structure and each score is a step.
+
+        Args:
+            run: the run's spec.
+            spec: the generation settings.
+            sampler: without effect.
+        """
         sources = _sources(run)
         of_each_batch, of_each_sample = (
             len(sources) * (run.model.positions - 2),
@@ -79,8 +88,21 @@ class ProteinKind:
         sampler: str,
         device: torch.device,
     ) -> ProteinSource:
-        """Return the source of a run's proteins; ``ValueError`` where its structure tokenizer is gone."""
-        _tokenizer(directory, run)  # if it is gone, now and not after an hour of sampling
+        """Return the source of a run's proteins.
+
+        Args:
+            directory: the run.
+            run: its spec.
+            model: its model, already on ``device``.
+            corpus: its prepared proteins.
+            spec: the generation settings.
+            sampler: the resolved sampler.
+            device: of model and samples.
+
+        Raises:
+            ValueError: the structure tokenizer is missing.
+        """
+        _tokenizer(directory, run)  # fail now if missing, not after an hour of sampling
         return ProteinSource(run, model, corpus, spec, sampler, device)
 
     def write(
@@ -94,9 +116,19 @@ class ProteinKind:
         corpus: ProteinCorpus,
         device: torch.device,
     ) -> Iterator[None]:
-        """Write whatever belongs to the samples first, then the samples and what vouches for them: a phase without the
-        last is made again. Yields after every structure."""
+        """Write FASTA and structures, then the samples with their manifest; yield after every structure.
+
+        Args:
+            directory: the run.
+            phase: the checkpoint's phase.
+            samples: the proteins.
+            made_by: the settings behind them.
+            run: the run's spec.
+            corpus: without effect.
+            device: for the structure decoder.
+        """
         folder, beside = stored_samples.meta_file(directory, phase).with_suffix(""), {}
+        # a phase without its manifest, written last, is made again
         stored_samples.meta_file(directory, phase).unlink(missing_ok=True)
         if "sequence" in _sources(run):
             write_atomically(folder.with_suffix(".fasta"), stored_samples.fasta_of(samples, made_by).encode())
@@ -131,7 +163,7 @@ def _sources(run: RunSpec) -> tuple[str, ...]:
 
 
 def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | None:
-    """Return the tokenizer of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
+    """Return the run's structure tokenizer, or None without structure; raises as `load_tokenizer`."""
     settings: Any = run.objective.settings
     identity = settings.tokenizer
     return None if identity is None else load_tokenizer(directory.path.parent, identity)

@@ -1,8 +1,7 @@
-"""Samplers: from all noise to a sequence of tokens, a step at a time, for masked, score-entropy and autoregressive
-models.
+"""Sample token sequences from noise, for masked, score-entropy and autoregressive models.
 
-Each changes ``tokens_BN`` in place and yields after every step. B sequences, N positions, V tokens of the vocabulary
-(the mask, id V, is none of them).
+Each sampler updates ``tokens_BN`` in place and yields after every step. B sequences, N positions, V tokens in the
+vocabulary (without the mask, id V).
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-TIED = 1 - 1e-5  # probabilities closer than float32 can tell apart
-LAST_TIME = 1e-3  # the smallest t that score entropy trains on
+TIED = 1 - 1e-5  # relative; closer probabilities are equal in float32
+LAST_TIME = 1e-3  # the smallest t in score-entropy training
 Graph = Literal["absorbing", "uniform"]
 Scheme = Literal["euler", "analytic"]
 
 
 class NonFinite(ArithmeticError):
-    """The model's probabilities are no numbers: nothing can be sampled from it."""
+    """The model's probabilities are not finite: sampling is impossible."""
 
 
 class Noise(Protocol):
@@ -32,8 +31,7 @@ class Noise(Protocol):
 
 
 class Draws:
-    """Uniform random numbers from a generator for each sequence, so that a sample does not depend on the batch that it
-    is drawn in."""
+    """Uniform random numbers with one generator per sequence, so samples are independent of batching."""
 
     def __init__(self, generators: Sequence[torch.Generator], device: torch.device | str = "cpu"):
         self.generators, self.device = generators, device
@@ -46,8 +44,10 @@ class Draws:
 
 
 def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw indices in proportion to the weights (…, V) by the inverse of their cumulative sum at ``uniforms`` (…); one
-    of weight 0 is never drawn."""
+    """Draw indices in proportion to the weights (…, V), never one with weight 0.
+
+    By inversion of the cumulative sum at ``uniforms`` (…).
+    """
     cumulative = weights_V.double().cumsum(-1)
     if not bool((torch.isfinite(cumulative[..., -1]) & (cumulative[..., -1] > 0)).all()):
         raise NonFinite("the model's probabilities are not finite")
@@ -56,8 +56,10 @@ def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def tempered(weights_V: Tensor, temperature: float) -> Tensor:
-    """Return weights (…, V) to the power 1/temperature, the largest scaled to 1, in float64; at temperature 0 the
-    largest alone (the first of equals)."""
+    """Return weights (…, V) to the power 1/temperature in float64, largest scaled to 1.
+
+    At temperature 0 only the largest remains (the first among equals).
+    """
     weights = weights_V.double()
     if temperature == 0:
         return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
@@ -74,14 +76,20 @@ def unmask(
     order: Literal["top_prob", "random"],
     temperature: float,
 ) -> Iterator[None]:
-    """Fill one masked position of every sequence a step; a filled one stays as it is. Every sequence starts with the
-    same number of masks.
+    """Fill one masked position in every sequence per step; filled ones stay.
 
-    ``clean_probs(tokens_BN)`` → (B, N, V). ``order`` top_prob: where the largest probability of a token is largest (Kim
-    et al. 2025, "Train for the worst, plan for the best"; the paper's D.4 and E.1); random: any masked position. Where
-    the paper is silent: the token is drawn from the model's own distribution there (``temperature`` 1), the position is
-    chosen by that distribution untempered, and of positions that float32 cannot tell apart (all of an all-mask
-    sequence, for a model that knows relative positions only) the leftmost is taken.
+    The token is drawn from the model's tempered distribution at the position. Choices of ours: the position is chosen
+    by the untempered distribution, and ties in float32 (all positions of an all-mask sequence, for a model with
+    relative positions only) go to the leftmost.
+
+    Args:
+        clean_probs: tokens (B, N) → token probabilities (B, N, V).
+        tokens_BN: changed in place; the same number of masks in every sequence.
+        mask_id: the mask's id.
+        draws: random numbers.
+        order: "top_prob", the position with the largest token probability (Kim et al. 2025, "Train for the worst, plan
+            for the best"; the paper's D.4 and E.1); "random", any masked position.
+        temperature: for the token; 1 is the model's own distribution.
     """
     counts_B = (tokens_BN == mask_id).sum(1)
     assert bool((counts_B == counts_B[0]).all()), "sequences with different numbers of masks"
@@ -110,13 +118,20 @@ def unmask_tracks(
     order: Literal["top_prob", "random"],
     temperature: float,
 ) -> Iterator[None]:
-    """Unmask several tracks at once, as `unmask` does one: fill one masked place, a position of one track, of every
-    sequence a step, until none has a mask.
+    """Unmask several tracks at once, one place in one track per sequence and step.
 
-    ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it
-    has none. ``clean_probs(tracks)`` → of each track (B, N, V) over its content, the tokens from ``first_id`` on: no
-    special token is ever drawn. top_prob: the place, among all masked ones of all tracks, where the largest probability
-    of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
+    As `unmask`, until no mask remains. With top_prob the place is chosen over all tracks; ties in float32 go to the
+    leftmost of the first track.
+
+    Args:
+        clean_probs: tracks → (B, N, V) for each, over content tokens from ``first_id`` on: special tokens are never
+            drawn.
+        tracks: tokens (B, N) of each, changed in place; sequences without masks stay unchanged.
+        draws: random numbers.
+        mask_id: the mask's id.
+        first_id: id of the first content token.
+        order: "top_prob" or "random", as in `unmask`.
+        temperature: for the token.
     """
     rows_B, num_positions = torch.arange(len(tracks[0]), device=tracks[0].device), tracks[0].shape[1]
     while True:
@@ -140,20 +155,25 @@ def unmask_tracks(
 
 
 def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
-    """Return the first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0
-    where nothing is masked."""
+    """Return the first masked position with maximal ``top_BN`` (the largest token probability); 0 if none."""
     if not bool(torch.isfinite(top_BN).all()):
         raise NonFinite("the model's probabilities are not finite")
     top_BN = top_BN.where(masked_BN, -1.0)
     tied_BN = masked_BN & (top_BN >= top_BN.amax(1, keepdim=True) * TIED)
-    return tied_BN.int().argmax(1)  # the first of those that are True
+    return tied_BN.int().argmax(1)  # the first True
 
 
 def left_to_right(
     next_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, draws: Draws, *, temperature: float
 ) -> Iterator[None]:
-    """Fill positions 1 to N − 1 in order, each from ``next_probs`` of those before it: (B, n) → (B, V). Position 0 is
-    given."""
+    """Fill positions 1 to N − 1 in order; position 0 is given.
+
+    Args:
+        next_probs: tokens (B, n) → next token's probabilities (B, V).
+        tokens_BN: changed in place.
+        draws: random numbers.
+        temperature: for the token.
+    """
     for position in range(1, tokens_BN.shape[1]):
         weights_BV = tempered(next_probs(tokens_BN[:, :position]), temperature)
         tokens_BN[:, position] = categorical(weights_BV, draws.uniforms())
@@ -161,14 +181,18 @@ def left_to_right(
 
 
 def step_probs(scheme: Scheme, graph: Graph, score_BNS: Tensor, tokens_BN: Tensor, dsigma: Tensor) -> Tensor:
-    """Return where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64,
-    rows sum to 1.
+    """Return each token's transition probabilities in one reverse step, (B, N, S), float64.
 
-    ``score_BNS``: p_t(y)/p_t(x) for the S states, 1 at y = x; S = V + 1 with the mask last (absorbing) or V (uniform).
-    ``dsigma``: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie
-    τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for the absorbing graph (e^{Δσ} − 1)·s_y at a masked position, the
-    rest stays masked, and other tokens stay. Euler: Δσ·Q(y, x)·s_y. A step so large that a probability would leave [0,
-    1] is cut there and divided by its sum.
+    Rows sum to 1. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for
+    the absorbing graph (e^{Δσ} − 1)·s_y at a masked position, with the rest on the mask, and other tokens unchanged.
+    Euler: Δσ·Q(y, x)·s_y. Probabilities outside [0, 1], from too large a step, are clamped and renormalised.
+
+    Args:
+        scheme: "euler" or "analytic".
+        graph: "absorbing" (S = V + 1, mask last) or "uniform" (S = V).
+        score_BNS: p_t(y)/p_t(x) for the S states, 1 at y = x.
+        tokens_BN: the current tokens x.
+        dsigma: removed noise: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler.
     """
     score, is_here_BNS = score_BNS.double(), torch.nn.functional.one_hot(tokens_BN, score_BNS.shape[-1]).bool()
     num_states, dsigma = score.shape[-1], dsigma.double()
@@ -199,11 +223,17 @@ def reverse_diffusion(
     steps: int,
     temperature: float,
 ) -> Iterator[None]:
-    """Step from t = 1 to 1e-3 in ``steps`` equal steps, then take the rest of the noise away, after which no mask is
-    left.
+    """Step from t = 1 to 1e-3 in equal steps, then remove all remaining noise and masks.
 
-    ``scores(tokens_BN, sigma)`` → (B, N, S) as for `step_probs`, σ a scalar. ``temperature`` changes where a token that
-    moves goes, not whether it moves.
+    Args:
+        scores: (tokens_BN, σ) → (B, N, S) as in `step_probs`, σ a scalar.
+        noise: σ(t) and σ'(t).
+        graph: "absorbing" or "uniform".
+        tokens_BN: noise; changed in place.
+        draws: random numbers.
+        scheme: "euler" or "analytic".
+        steps: number of equal steps.
+        temperature: for a changing token's new value, not for whether it changes.
     """
     times = torch.linspace(1.0, LAST_TIME, steps + 1, dtype=torch.float64, device=tokens_BN.device)
     for now, then in zip(times[:-1], times[1:], strict=True):
@@ -216,7 +246,7 @@ def reverse_diffusion(
     score_BNS = scores(tokens_BN, sigma).double()
     if graph == "absorbing":
         masked_BN = tokens_BN == score_BNS.shape[-1] - 1
-        # at a token that stays, scores are ratios of nothing
+        # scores at unmasked tokens have no meaning
         read_BNV = torch.where(masked_BN[..., None], score_BNS[..., :-1], 1.0)
         clean_BN = categorical(tempered(read_BNV, temperature), draws.uniforms(tokens_BN.shape[1]))
         tokens_BN.copy_(torch.where(masked_BN, clean_BN, tokens_BN))
@@ -228,12 +258,12 @@ def reverse_diffusion(
 
 
 def _moved(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: float) -> Tensor:
-    """Draw each token's next one: it stays with its own probability, else it goes where the tempered others send it."""
+    """Draw each next token: unchanged with its own probability, else from the tempered others."""
     stay_BN = probs_BNS.gather(-1, tokens_BN[..., None]).squeeze(-1)
     if not bool(torch.isfinite(stay_BN).all()):
         raise NonFinite("the model's scores are not finite")
     others_BNS = probs_BNS.scatter(-1, tokens_BN[..., None], 0.0)
     moves_BN = (draws.uniforms(tokens_BN.shape[1]) >= stay_BN) & (others_BNS.sum(-1) > 0)
-    # where it stays, anything that can be drawn from
+    # any valid weights for unchanged tokens
     weights_BNS = torch.where(moves_BN[..., None], tempered(others_BNS, temperature), probs_BNS)
     return torch.where(moves_BN, categorical(weights_BNS, draws.uniforms(tokens_BN.shape[1])), tokens_BN)

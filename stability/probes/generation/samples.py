@@ -1,5 +1,8 @@
-"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what
-they were made by (those of proteins: `proteins.ProteinKind.write`)."""
+"""Store samples with their settings.
+
+``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides) and a manifest ``<phase>.json`` (proteins:
+`proteins.ProteinKind.write`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class HasText(Protocol):
 
 
 class Sample(NamedTuple):
-    """Tokens of the run's own vocabulary, and what they stand for; None where that was not kept."""
+    """Tokens in the run's own vocabulary, and their text; None if unknown."""
 
     tokens: list[int]
     text: str | None
@@ -38,7 +41,7 @@ def decoded(corpus: Corpus, tokens: list[int]) -> Sample:
 
 
 def has_text(corpus: Corpus) -> bool:
-    """Return whether the tokens can be read: all that a data source knows of them may be numbers."""
+    """Return whether tokens can be decoded; some data sources have only numbers."""
     try:
         corpus.decode([])
     except ValueError:
@@ -49,8 +52,15 @@ def has_text(corpus: Corpus) -> bool:
 def write(
     directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool
 ) -> Path:
-    """Write the samples, then the file that vouches for them: where the second is missing, there are no samples.
-    ``made_by``: plain values."""
+    """Write the samples, then their manifest; without a manifest there are no samples.
+
+    Args:
+        directory: the run.
+        phase: the checkpoint's phase.
+        samples: the samples.
+        made_by: the settings behind them, plain values.
+        fasta: write FASTA instead of JSON lines.
+    """
     rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
     return vouch(
         directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by
@@ -65,9 +75,17 @@ def vouch(
     made_by: dict[str, Any],
     beside: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a phase's file of samples, then what vouches for it. ``beside``: what stands in the same folder already and
-    belongs to them (a file or folder by its name, and what it is in words): where one of these is missing, there are no
-    samples either."""
+    """Write a phase's sample file, then its manifest.
+
+    Args:
+        directory: the run.
+        phase: the checkpoint's phase.
+        suffix: of the sample file.
+        text: its content.
+        made_by: the settings behind the samples.
+        beside: existing companion files or folders by name, with a description; if one is missing later, the samples
+            count as missing, too.
+    """
     target, content = meta_file(directory, phase).with_suffix(suffix), text.encode()
     write_atomically(target, content)
     more = {"beside": dict(beside)} if beside else {}
@@ -79,7 +97,16 @@ def vouch(
 
 
 def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
-    """Return what `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
+    """Read the samples written by `write`.
+
+    Args:
+        directory: the run.
+        phase: the checkpoint's phase.
+        corpus: the run's prepared data.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
     meta = read_json(meta_file(directory, phase), SamplesFile)
     path = meta_file(directory, phase).with_name(meta["file"])
     if path.suffix == ".jsonl":
@@ -90,14 +117,13 @@ def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
 
 
 def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
-    """Return a line for each thing that belongs to the samples beside their file: where it is, and what."""
+    """Return a line for each companion of the sample file: path and description."""
     beside = read_json(meta_file(directory, phase), SamplesFile).get("beside", {})
     return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
 
 
 def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
-    """Return what the samples on disk were made by; None where there are none, or not those that were written (a hand
-    may have changed them, or a disk)."""
+    """Return the settings behind the stored samples; None if missing or changed."""
     path = meta_file(directory, phase)
     try:
         meta = read_json(path, SamplesFile)
@@ -112,8 +138,8 @@ def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
 
 
 def jsonl(rows: Iterable[dict[str, Any]]) -> str:
-    """Return a line a sample, numbered. ASCII: a text may hold any character that some reader takes for a line's
-    end."""
+    """Return a numbered line for each sample."""
+    # ASCII: some readers end a line at other characters
     return "".join(json.dumps({"sample": index, **row}) + "\n" for index, row in enumerate(rows))
 
 

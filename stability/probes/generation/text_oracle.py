@@ -1,9 +1,9 @@
-"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, Evo 2 on nucleotides, or an
-autoregressive checkpoint of ours on the tokens themselves.
+"""Score samples by a causal Hugging Face LM, Evo 2 or an autoregressive checkpoint.
 
-The first token of a sample is given and not scored, as transformers' own loss counts and as our autoregressive models
-are trained: neither needs a token for "beginning" that the oracle may never have seen. A sample longer than the oracle
-reads is scored in stretches that share one token, so that every token but the first is scored once.
+The Hugging Face LM scores decoded text, Evo 2 nucleotides, and our own checkpoint the tokens themselves. The first
+token of a sample is given and not scored, as in transformers' loss and in our autoregressive training: no token for
+"beginning", possibly unknown to the oracle, is needed. Samples longer than the oracle's context are scored in stretches
+with one shared token, so every token except the first is scored once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from stability.runs.directory import RunDirectory
 from stability.runs.found import run_or_checkpoint
 from stability.training import checkpoint
 
-POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it reads
+POSITIONS = 1024  # default context length in tokens
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that
-    they stand for (0: not known).
+    """One sample's score: nats, number of scored tokens, and their UTF-8 bytes.
 
-    Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it
-    stands for.
+    0 tokens: nothing to score. 0 bytes: unknown. An unknown token counts as the bytes of U+FFFD, not of its original
+    text.
     """
 
     nats: float
@@ -50,8 +49,11 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """A language model that scores samples. ``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N)
-    tokens → (B, N, V); ``positions``: most tokens at a time."""
+    """A language model for scoring samples.
+
+    ``name`` is its display name, ``sha256`` is of its weights, ``logits`` maps tokens (B, N) to (B, N, V), and
+    ``positions`` is the largest number of tokens at a time.
+    """
 
     name: str
     sha256: str
@@ -63,7 +65,7 @@ class Oracle:
     logits: Callable[[nn.Module, Tensor], Tensor]
 
     def score(self, samples: Sequence[Sample], batch: int) -> Iterator[list[Score]]:
-        """Yield the samples' scores, at most ``batch`` samples at a time, in order."""
+        """Yield the samples' scores in order, at most ``batch`` samples at a time."""
         for some in _parts(samples, batch):
             tokens = [self.encode(sample) for sample in some]
             nats = self._nats(tokens, batch)
@@ -86,8 +88,8 @@ class Oracle:
 
     @torch.no_grad()
     def _stretch_nats(self, stretches: list[list[int]]) -> list[float]:
-        """Return the nats of each stretch after its first token. Padding stands to the right, where a causal model's
-        answers before it do not see it."""
+        """Return each stretch's nats after its first token."""
+        # padding on the right is invisible to a causal model's earlier outputs
         tokens_BN = torch.zeros(len(stretches), max(map(len, stretches)), dtype=torch.int64)
         for row, stretch in enumerate(stretches):
             tokens_BN[row, : len(stretch)] = torch.tensor(stretch)
@@ -105,11 +107,18 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
-    """Return the oracle that ``hf:…``, ``ckpt:…`` or ``evo2:…`` names, for samples of the vocabulary of ``corpus``. The
-    last one loaded is kept for the next run of a study.
+    """Load the oracle ``hf:…``, ``ckpt:…`` or ``evo2:…`` for samples in a corpus's vocabulary.
 
-    Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another
-    vocabulary; ``RuntimeError`` of one where its package is missing.
+    The latest one stays in memory for a study's next run.
+
+    Args:
+        given: kind and place of the oracle.
+        corpus: the run's prepared data.
+        device: "auto", or a torch device.
+
+    Raises:
+        ValueError: no such oracle, not a causal language model, or another vocabulary; two lines.
+        RuntimeError: its package is missing; one line.
     """
     kind, _, place = given.partition(":")
     where = str(resolve_device(device))
@@ -131,15 +140,17 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
 
 
 def forget() -> None:
-    """Give the memory of the oracle that was kept back."""
+    """Free the cached oracle's memory."""
     _of_checkpoint.cache_clear()
     load_causal.cache_clear()
     _of_evo2.cache_clear()
 
 
 def key_of(given: str) -> str:
-    """Return what tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's
-    files' sizes and times, else its name."""
+    """Return an oracle's identity without loading it.
+
+    The hash of a checkpoint's weights, or of the sizes and times of a folder's files, else the name.
+    """
     kind, _, place = given.partition(":")
     if kind == "ckpt":
         return f"ckpt:{weights_sha256(oracle_checkpoint(place))}"
@@ -153,16 +164,18 @@ def key_of(given: str) -> str:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return the sha256 of a checkpoint's model, as its manifest says. Errors: ``ValueError`` where there is no
-    manifest."""
+    """Return the sha256 of a checkpoint's model from its manifest; ``ValueError`` without one."""
     manifest = checkpoint.manifest_of(folder)
     if checkpoint.MODEL not in manifest["sha256"]:
-        checkpoint.verified_manifest(folder)  # which says what is wrong
+        checkpoint.verified_manifest(folder)  # raises with the cause
     return manifest["sha256"][checkpoint.MODEL]
 
 
 def oracle_checkpoint(place: str) -> Path:
-    """Return the checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
+    """Return the folder of ``ckpt:…``: itself, or the last checkpoint of a run.
+
+    A study is accepted if it has only one run.
+    """
     folder = run_or_checkpoint(place, f"oracle=ckpt:{place}", "an oracle is one run")
     if not (folder / "spec.json").exists():
         return folder
@@ -173,14 +186,16 @@ def oracle_checkpoint(place: str) -> Path:
 
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary | None:
-    """Return what the tokens stand for; None where that was not kept."""
+    """Return the tokens' vocabulary, or None if unknown."""
     return corpus.vocabulary or (BYTES if corpus.vocab_size == len(BYTES.pieces) else None)
 
 
 @lru_cache(maxsize=1)
 def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, device: str) -> Oracle:
-    """Load an oracle from a run's checkpoint; ``ValueError`` where that is not autoregressive or reads another
-    vocabulary."""
+    """Load an oracle from a run's checkpoint.
+
+    ``ValueError`` if not autoregressive, or with another vocabulary.
+    """
     folder = Path(place)
     try:
         spec, model = checkpoint.load(folder)
@@ -222,8 +237,10 @@ def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
 
 @lru_cache(maxsize=1)
 def load_causal(name: str, device: str) -> Oracle:
-    """Load an oracle from a causal Hugging Face model, with its tokenizer or, where it has none, on bytes; the last one
-    is kept. Errors: two lines of ``ValueError``."""
+    """Load a causal Hugging Face model as an oracle, on bytes if without a tokenizer.
+
+    The latest one stays in memory. ``ValueError`` of two lines if unavailable.
+    """
     try:
         model = load_model(name)
     except ValueError as error:
@@ -252,14 +269,17 @@ def load_causal(name: str, device: str) -> Oracle:
 
 
 def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
-    """Return UTF-8 bytes as tokens, for a model without a tokenizer, which is right only if it was trained on bytes."""
+    """Return an encoder to UTF-8 bytes and a byte counter, for a model without a tokenizer.
+
+    Right only for a model trained on bytes.
+    """
     return lambda sample: list((sample.text or "").encode()), len
 
 
 def _of_tokenizer(
     tokenizer: Any, name: str, vocab_size: int
 ) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
-    """Return how a tokenizer encodes a sample's text, and how many bytes its tokens stand for."""
+    """Return a tokenizer's encoder for samples, and its byte counter for tokens."""
 
     def encode(sample: Sample) -> list[int]:
         tokens = tokenizer(sample.text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -278,7 +298,7 @@ def _of_tokenizer(
 
 @lru_cache(maxsize=1)
 def _of_evo2(name: str) -> Oracle:
-    """Load a checkpoint of Evo 2, where its package places it."""
+    """Load an Evo 2 checkpoint on the device chosen by its package."""
     evo = evo2_oracle.load_evo2(name)
     return Oracle(
         f"evo2:{name}",
@@ -293,7 +313,7 @@ def _of_evo2(name: str) -> Oracle:
 
 
 def sha256_of_weights(state: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over the names and values of all weights, in order."""
+    """Return the sha256 over names and values of all weights, in sorted order."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(name.encode())

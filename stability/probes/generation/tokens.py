@@ -1,5 +1,4 @@
-"""Generation of tokens, text or DNA: a model as the samplers see it, files of text, oracles that give the NLL of a
-whole text."""
+"""Generate tokens, text or DNA: sample, store, and score whole texts by an oracle."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from stability.training.draws import generator_for
 
 
 class Source:
-    """A model as a sampler sees it. Sample i comes from its own random numbers: seed, i."""
+    """A model, ready for sampling; sample i has its own random numbers, from (seed, i)."""
 
     def __init__(
         self, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device
@@ -49,8 +48,10 @@ class Source:
         return [stored_samples.decoded(self.corpus, row) for row in tokens_BN.tolist()]
 
     def start(self, indices: Sequence[int]) -> Tensor:
-        """Draw sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first
-        token, which is a token of the training text."""
+        """Draw sequences of noise (B, N): masks, or any tokens for a uniform graph.
+
+        For ar: a random token of the training text, then zeros.
+        """
         self.draws = Draws([generator_for(self.spec.seed, "generate", index) for index in indices], self.device)
         self.context = self._context(indices)
         shape = (len(indices), self.run.model.positions)
@@ -64,8 +65,10 @@ class Source:
         return tokens_BN
 
     def _context(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Return what the model's cross mechanism reads: the starts of held-out windows, sample i that of window i
-        (from the front again where there are fewer)."""
+        """Return the cross mechanism's context: the start of held-out window i for sample i.
+
+        Windows are reused cyclically if too few.
+        """
         num_context = Registry("objectives").load(self.run.objective.name).num_context(self.run.objective.settings)
         if not num_context:
             return {}
@@ -109,13 +112,12 @@ class Source:
 
 
 class TokenKind:
-    """Tokens as a kind of data that is sampled, kept and scored, by the protocol
-    `stability.probes.generation.kinds.Kind`."""
+    """Tokens as a kind of samples (`stability.probes.generation.kinds.Kind`)."""
 
     columns: Sequence[str] = GENERATION_COLUMNS
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        """Ask for nothing but what every kind is asked for."""
+        """Perform no check beyond the common ones."""
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
         return {}
@@ -130,8 +132,14 @@ class TokenKind:
         return math.ceil(spec.num / spec.batch) * (per_batch + (spec.oracle is not None))
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
-        """Say where all samples are equal: all masks to begin with, always the surest position and its likeliest token,
-        and no context."""
+        """Return a description of identical samples, or "" if chance or context differ.
+
+        Args:
+            run: the run's spec.
+            spec: the generation settings.
+            sampler: the resolved sampler.
+        """
+        # otherwise: all masks at first, always the surest position and its likeliest token
         chance = spec.temperature > 0 or sampler != "top_prob"
         return (
             ""
@@ -162,7 +170,17 @@ class TokenKind:
         corpus: Corpus,
         device: torch.device,
     ) -> Iterable[None]:
-        """Write the samples of a phase, as FASTA, too, where they are nucleotides; yields nothing."""
+        """Write a phase's samples, as FASTA for nucleotides; yield nothing.
+
+        Args:
+            directory: the run.
+            phase: the checkpoint's phase.
+            samples: the samples.
+            made_by: the settings behind them.
+            run: without effect.
+            corpus: the run's prepared data.
+            device: without effect.
+        """
         stored_samples.write(directory, phase, samples, made_by, fasta=stored_samples.is_nucleotides(corpus))
         return ()
 
@@ -179,14 +197,20 @@ class TokenKind:
     def scores(
         self, oracle: Oracle, samples: Sequence[Sample], corpus: Corpus, spec: GenerationSpec
     ) -> Iterator[list[dict[str, Any]]]:
-        # an unknown token stands for no number of bytes
+        # unknown tokens have no byte count
         has_bytes = corpus.vocabulary is None or corpus.vocabulary.unknown is None
         for scores in oracle.score(samples, spec.batch):
             yield [score_row(score.nats, score.num_tokens, score.num_bytes if has_bytes else 0) for score in scores]
 
 
 def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
-    """Return a sample's row of the table of scores. ``num_bytes`` 0: not known, and neither are the nats per byte."""
+    """Return a sample's row of the score table, with NLL per token and per byte.
+
+    Args:
+        nats: over all scored tokens.
+        num_tokens: scored tokens.
+        num_bytes: their bytes; 0 if unknown, with NaN nats per byte.
+    """
     nll = nats / num_tokens if num_tokens else math.nan
     return {
         "nll": nll,

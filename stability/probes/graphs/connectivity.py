@@ -23,7 +23,10 @@ def window_path(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cycle(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges {i, i + o mod N}, 0 < o ≤ w, of C_N^w, w < N/2 (Remark 4.1)."""
+    """Return the edges of C_N^w, w < N/2 (Remark 4.1).
+
+    The edges are {i, i + o mod N}, 0 < o ≤ w. ``ValueError`` for a larger w.
+    """
     if 2 * window >= num_nodes:
         raise ValueError(f"a cycle of {num_nodes} nodes takes a window below {num_nodes / 2:g}, got {window}")
     nodes = np.tile(np.arange(num_nodes), window)

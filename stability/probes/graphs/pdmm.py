@@ -17,7 +17,7 @@ GRAPHS = ("path", "cycle", "random", "complete")
 SCHEDULES = ("synchronous", "asynchronous")
 WIDTH = 3  # variables of a node
 ROWS = 2  # of a general edge's constraint
-EXTRA_EDGES = 0.3  # share of the pairs beyond a tree that the random graph takes
+EXTRA_EDGES = 0.3  # probability of a pair beyond the random graph's tree
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _local_hessians(problem: Network, rho: float) -> np.ndarray:
 def _act(
     problem: Network, state: _State, acts_N: np.ndarray, local_NDD: np.ndarray, rho: float, averaging: float
 ) -> _State:
-    """Update x (2), λ (3) and messages at the nodes in ``acts_N``; the others stay unchanged."""
+    """Perform updates (2), (3) and messages at the nodes in ``acts_N``; the others stay unchanged."""
     pulled_ND = problem.linear_ND.copy()
     np.add.at(pulled_ND, problem.ends_ET, (state.message_ETR[:, :, None] @ problem.constraint_ETRD)[:, :, 0])
     x_ND = np.where(acts_N[:, None], np.linalg.solve(local_NDD, pulled_ND[..., None])[..., 0], state.x_ND)
@@ -209,9 +209,9 @@ def _act(
 def pdmm_rows(
     *, nodes: int, rho: float, iterations: int, constraints: str, averaging: float, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield ‖x − x*‖/‖x*‖ and the residuals' root mean square by graph, schedule and iteration.
+    """Yield error and discrepancy by graph, schedule and iteration.
 
-    The mean is over directed edges and rows.
+    Error: ‖x − x*‖/‖x*‖. Discrepancy: root mean square of the residuals over directed edges and rows.
 
     Args:
         nodes: N.

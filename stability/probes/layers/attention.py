@@ -1,5 +1,4 @@
-"""Measure softmax-attention layers: the largest logit and the entropy of each from one forward pass, σ(W_qᵀW_k), and
-how far values lie from what their position attends to."""
+"""Measure softmax-attention layers: logits, entropy, σ(W_qᵀW_k) and consensus discrepancy."""
 
 from __future__ import annotations
 
@@ -14,14 +13,16 @@ from torch import Tensor, nn
 
 from stability.mechanisms import AbstractSoftmaxAttention
 
-Seen = tuple[Tensor, Tensor | None]  # what a layer's ``qkv`` gave, and its mask
+Seen = tuple[Tensor, Tensor | None]  # output of a layer's ``qkv``, and its mask
 
 
 @dataclass(frozen=True)
 class AttentionStatistics:
-    """The statistics of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean
-    of −Σ p log p in nats, over the rows of valid queries that see a key. ``lowest_head_entropy``: the same for the head
-    that attends most sharply."""
+    """One layer's statistics over a batch.
+
+    ``logit_max`` is the largest visible q̃·k̃/√K. ``entropy`` is the mean −Σ p log p in nats, over valid queries with
+    at least one visible key. ``lowest_head_entropy`` is the entropy of the sharpest head.
+    """
 
     logit_max: float
     entropy: float
@@ -29,14 +30,13 @@ class AttentionStatistics:
 
 
 def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[str, AttentionStatistics]:
-    """Return the statistics of every softmax-attention layer of ``model``, by module name, over what ``forward()``
-    computes.
+    """Return the statistics of every softmax-attention layer by module name, during ``forward()``.
 
-    Attention logits that grow without bound precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy
-    that collapses goes with it (Zhai et al. 2023, arXiv:2303.06296). The logits are computed again from the
-    projection's output, in float32 or wider, one sequence at a time: B·H·N² multiply-adds, and H·N² numbers at a time.
-    Layers that ran more than once (`model.loops`, residual connections that evaluate a branch several times) count
-    their last pass. {} where no layer is softmax attention.
+    Unbounded attention logits precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy collapse
+    accompanies divergence (Zhai et al. 2023, arXiv:2303.06296). Logits are recomputed from the projection's output in
+    float32 or wider, one sequence at a time: B·H·N² multiply-adds, H·N² numbers in memory. Only the last pass counts
+    for layers evaluated more than once (`model.loops`, residual connections with several evaluations). {} without
+    softmax attention.
     """
     seen: dict[str, Seen] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}
@@ -47,7 +47,7 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
 
 @contextmanager
 def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
-    """Keep each layer's projection output and mask in ``seen`` while open."""
+    """Record each layer's projection output and mask in ``seen`` while open."""
     masks: dict[str, Tensor | None] = {}
     handles = []
     for name, layer in layers.items():
@@ -68,11 +68,11 @@ def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen])
 
 
 def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tensor | None) -> AttentionStatistics:
-    """Compute one layer's statistics from its projection's output, (B, N, …), one sequence after another."""
+    """Compute one layer's statistics from its projection's output, (B, N, …), sequence by sequence."""
     q_BHNK, k_BHNK, _ = layer.split(qkv_BND if qkv_BND.dtype == torch.float64 else qkv_BND.float())
     largest, entropies, rows = -math.inf, *torch.zeros(2, layer.heads, dtype=torch.float64)
     visible = layer.visible(qkv_BND.shape[1], qkv_BND.device)
-    # heads that see the same pairs, and these: all of them together, or each by itself
+    # (heads, visible pairs): all heads together, or each by itself
     kinds = (
         [(slice(None), visible)] if visible.ndim == 2 else [(slice(h, h + 1), visible[h]) for h in range(layer.heads)]
     )
@@ -97,13 +97,13 @@ def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tenso
 
 
 def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
-    """Return the singular values of each head's W_qᵀW_k (D × D) that its rank allows, (H, K), largest first, float64 on
-    the CPU. Their growing condition is a source of attention's instability (Qi et al. 2025).
+    """Return the K largest singular values of each head's W_qᵀW_k, (H, K).
 
-    W_q and W_k are the head's K × D `projections`, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and its factor, 1/√K
-    or learned, aside). With thin QR W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular
-    values are those of the K × K matrix R₁R₂ᵀ: no D × D matrix is made.
+    Descending, float64 on the CPU; the other D − K are zero. A growing condition number is a source of attention's
+    instability (Qi et al. 2025). W_q and W_k are the head's K × D `projections`; a logit is xᵀ W_qᵀW_k x′, apart from
+    biases, RoPE and the scale (1/√K or learned).
     """
+    # W_qᵀ = Q₁R₁ and W_kᵀ = Q₂R₂ (thin QR): the nonzero singular values are those of R₁R₂ᵀ, without a D × D matrix
     q_HKK, k_HKK = (
         torch.linalg.qr(weight_HKD.detach().double().cpu().mT, mode="r").R for weight_HKD in layer.projections()
     )
@@ -111,13 +111,16 @@ def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
 
 
 def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:
-    """Yield for each head of an attention layer on one sequence x (1, N, D) without padding, float64, root mean squares
-    over positions and the head's width of V (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of
-    V − AV (``unscaled_rms``): its consensus discrepancy (AttentionX, Eq. 10).
+    """Yield each head's consensus discrepancy (AttentionX, Eq. 10) on one sequence.
 
-    A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then
-    sees nothing is zero, so that Φ = V there). γ is the layer's own; one that has none (`sa`, `sw`) is taken at γ = 1,
-    by which its two numbers agree. A causal first position that sees itself alone counts with V − AV = 0.
+    Columns, root mean squares over positions and the head's width in float64: ``value_rms`` of V, ``own_rms`` of Φ = V
+    − γAV, ``unscaled_rms`` of V − AV. A is the layer's own softmax: causal, windowed, or without its diagonal
+    (``diagonal`` 0; a row without visible keys is zero, so Φ = V). γ is the layer's own, or 1 if absent (`sa`, `sw`):
+    both numbers are then equal. In a causal layer a first position with only itself visible contributes V − AV = 0.
+
+    Args:
+        layer: the attention layer.
+        x_BND: its input (1, N, D), without padding.
     """
     gamma = 1.0 if layer.gamma is None else float(layer.gamma)
     with torch.no_grad():

@@ -1,5 +1,4 @@
-"""Measure what the learned graph of a consensus layer does to its signal: the spectrum of L̄ per head, the filter it
-makes, energies before and after."""
+"""Measure a consensus layer's learned graph: spectrum of L̄ per head, filter, and energies."""
 
 from __future__ import annotations
 
@@ -20,14 +19,16 @@ HALVINGS = 60  # of the interval between two roots: beyond float64's resolution
 
 
 def ropes_of(layers: Iterable[nn.Module]) -> frozenset[str]:
-    """Return the rotations that the consensus layers among a model's layers use."""
+    """Return the rotations used by the consensus layers among ``layers``."""
     return frozenset(layer.rotation for layer in layers if isinstance(layer, AbstractConsensus))
 
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """One head on one sequence: its numbers by the columns of `schema.PROBE_COLUMNS["spectra"]`, its density, the
-    filter's factor at each node."""
+    """One head on one sequence: numbers, density, and filter response at each node.
+
+    The numbers' columns are `schema.PROBE_COLUMNS["spectra"]`.
+    """
 
     numbers: dict[str, Any]
     density: Density
@@ -42,14 +43,21 @@ def consensus_spectra(
     products: int,
     seed: int,
 ) -> Iterator[HeadSpectrum]:
-    """Yield each head of a consensus layer on one sequence x (1, N, D), float64.
+    """Yield each head of a consensus layer on one sequence, in float64.
 
-    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of
-    this graph alone, I − 2ηL̄; with T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what
-    oscillates. Without RoPE the layer is this filter. With ``gradient`` it is this filter of the rotated ũ, turned
-    back: u − 2η·ρᵀL̄ρu, an operator with L̄'s spectrum. With ``absolute`` it is u − 2η·L̄ũ, the disagreements being
-    those of ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of the layer. The energy is
-    that of the layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
+    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (`BlockLaplacian`), and the filter is I −
+    2ηL̄. T iterations have the factors Π_t (1 − 2η_tλ); the largest η_t decides oscillation. Without RoPE the filter is
+    the layer. With ``gradient`` the layer filters the rotated ũ and rotates back: u − 2η·ρᵀL̄ρu, with L̄'s spectrum.
+    With ``absolute`` the layer is u − 2η·L̄ũ, from disagreements in ũ; constants are not preserved, so spectrum and
+    gain describe L̄, not the layer. The energy uses the layer's own disagreements. The variance is of u, before and
+    after the whole layer.
+
+    Args:
+        layer: the consensus layer.
+        x_BND: its input (1, N, D).
+        probes: random vectors for the density.
+        products: matrix-vector products for each.
+        seed: of the vectors.
     """
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
@@ -75,7 +83,7 @@ def consensus_spectra(
 
 @torch.no_grad()
 def step_sizes(layer: AbstractConsensus) -> np.ndarray:
-    """Return η of each of the layer's iterations, (T,)."""
+    """Return each iteration's η, (T,)."""
     return np.array([float(eta) for eta in layer.step_sizes()])
 
 
@@ -85,12 +93,15 @@ def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
 
 
 def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
-    """Return max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high: no factor of an eigenvalue there is larger.
+    """Return max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high.
 
-    The product's roots are 1/(2η_t). Between two neighbors the logarithm of its modulus is concave, and its slope Σ_t
-    1/(λ − root_t) falls from ∞ to −∞: halving finds the one critical point. Outside of all roots the modulus is largest
-    at an end of the interval.
+    Args:
+        low: smallest λ.
+        high: largest λ.
+        steps_T: η_t.
     """
+    # between two roots log|product| is concave with slope Σ_t 1/(λ − root_t) from ∞ to −∞: bisection finds the critical
+    # point; outside all roots the maximum is at an end of the interval
     roots_T = 1 / (2 * steps_T)
     points = [low, high]
     for left, right in itertools.pairwise(np.unique(roots_T)):
@@ -107,10 +118,10 @@ def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
 def _energy_of(
     layer: AbstractConsensus, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor
 ) -> Callable[[Tensor], float]:
-    """Return ½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i
-    − u_j, or u_i − u_j.
+    """Return the energy ½ Σ δᵀR_ijδ over directed edges as a function of u (N, K).
 
-    The second is ρ(−j)(ũ_i − ũ_j): the energy of ũ on the edges ρ(j)R_ijρ(j)ᵀ.
+    δ is the layer's own: ũ_i − ũ_j, ρ(i − j)u_i − u_j, or u_i − u_j. The second equals ρ(−j)(ũ_i − ũ_j): the energy of
+    ũ on edges ρ(j)R_ijρ(j)ᵀ.
     """
     if layer.rotation == "none":
         return lambda u_NK: laplacian.energy(u_NK.numpy())
@@ -134,12 +145,9 @@ def _by_head(u_BND: Tensor, heads: int) -> Tensor:
 
 
 def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) -> dict[str, Any]:
-    """Return eigenvalues, the bounds of the Fiedler value, and how much of the spectrum the filter leaves without a
-    change of sign.
-
-    All S_ij ⪰ μI and ⪯ MI give μ·L⊗I ⪯ L̄ ⪯ M·L⊗I for the unweighted L; all three vanish exactly on the constants, so
-    by Courant and Fischer μ·λ_1(L) ≤ Fiedler ≤ M·λ_1(L). (The paper states no formula: end of section 4.)
-    """
+    """Return eigenvalues, Fiedler bounds, and the share of non-oscillating eigenvalues."""
+    # μI ⪯ S_ij ⪯ MI gives μ·L⊗I ⪯ L̄ ⪯ M·L⊗I for the unweighted L, all with the constants as null space; by Courant and
+    # Fischer μ·λ_1(L) ≤ Fiedler ≤ M·λ_1(L) (no formula in the paper: end of section 4)
     largest, fiedler = laplacian.largest(), laplacian.fiedler()
     lightest, heaviest = laplacian.weight_bounds()
     eta = float(steps_T.max())
@@ -162,7 +170,7 @@ def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) 
 
 
 def _variances(before_NK: Tensor, after_NK: Tensor) -> dict[str, float]:
-    """Return ‖u − ū‖² before and after: what is not the same at every position."""
+    """Return ‖u − ū‖² before and after; ū is the mean over positions."""
     return {
         f"variance_{when}": float((u_NK - u_NK.mean(0)).square().sum())
         for when, u_NK in (("before", before_NK), ("after", after_NK))

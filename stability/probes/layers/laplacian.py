@@ -1,7 +1,7 @@
-"""Compute with the block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue,
-exact counts, spectral density, energy.
+"""Analyse a sparse block Laplacian: extreme eigenvalues, exact counts, spectral density, energy.
 
-Axes beside the legend's: n = N·K, the length of a flat signal (position by position); C connected components.
+Its edge weights are matrices. Additional axes: n = N·K, length of a flat signal (position by position); C connected
+components.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, SuperLU, cg
 
 from stability.curvature.lanczos import Operator, krylov
 
-TOLERANCE = 1e-9  # relative, of the eigenvalues found by iteration
-MOST_VECTORS = 100  # of a Krylov space of ARPACK's
-# Numbers in a triangular factor (8 bytes each) beyond which systems are solved by conjugate gradients: graphs whose
-# edges reach far.
+TOLERANCE = 1e-9  # relative, for iterative eigenvalues
+MOST_VECTORS = 100  # in ARPACK's Krylov space
+# Largest triangular factor in numbers (8 bytes each); beyond (long-range edges), conjugate gradients.
 MOST_FILL = 200_000_000
-ROUNDINGS = 10  # of the largest diagonal entry, below which an eigenvalue is not told from zero
+ROUNDINGS = 10  # smaller eigenvalues, relative to the largest diagonal entry, count as zero
 
 
 class SingularError(RuntimeError):
-    """The error of a pivot of LDLᵀ that is exactly zero."""
+    """An LDLᵀ pivot is exactly zero."""
 
 
 @dataclass(frozen=True)
 class Density:
-    """A stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
-    whose."""
+    """A stochastic Lanczos quadrature; each probe's weights sum to 1.
+
+    ``probe`` is the probe's number for each node.
+    """
 
     probe: np.ndarray
     nodes: np.ndarray
@@ -41,18 +42,23 @@ class Density:
 
 
 class BlockLaplacian:
-    """The Laplacian of a weighted graph, L̄ = ½(D_out + D_in − W − Wᵀ) of directed edges i → j with symmetric positive
-    definite weights R_ij (K × K).
+    """The block Laplacian of a graph with symmetric positive definite weights R_ij (K × K).
 
-    With S_ij = ½(R_ij + R_ji) for each unordered pair (an edge that is not there counts 0), L̄ = Σ_{i,j} (e_i −
-    e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric, positive semidefinite, zero exactly on the signals that are constant on each
-    connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u, and the consensus update u − 2η·L̄u. The
-    paper's L_sym = ½(L + Lᵀ) takes the out-degrees only and is another matrix unless R_ij = R_ji.
+    L̄ = ½(D_out + D_in − W − Wᵀ) for directed edges i → j. With S_ij = ½(R_ij + R_ji) for each unordered pair (a
+    missing edge counts 0), L̄ = Σ_{i,j} (e_i − e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric and positive semidefinite; the null
+    space is the signals constant on each connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u, and the
+    consensus update u − 2η·L̄u. The paper's L_sym = ½(L + Lᵀ) has out-degrees only and differs unless R_ij = R_ji.
     """
 
     def __init__(self, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: np.ndarray, num_nodes: int):
-        """Add up the weights of each unordered pair. Loops i → i are left out: they cancel. ``weight_EKK``: float64 is
-        best; rounding beside the symmetric part is taken off."""
+        """Add up the weights of each unordered pair; loops i → i cancel and are dropped.
+
+        Args:
+            source_E: i of each edge.
+            target_E: j of each edge.
+            weight_EKK: R_ij, best in float64; rounding errors in its symmetry are removed.
+            num_nodes: N.
+        """
         proper = source_E != target_E
         low, high = np.minimum(source_E, target_E)[proper], np.maximum(source_E, target_E)[proper]
         pairs, place = np.unique(low.astype(np.int64) * num_nodes + high, return_inverse=True)
@@ -73,11 +79,11 @@ class BlockLaplacian:
 
     @property
     def size(self) -> int:
-        """n, the number of eigenvalues; K·C of them are zero."""
+        """n, the number of eigenvalues; K·C are zero."""
         return self.num_nodes * self.width
 
     def weight_bounds(self) -> tuple[float, float]:
-        """Return (smallest, largest) eigenvalue of any pair's S_ij."""
+        """Return (smallest, largest) eigenvalue over all pairs' S_ij."""
         values_PK = np.linalg.eigvalsh(self.weight_PKK)
         return float(values_PK.min()), float(values_PK.max())
 
@@ -89,13 +95,9 @@ class BlockLaplacian:
         return _extreme(self.matrix, start)
 
     def fiedler(self) -> float:
-        """Return the smallest eigenvalue beyond the K·C zeros: one over the largest eigenvalue of the pseudoinverse, by
-        Lanczos. NaN without edges; 0 where it is lost in the rounding of the matrix's own entries (some edges weigh
-        1e-15 of others).
+        """Return the smallest eigenvalue beyond the K·C zeros, by Lanczos on the pseudoinverse.
 
-        A pseudoinverse's product costs one sparse triangular solve: with one node of each component fixed at 0 the rest
-        of L̄ is positive definite, and for a right-hand side without a constant part the equations of the fixed nodes
-        hold by themselves; the constants are projected out again.
+        NaN without edges; 0 if below the rounding of the matrix entries (for edges 1e-15 times lighter than others).
         """
         if not len(self.low):
             return float("nan")
@@ -107,6 +109,8 @@ class BlockLaplacian:
 
         def apply(x_n: np.ndarray) -> np.ndarray:
             y_n = np.zeros(self.size)
+            # one sparse triangular solve: with one node per component fixed at 0 the rest of L̄ is positive definite,
+            # and without a constant part in x the fixed nodes' equations hold
             y_n[kept_n] = solve(self.without_constants(x_n)[kept_n])
             return self.without_constants(y_n)
 
@@ -121,21 +125,28 @@ class BlockLaplacian:
         return (x_NK - self._constants.T @ (self._constants @ x_NK)).reshape(-1)
 
     def count_below(self, threshold: float) -> int | None:
-        """Count the eigenvalues ≤ ``threshold`` (to 1e-9 of it), exactly: by Sylvester's law of inertia as many as the
-        LDLᵀ factors of L̄ − threshold·I have negative pivots. None where the factors would not fit (`MOST_FILL`) or a
-        pivot is exactly zero."""
+        """Count the eigenvalues ≤ ``threshold`` (to 1e-9 relative), exactly.
+
+        None if the factors exceed `MOST_FILL`, or for a zero pivot.
+        """
         if self._fill(self._order) > MOST_FILL:
             return None
         order_n = _flat(self._order, self.width)
         shifted = self.matrix.tocsr()[order_n][:, order_n] - threshold * (1 + TOLERANCE) * sp.eye_array(self.size)
         try:
+            # Sylvester's law of inertia: as many as negative pivots in the LDLᵀ of L̄ − threshold·I
             return int((_factors(shifted).U.diagonal() < 0).sum())
         except SingularError:
             return None
 
     def density(self, probes: int, products: int, seed: int) -> Density:
-        """Return quadratures of all n eigenvalues from ``probes`` Rademacher vectors, ``products`` products each
-        (Ubaru, Chen and Saad 2017)."""
+        """Return quadratures of all n eigenvalues (Ubaru, Chen and Saad 2017).
+
+        Args:
+            probes: number of Rademacher vectors.
+            products: matrix-vector products for each.
+            seed: of the vectors.
+        """
         generator, operator = torch.Generator().manual_seed(seed), self._operator()
         found = [self.quadrature(operator.probe(generator).numpy(), products) for _ in range(probes)]
         owner = np.concatenate([np.full(len(nodes), number) for number, (nodes, _) in enumerate(found)])
@@ -144,13 +155,18 @@ class BlockLaplacian:
         )
 
     def quadrature(self, start_n: np.ndarray, products: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``: exact for polynomials of degree
-        below 2·products."""
+        """Return nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``.
+
+        Exact for polynomials of degree below 2·products.
+        """
         *_, last = krylov(self._operator(), torch.from_numpy(np.array(start_n, dtype=np.float64)), products)
         return last.values.numpy().clip(min=0.0), last.vectors[0].numpy() ** 2
 
     def energy(self, u_NK: np.ndarray) -> float:
-        """Return uᵀL̄u = ½ Σ over directed edges (u_i − u_j)ᵀ R_ij (u_i − u_j) (Eqs. 5 and 14)."""
+        """Return uᵀL̄u (Eqs. 5 and 14).
+
+        Equals ½ Σ over directed edges (u_i − u_j)ᵀ R_ij (u_i − u_j).
+        """
         flat = np.asarray(u_NK, dtype=np.float64).reshape(-1)
         return float(flat @ (self.matrix @ flat))
 
@@ -161,17 +177,17 @@ class BlockLaplacian:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """Nodes in an order that keeps edges short (reverse Cuthill–McKee), and with them the factors small."""
+        """The nodes in reverse Cuthill–McKee order, for short edges and small factors."""
         return reverse_cuthill_mckee(sp.csr_array(self._adjacency + self._adjacency.T), symmetric_mode=True)
 
     @cached_property
     def _kept(self) -> np.ndarray:
-        """All nodes in that order but the first of each component."""
+        """All nodes in this order except the first of each component."""
         _, first = np.unique(self._component_N, return_index=True)
         return self._order[~np.isin(self._order, first)]
 
     def _fill(self, order: np.ndarray) -> int:
-        """Return the count of numbers in a triangular factor: the matrix's envelope in that order."""
+        """Return the size of a triangular factor: the matrix's envelope in this order."""
         rank = np.empty(self.num_nodes, dtype=np.int64)
         rank[self._order] = np.arange(self.num_nodes)
         first = rank.copy()
@@ -180,7 +196,7 @@ class BlockLaplacian:
         return int((rank - first + 1)[order].sum()) * self.width**2
 
     def _grounded_solver(self):
-        """Return x ↦ L̄_kept⁻¹ x, L̄_kept being L̄ without the rows and columns of the nodes that are fixed at 0."""
+        """Return x ↦ L̄_kept⁻¹ x; L̄_kept has no rows or columns of the fixed nodes."""
         kept_n = _flat(self._kept, self.width)
         grounded = self.matrix.tocsr()[kept_n][:, kept_n]
         if self._fill(self._kept) <= MOST_FILL:
@@ -188,8 +204,8 @@ class BlockLaplacian:
         return self._iterative_solver(grounded)
 
     def _iterative_solver(self, grounded):
-        """Solve by conjugate gradients, preconditioned with the unweighted Laplacian: the condition is then that of the
-        weights, whatever the graph's length."""
+        """Return a conjugate-gradient solver, preconditioned with the unweighted Laplacian."""
+        # the condition number is then the weights', independent of the graph's length
         unweighted = _assembled(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[
             self._kept
         ][:, self._kept]
@@ -212,8 +228,13 @@ class BlockLaplacian:
 
 
 def connectivity(source_E: np.ndarray, target_E: np.ndarray, num_nodes: int) -> float:
-    """Return λ_1 of the unweighted graph, each unordered pair counted once: the smallest eigenvalue beyond its
-    components' zeros."""
+    """Return λ_1 of the unweighted graph: its smallest eigenvalue beyond the components' zeros.
+
+    Args:
+        source_E: i of each edge.
+        target_E: j of each edge; each unordered pair counts once.
+        num_nodes: N.
+    """
     low, high = np.minimum(source_E, target_E), np.maximum(source_E, target_E)
     pairs = np.unique(low.astype(np.int64) * num_nodes + high)
     low, high = pairs // num_nodes, pairs % num_nodes
@@ -236,29 +257,28 @@ def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_no
 
 
 def _extreme(operator, start_n: np.ndarray) -> float:
-    """Return the eigenvalue of largest modulus of a symmetric operator (ARPACK).
-
-    ARPACK's usual 20 vectors may never settle among more eigenvalues than these that differ by less than 1e-7, as
-    those of a graph do whose edge weights are nearly multiples of I; then it is asked again with `MOST_VECTORS`.
-    """
-    tolerance: Any = TOLERANCE  # scipy's stubs ask for an int
+    """Return a symmetric operator's eigenvalue of largest modulus (ARPACK)."""
+    tolerance: Any = TOLERANCE  # scipy's stubs require an int
     usual: dict[str, Any] = {"k": 1, "which": "LM", "tol": tolerance, "v0": start_n, "return_eigenvectors": False}
     try:
         return float(eigsh(operator, **usual)[0])
     except ArpackNoConvergence:
+        # ARPACK's default of 20 vectors may fail with more than 20 eigenvalues within 1e-7, common if the edge weights
+        # are nearly multiples of I
         return float(eigsh(operator, **usual, ncv=min(MOST_VECTORS, len(start_n)))[0])
 
 
 def _flat(nodes: np.ndarray, width: int) -> np.ndarray:
-    """Return the places of the nodes' numbers in a flat signal."""
+    """Return the nodes' indices in a flat signal."""
     return (nodes[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def _factors(matrix) -> SuperLU:
-    """Factor a symmetric matrix into LU without exchanging rows, which is LDLᵀ: U's diagonal holds the pivots."""
+    """Factor a symmetric matrix into LU without row exchanges."""
     try:
+        # without row exchanges this is LDLᵀ: U's diagonal has the pivots
         found = splu(matrix.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    except RuntimeError as error:  # what scipy raises for "Factor is exactly singular"
+    except RuntimeError as error:  # scipy: "Factor is exactly singular"
         raise SingularError(str(error)) from None
     if not (found.perm_r == np.arange(matrix.shape[0])).all():
         raise SingularError("rows were exchanged for a zero pivot")

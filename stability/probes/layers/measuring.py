@@ -1,5 +1,8 @@
-"""Measure by `stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
-discrepancy, a text read backwards → ``probes/<phase>_<table>.parquet``."""
+"""Measure layers at a run's checkpoints for `stability.probe`.
+
+Written to ``probes/<phase>_<table>.parquet``: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
+discrepancy, and text read backwards.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
-    """Return what the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
+    """Return the settings behind the numbers, as canonical JSON for the files' metadata."""
     fields = {
         "spectra": ("sequences", "probes", "products", "seed"),
         "pdmm": ("sequences",),
@@ -59,7 +62,7 @@ def protocol_of(probe: ProbeSpec) -> str:
 
 
 def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
-    """Return the phases asked for whose tables are not on disk under the same protocol."""
+    """Return the requested phases without stored tables under the same protocol."""
     return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
 
@@ -73,8 +76,15 @@ def _file(directory: RunDirectory, table: str, phase: str) -> Path:
 
 
 def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
-    """Measure the missing phases, yielding after each layer of each sequence. A run without such a checkpoint leaves
-    empty tables."""
+    """Measure the missing phases; yield after each layer of each sequence.
+
+    A run without a checkpoint in a phase gets empty tables.
+
+    Args:
+        directory: the run.
+        probe: the protocol, with the requested phases.
+        cache_dir: folder with the prepared data.
+    """
     for phase in missing_phases(directory, probe):
         folder = phases(directory, phase).get(phase)
         yield from measure_checkpoint(directory, folder, phase, probe, cache_dir=cache_dir)
@@ -83,7 +93,15 @@ def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> It
 def measure_checkpoint(
     directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path
 ) -> Iterator[None]:
-    """Measure one checkpoint folder under a phase's name; its tables are written together at the end."""
+    """Measure one checkpoint under a phase name; its tables are written together at the end.
+
+    Args:
+        directory: the run.
+        folder: the checkpoint; None writes empty tables.
+        phase: name for the rows and tables.
+        probe: the protocol.
+        cache_dir: folder with the prepared data.
+    """
     rows: Rows = {table: [] for table in TABLES[probe.what]}
     if folder is not None:
         spec, model = checkpoint.load(folder)
@@ -102,7 +120,7 @@ def measure_checkpoint(
 def _on_held_out(
     spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
 ) -> Iterator[None]:
-    """Add a checkpoint's rows on held-out sequences, layer by layer, each sequence alone and in float64."""
+    """Add a checkpoint's rows on held-out sequences, layer by layer, in float64."""
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
@@ -140,7 +158,7 @@ def _add_consensus(
     rows: Rows,
     probe: ProbeSpec,
 ) -> None:
-    """Add one consensus layer's rows on one sequence: a head's numbers, and its filter at each node."""
+    """Add one consensus layer's rows on one sequence: each head's numbers and filter."""
     heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
     for head, found in enumerate(heads):
         rows["spectra"].append({**where, "head": head, **found.numbers})
@@ -158,10 +176,10 @@ def _add_consensus(
 
 
 def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    """Add one attention layer's rows on one sequence; the filter's nodes are the singular values themselves, all of
-    equal weight."""
+    """Add one attention layer's rows on one sequence."""
     for head, found in enumerate(low_pass(layer, x_BND)):
         rows["spectra"].append({**where, "head": head, **found.numbers})
+        # the filter's nodes are the singular values, all with equal weight
         weight = 1 / len(found.singular_values)
         nodes = found.singular_values.tolist()
         rows["filter"] += [
@@ -177,7 +195,7 @@ def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], row
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
-    """Add the singular values of W_qᵀW_k of every softmax-attention layer; yields after each layer."""
+    """Add the singular values of W_qᵀW_k of every softmax-attention layer; yield after each layer."""
     for layer, mixer in enumerate(mixers(model)):
         if isinstance(mixer, AbstractSoftmaxAttention):
             where = labels | {"layer": layer, "mixer": stem(mixer)}
@@ -192,9 +210,11 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
-    """Return what each block's mixer is given, (B, N, D), by one forward pass, in the order of `Backbone.passed`: a
-    block that the state passes several times (`model.loops`) counts as a layer each time. Where residual connections
-    evaluate a mixer several times in a row, what it is given first: the state itself, normed."""
+    """Return each mixer's input (B, N, D) from one forward pass.
+
+    In the order of `Backbone.passed`: a block passed several times (`model.loops`) counts as a layer each time. If a
+    residual connection evaluates a mixer several times in a row, the first input: the normed state.
+    """
     seen: list[Tensor] = []
 
     def keep(mixer: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -211,8 +231,15 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
-    """Return at most ``sequences`` validation windows as the objective hands them to the model, the same ones for every
-    run on the same data."""
+    """Return at most ``sequences`` validation windows.
+
+    The windows are the same for every run on the same data.
+
+    Args:
+        spec: the run's.
+        cache_dir: folder with the prepared data.
+        sequences: largest number of windows.
+    """
     corpus = corpus_of(spec, cache_dir)
     objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))

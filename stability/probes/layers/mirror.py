@@ -1,5 +1,8 @@
-"""Measure a trained model on its held-out examples and on their mirror images (`stability.probe what=mirror`). A model
-that reads order has another NLL on a text read backwards; one that is blind to it has the same."""
+"""Compare a trained model's NLL on held-out examples and their mirror images.
+
+For `stability.probe what=mirror`. A model sensitive to order has another NLL on text read backwards; an insensitive one
+has the same.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ from stability.training.machine import prepare_torch
 
 
 def mirror_numbers(spec: RunSpec, model: Backbone, corpus: AbstractCorpus, probe: ProbeSpec) -> dict[str, Any]:
-    """Return a checkpoint's NLL on its run's held-out examples, on their mirror images, and the difference.
+    """Return a checkpoint's NLL on held-out examples and their mirror images, with the difference.
 
-    The examples, their masks and noise, and the precision are those of the run's own validation; the mirror image has
-    the same masks, mirrored (`AbstractObjective.mirrored`).
+    Examples, masks, noise and precision are those of the run's own validation; the masks are mirrored with the examples
+    (`AbstractObjective.mirrored`).
 
     Args:
         spec: the run's.
-        model: the run's at the checkpoint.
-        corpus: the prepared data that it read.
-        probe: the device.
+        model: the run's model at the checkpoint.
+        corpus: the run's prepared data.
+        probe: provides the device.
 
     Returns:
         ``sequences``, the number of examples; ``nll`` and ``mirrored_nll`` in nats per counted position;
-        ``difference``, the second less the first.
+            ``difference``, the second minus the first.
     """
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device, spec.precision)

@@ -1,4 +1,4 @@
-"""Find what a probe of layers can look at in a run, by asking each layer for the class that it exposes itself by."""
+"""Find a run's measurable layers for each probe, by the layers' base classes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from stability.registry import Registry
 from stability.residuals import AbstractSingleStream, AbstractStreams
 
 Classes = tuple[type[nn.Module], ...]
-# by `what`, or the word of hessian's `measure`: the classes whose layers it measures, and those of which it is known
-# that they have nothing to measure
+# by `what` or hessian's `measure`: classes of measured layers, and of layers with nothing to measure
 OBSERVED: dict[str, Classes] = {
     "spectra": (AbstractConsensus, AbstractAttention),
     "qk": (AbstractSoftmaxAttention,),
@@ -32,9 +31,9 @@ WITHOUT: dict[str, Classes] = {
     "qk": (AbstractConsensus,),
     "pdmm": (AbstractConsensus,),
     "streams": (AbstractSingleStream,),
-    "sharpness": (AbstractConsensus, TwoWay),  # what is read both ways is among the layers itself
+    "sharpness": (AbstractConsensus, TwoWay),  # both directions are layers of their own
 }
-STOOD_IN_FOR = "sa"  # the mechanism whose parameters those of what=training_free have
+STOOD_IN_FOR = "sa"  # the mechanism replaced by what=training_free; same parameters
 LACKING = {
     "qk": "no softmax attention, so no W_q and W_k",
     "pdmm": "no softmax attention, so no attended values",
@@ -45,9 +44,11 @@ LACKING = {
 
 
 class Observable(NamedTuple):
-    """The layers that ``what`` finds in a run. ``part``: the run's mechanism, residual scheme or objective.
-    ``is_there``: whether some layer can be measured. ``not_observed``: the names of layers of which it is not known
-    what they hold."""
+    """The measurable layers of a run.
+
+    ``part`` is the run's mechanism, residual scheme or objective. ``is_there``: some layer is measurable.
+    ``not_observed`` names the layers of unknown content.
+    """
 
     part: str
     is_there: bool
@@ -55,7 +56,7 @@ class Observable(NamedTuple):
 
 
 def observable_in(spec: RunSpec, what: str) -> Observable:
-    """Return what ``what`` finds in a run's layers, from its spec alone."""
+    """Return a run's measurable layers for ``what``, from its spec alone."""
     if what == "training_free":
         return Observable(spec.mechanism.name, spec.mechanism.name == STOOD_IN_FOR, ())
     if what == "mirror":
@@ -68,21 +69,23 @@ def observable_in(spec: RunSpec, what: str) -> Observable:
 
 
 def not_observed(layers: Iterable[nn.Module], what: str) -> tuple[str, ...]:
-    """Name the layers of which it is not known what they hold, each once."""
+    """Name the layers of unknown content, each once."""
     known = (*OBSERVED[what], *WITHOUT.get(what, ()))
     return tuple(dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known)))
 
 
 def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
-    """Return the modules that ``what`` looks at, in a model without memory for its weights."""
+    """Return the modules relevant to ``what``, in a model on the meta device."""
     with torch.device("meta"):
         model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
     return layers_in(model, what)
 
 
 def layers_in(model: Backbone, what: str) -> list[nn.Module]:
-    """Return a model's modules that ``what`` looks at: residual connections, mixers, or mixers and the mechanisms that
-    they are made of."""
+    """Return a model's modules relevant to ``what``.
+
+    Residual connections (streams), mixers, or for sharpness mixers and their inner mechanisms.
+    """
     if what == "streams":
         return [module for _, module in residuals(model)]
     if what == "sharpness":
@@ -97,22 +100,23 @@ def mixers(model: Backbone) -> list[nn.Module]:
 
 
 def firsts(model: Backbone, seen: list[Any]) -> list[Any]:
-    """Return what was seen of each mixer at the first of its evaluations in a row, in the order of `Backbone.passed`.
-    ``seen``: an entry for each evaluation in one forward pass; residual schemes may take several, of all mixers alike
-    (`AbstractResidual.evaluations`)."""
+    """Return the first of each mixer's consecutive evaluations, in the order of `Backbone.passed`.
+
+    ``seen`` has one entry per evaluation in a forward pass; a residual scheme may need several, the same number for all
+    mixers (`AbstractResidual.evaluations`).
+    """
     return seen[:: len(seen) // len(model.passed())]
 
 
 def stem(layer: nn.Module) -> str:
-    """Return the stem of a layer's own file: its mechanism's name, also where the run's is a pattern."""
+    """Return the stem of a layer's source file: its mechanism's name, even within a pattern."""
     return type(layer).__module__.rsplit(".", 1)[-1]
 
 
 def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
-    """Print which of the runs' parts are left out, and which layers are not observed.
+    """Print the parts left out, and the layers not observed.
 
-    A run of consensus has no queries and keys: no mistake, so it is said. Errors: ``ValueError`` of a line where no run
-    has the spectra or the streams that are asked for.
+    ``ValueError`` (one line) if no run has the requested spectra, streams, mechanism or mirror image.
     """
     found = list(observables)
     unknown = _listed(name for each in found for name in each.not_observed)
@@ -128,6 +132,7 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
         raise ValueError(named + reason + _looks_at(what))
+    # not a mistake: consensus has no queries and keys
     if without:
         print_note(f"leaves out {without}: {LACKING[what]}")
     if unknown:
@@ -135,8 +140,10 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
 
 
 def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
-    """Print which layers measure=sharpness does not observe, so that their models get no largest logit and no entropy;
-    nothing where there are none."""
+    """Print the layers not observed by measure=sharpness, if any.
+
+    Their models get no largest logit and no entropy.
+    """
     unknown = _listed(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
     if unknown:
         lacking = "so their runs get no attention_logit_max and no attention_entropy"
@@ -144,9 +151,9 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
 
 
 def _looks_at(what: str, key: str = "what") -> str:
-    """Name the parts, plugins among them, whose layers ``what`` measures."""
+    """Name the parts, including plugins, with layers measured by ``what``."""
     registry = Registry("residuals" if what == "streams" else "mechanisms")
-    having = {} if what == "streams" else {"trainable": True}  # the others are of no run
+    having = {} if what == "streams" else {"trainable": True}  # no run has the others
     names = [name for name in registry.names(**having) if issubclass(registry.load(name), OBSERVED[what])]
     return f"{key}={what} looks at {_listed(names)}"
 

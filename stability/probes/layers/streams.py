@@ -1,5 +1,7 @@
-"""Measure how doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite,
-arXiv:2601.05732, 4.3)."""
+"""Measure the mixing matrices' deviation from double stochasticity, token by token.
+
+For models with residual streams (mHC-lite, arXiv:2601.05732, 4.3).
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,28 @@ from stability.models.backbone import Backbone
 from stability.objectives import Examples
 from stability.residuals import AbstractResidual, AbstractSinkhornStreams, AbstractStreams
 
-OUTLIER_LOG_RANGE = 30.0  # ν ≤ 1e-13: what the paper's authors count as an outlier (4.3; their script)
+OUTLIER_LOG_RANGE = 30.0  # ν ≤ 1e-13, the paper's outliers (4.3; the authors' script)
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
 Values = dict[tuple[str, str], np.ndarray]  # (matrix, quantity) → values of all tokens
 
 
 class Connection(NamedTuple):
-    """One residual connection, in the order that the state passes them."""
+    """One residual connection."""
 
     branch: str
     module: AbstractStreams
 
 
 def connections(model: Backbone) -> list[Connection]:
-    """Return the model's connections that mix streams; [] in a model with a plain residual."""
+    """Return the model's stream-mixing connections; [] for a plain residual."""
     return [Connection(branch, module) for branch, module in residuals(model) if isinstance(module, AbstractStreams)]
 
 
 def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
-    """Return every residual connection of a model behind the name of its branch, in the order that the state passes
-    them: those of blocks that it passes several times (`model.loops`) as often."""
+    """Return every residual connection with its branch name, in order of execution.
+
+    Connections of blocks passed several times (`model.loops`) are repeated.
+    """
     found: list[Any] = []
     for block in model.passed():
         cross = [] if block.cross is None else [("cross", block.cross.residual)]
@@ -44,25 +48,28 @@ def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
 def stream_statistics(
     model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows by the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`: [] after each sequence,
-    and all of them at the end.
+    """Yield [] after each sequence, and all rows at the end.
 
-    Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
+    The rows have the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`. Quantities per token, with
+    A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 
-    - ``single`` A_l: ``log_range`` ln(1/ν), as the paper plots it, ν the relative range, the smallest over the largest
-      entry of what Sinkhorn and Knopp are given (Eq. 3; Chakrabarty & Khanna 2021), and ``beyond``, the share of tokens
-      whose ln(1/ν) exceeds ``outlier_log_range``; ``threshold``, that number; ``iterations``, how many the connection
-      has; ``column_sum``, ``row_sum``, ``spectral_norm``;
-    - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the
-      largest entry of a signal by on its way from the embedding through connection l;
-    - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through
-      connection l.
+    - ``single`` A_l: ``log_range`` ln(1/ν), as plotted in the paper; ν is the relative range, smallest over largest
+    entry of Sinkhorn and Knopp's input (Eq. 3; Chakrabarty & Khanna 2021). ``beyond``: share of tokens with ln(1/ν)
+    above ``outlier_log_range``; ``threshold``: this number; ``iterations``: the connection's number; ``column_sum``,
+    ``row_sum``, ``spectral_norm``;
+    - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, mixing's largest amplification of a
+    signal's largest entry from the embedding through connection l;
+    - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same for a gradient from the head back through connection l.
 
-    The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (of sums also over
-    streams), of each connection and, as connection None, of all ``single`` matrices. What is measured is the model's
-    dtype: `stability.probe` takes float64, so that a sum that is 1 there is 1 to 1e-15. In a narrower dtype its
-    coefficients are rounded: in bfloat16, mHC-lite's first matrix has columns that sum to 0.9982
-    (tests/residuals/test_streams.py).
+    The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (sums: also over
+    streams), for each connection and, as connection None, for all ``single`` matrices. Measured in the model's dtype:
+    `stability.probe` uses float64, exact to 1e-15 for a sum of 1. Narrower dtypes round the coefficients: in bfloat16,
+    mHC-lite's first matrix has columns with sum 0.9982 (tests/residuals/test_streams.py).
+
+    Args:
+        model: the model.
+        sequences: its inputs, in batches.
+        outlier_log_range: threshold for ``beyond``.
     """
     chain, seen = connections(model), []
     for example in sequences:
@@ -84,7 +91,7 @@ def stream_statistics(
 
 @torch.no_grad()
 def _measured(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
-    """Return the values of each connection on one batch."""
+    """Return each connection's values on one batch."""
     states = _states(chain, model, example)
     mixes = [each.module.coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
     products, rests = [mixes[0]], [mixes[-1]]
@@ -102,7 +109,7 @@ def _measured(chain: list[Connection], model: Backbone, example: Examples, outli
 
 
 def _states(chain: list[Connection], model: Backbone, example: Examples) -> list[Tensor]:
-    """Return what each connection is given, (B, N, S, D), by one forward pass."""
+    """Return each connection's input (B, N, S, D) from one forward pass."""
     states: list[Tensor] = []
     modules = dict.fromkeys(each.module for each in chain)
     handles = [module.register_forward_pre_hook(lambda _, args: states.append(args[0])) for module in modules]
@@ -123,7 +130,7 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
 
 
 def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
-    """Return the ranges of the logits of a connection with Sinkhorn's iterations; {} of others."""
+    """Return the range of the logits before Sinkhorn's iterations; {} for other connections."""
     if not isinstance(module, AbstractSinkhornStreams):
         return {}
     logits = module.mixing_logits(state).flatten(-2)
@@ -132,8 +139,7 @@ def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tupl
 
 
 def _iterations(chain: list[Connection], outlier: float) -> Iterator[dict[str, Any]]:
-    """Yield rows of what the numbers of a connection with iterations were measured by: K, and the threshold of an
-    outlier."""
+    """Yield rows with each Sinkhorn connection's number of iterations and outlier threshold."""
     for number, each in enumerate(chain):
         if isinstance(each.module, AbstractSinkhornStreams):
             where = {"connection": number, "branch": each.branch, "matrix": "single", "quantile": None, "num_values": 1}

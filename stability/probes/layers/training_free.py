@@ -1,5 +1,7 @@
-"""Measure what is lost where a mechanism that is not trained stands in for `sa` in a trained model, and leaves out more
-and more pairs."""
+"""Measure the loss from replacing `sa` by an untrained mechanism in a trained model.
+
+The mechanism skips more pairs with each budget.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 
 class Passed(NamedTuple):
-    """The input, the mask and the output of one layer in a forward pass."""
+    """One layer's input, mask and output in a forward pass."""
 
     x_BND: Tensor
     mask_BN: Tensor | None
@@ -36,9 +38,15 @@ class Passed(NamedTuple):
 
 
 def variants_of(spec: RunSpec, part: Part, budgets: tuple[float, ...]) -> list[Variant]:
-    """Return the settings at which a mechanism stands in for a run's `sa`, whose own settings it takes over.
+    """Return a mechanism's variants as a stand-in for a run's `sa`, with its settings.
 
-    Errors: ``ValueError`` of one line where the mechanism is none of those that can.
+    Args:
+        spec: the run's.
+        part: the mechanism.
+        budgets: requested budgets.
+
+    Raises:
+        ValueError: the mechanism cannot stand in for `sa`; one line.
     """
     mechanism = Registry("mechanisms").load(part.name)
     if not issubclass(mechanism, AbstractTrainingFree):
@@ -51,14 +59,20 @@ def variants_of(spec: RunSpec, part: Part, budgets: tuple[float, ...]) -> list[V
 def measured(
     spec: RunSpec, model: Backbone, corpus: AbstractCorpus, examples: Examples, probe: ProbeSpec
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield for each mechanism and budget the rows of `schema.PROBE_COLUMNS`, those of ``training_free`` and of
-    ``training_free_layers``, by the columns from ``mixer`` or ``layer`` on, over held-out ``examples``, a row a
-    sequence (and layer).
+    """Yield the rows for each mechanism and budget, for models and for layers.
 
-    ``nll``, ``sa_nll``: nats per counted position of the model with the stand-in in all layers, and of the trained one
-    on the same ``counted`` positions. ``error``: ‖y − y_sa‖ / ‖y_sa‖ of a layer's output at the valid positions, where
-    the layer is given what it has in the trained model. ``skipped``: the share of the layer's products that is left out
-    there; of the model, the mean over its layers. All in the model's dtype.
+    Columns as in `schema.PROBE_COLUMNS`, ``training_free`` from ``mixer`` on and ``training_free_layers`` from
+    ``layer`` on; a row per sequence (and layer). ``nll`` and ``sa_nll`` are nats per counted position, for the model
+    with the stand-in in all layers and the trained model, on the same ``counted`` positions. ``error`` is ‖y − y_sa‖ /
+    ‖y_sa‖ of a layer's output at valid positions, for the trained model's inputs. ``skipped`` is the share of the
+    layer's products left out, averaged over layers for the model. All in the model's dtype.
+
+    Args:
+        spec: the run's.
+        model: the trained model.
+        corpus: the run's prepared data.
+        examples: held-out examples.
+        probe: mechanisms, budgets and calibration.
     """
     objective = build_objective(spec, corpus.format)
     sequences = examples.split(1)
@@ -83,7 +97,7 @@ def _rows(
     sequences: list[Examples],
     trained: list[tuple[tuple[float, float], list[Passed]]],
 ) -> tuple[Rows, Rows]:
-    """Return one variant's rows, of the model and of its layers."""
+    """Return one variant's rows, for the model and for its layers."""
     of_models: Rows = []
     of_layers: Rows = []
     for sequence, (example, ((sa_nll, counted), seen)) in enumerate(zip(sequences, trained, strict=True)):
@@ -102,12 +116,12 @@ def _rows(
 
 @torch.no_grad()
 def _of_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
-    """Return error and share skipped of a layer that is given what the trained one is given."""
+    """Return error and skipped share of a layer, given the trained layer's input."""
     assert isinstance(layer, AbstractTrainingFree)
     difference_BND = layer(seen.x_BND, mask_BN=seen.mask_BN) - seen.y_BND
     valid = slice(None) if seen.mask_BN is None else seen.mask_BN
     return {
-        # a layer whose output is all 0, as at a zero initialisation, is stood in for exactly: 0 of 0 is 0, not NaN
+        # a zero output (zero initialisation) is reproduced exactly: 0 of 0 is 0, not NaN
         "error": float(difference_BND[valid].norm()) / max(float(seen.y_BND[valid].norm()), sys.float_info.min),
         "skipped": layer.skipped(seen.x_BND, mask_BN=seen.mask_BN),
     }
@@ -115,14 +129,14 @@ def _of_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
 
 @torch.no_grad()
 def _nll(objective: AbstractObjective, model: Backbone, examples: Examples) -> tuple[float, float]:
-    """Return nats per counted position of one sequence, NaN without any, and how many are counted."""
+    """Return nats per counted position (NaN without any), and the number of these positions."""
     total, count, _ = objective.validate(model, examples)
     return (float(total) / float(count) if count else math.nan), float(count)
 
 
 def _stand_in(spec: RunSpec, model: Backbone, part: Part, data_format: Any) -> Backbone:
-    """Return the model with the mechanism in all layers, and the weights of the trained one."""
-    # no run is made of it, so that nothing is to be refused
+    """Return the trained model with the mechanism in all layers."""
+    # built without the run's checks: no run is made of it
     made = build_model(spec.model_copy(update={"mechanism": part}), data_format)
     made.load_state_dict(model.state_dict(), strict=True)
     example = next(model.parameters())
@@ -137,8 +151,10 @@ def _agreements(
     objective: AbstractObjective,
     num_sequences: int,
 ) -> list[Tensor]:
-    """Return for each layer the mean over training sequences of what it counts for its calibration, a block that the
-    state passes several times over all passes; [] where nothing is calibrated."""
+    """Return each layer's calibration counts, averaged over training sequences and passes.
+
+    [] without calibration.
+    """
     layers = _layers(stand_in)
     sums: dict[int, list[Tensor]] = {}
     tokens_BN = corpus.windows("train", num_sequences, objective.tokens_needed(spec.model.positions))
@@ -160,8 +176,10 @@ def _layers(model: Backbone) -> list[AbstractTrainingFree]:
 
 
 def passed(model: Backbone, examples: Examples) -> list[Passed]:
-    """Return what each layer of the model is given and gives, in the order of `Backbone.passed`; of one that is
-    evaluated several times in a row, the first time."""
+    """Return each layer's input and output, in the order of `Backbone.passed`.
+
+    The first evaluation if a layer is evaluated several times in a row.
+    """
     seen: list[Passed] = []
     with torch.no_grad(), _watched(model, seen):
         examples.logits(model)
@@ -170,7 +188,7 @@ def passed(model: Backbone, examples: Examples) -> list[Passed]:
 
 @contextmanager
 def _watched(model: Backbone, seen: list[Passed]) -> Iterator[None]:
-    """Keep what each mixer is given and gives in ``seen`` while open."""
+    """Record each mixer's input and output in ``seen`` while open."""
 
     def keep(mixer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         seen.append(Passed(args[0].detach(), kwargs.get("mask_BN"), output.detach()))

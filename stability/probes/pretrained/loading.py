@@ -61,7 +61,7 @@ def _loaded(name: str, kind: str) -> nn.Module:
         )
     try:
         model, found = _from_pretrained(getattr(_transformers(), kind), name, output_loading_info=True)
-    except Exception as error:  # whatever hub, parser or weights raise, it is the model that cannot be had
+    except Exception as error:  # hub, parser and weights raise many types; all mean an unavailable model
         if isinstance(error, RuntimeError) and "pip install" in str(error):
             raise
         raise ValueError(

@@ -20,7 +20,7 @@ from stability.probes.pretrained.loading import load_model, tokenised
 from stability.registry import Registry
 from stability.training.draws import generator_for
 
-BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # where the spec is silent; 1.0 is the paper's and the Trainer's own
+BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # defaults; 1.0 as in the paper and the Trainer
 COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "rel_error", "loss_before", "loss_after")
 
 
