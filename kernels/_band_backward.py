@@ -1,8 +1,10 @@
 # Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
-"""Softmax attention on a band, the backward pass: one kernel by blocks of queries gives their gradient and each block's
-share in the gradients of the global keys, another by blocks of keys those of keys and values. No two programs write to
-one place; weights are computed anew from ln Σ exp s."""
+"""Run the backward pass of softmax attention on a band.
+
+One kernel, by blocks of queries, computes dq and each block's share of the global keys' gradients; another, by blocks
+of keys, computes dk and dv. No two programs write to the same address. Weights are recomputed from ln Σ exp s.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,18 @@ def query_kernel(
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Write dq = Σ_j ds_ij k_j with ds = p (dp − δ), dp = do·v and δ = do·o, of a block of queries; δ; and this block's
-    terms of the global keys' dk and dv, (B, H, d, blocks, G, width)."""
+    """Write dq, δ, and this block's terms of the global keys' dk and dv.
+
+    For a block of queries: dq = Σ_j ds_ij k_j with ds = p (dp − δ), dp = do·v and δ = do·o.
+
+    Args:
+        q, k, v, present, out, lse, d_out: inputs and forward results; d_out is do.
+        d_q, delta: outputs dq and δ.
+        k_shares, v_shares: outputs (B, H, d, blocks, G, width).
+        q_b, q_h, q_n … d_n: strides by batch, head and position.
+        heads, num_queries, width: sizes.
+        SCALE … ACC: constants as in `kernels._band_tiles`.
+    """
     first, residue, b, h, blocks = program_of(num_queries, heads, ROWS, DILATION)
     features = tl.arange(0, WIDTH)
     row, n, is_row = places(first, residue, first + ROWS, num_queries, ROWS, DILATION)
@@ -71,8 +83,17 @@ def key_kernel(
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Write dk = Σ_i ds_ij q_i and dv = Σ_i p_ij do_i of a block of keys behind the global ones, from the queries whose
-    windows it is in. Both have the same strides."""
+    """Write dk = Σ_i ds_ij q_i and dv = Σ_i p_ij do_i for a block of keys.
+
+    Non-global keys, from the queries with these keys in their windows.
+
+    Args:
+        q, k, v, present, lse, delta, d_out: inputs, ln Σ exp s, δ and do.
+        d_k, d_v: outputs, with equal strides.
+        q_b, q_h, q_n … d_n: strides by batch, head and position.
+        heads, num_queries, width: sizes.
+        SCALE … ACC: constants as in `kernels._band_tiles`.
+    """
     first, residue, b, h, _ = program_of(num_queries, heads, ROWS, DILATION)
     features = tl.arange(0, WIDTH)
     key, m, is_key = places(first, residue, first + ROWS, num_queries, ROWS, DILATION)

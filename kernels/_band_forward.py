@@ -1,5 +1,7 @@
-"""Softmax attention on a band, the forward pass: a program for each block of queries, one pass over the keys that it
-sees (online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867)."""
+"""Run the forward pass of softmax attention on a band.
+
+One program per block of queries, one pass over its keys (online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ def forward_kernel(
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Write softmax(s) v and ln Σ exp s of a block of queries; zero and +∞ for one that sees nothing, so that
-    exp(s − ln Σ) is 0."""
+    """Write softmax(s) v and ln Σ exp s for a block of queries.
+
+    A query without visible keys gets zero and +∞, so exp(s − ln Σ) is 0.
+
+    Args:
+        q, k, v, present: inputs.
+        out, lse: outputs.
+        q_b, q_h, q_n … o_n: strides by batch, head and position.
+        heads, num_queries, width: sizes.
+        SCALE … ACC: constants as in `kernels._band_tiles`.
+    """
     first, residue, b, h, _ = program_of(num_queries, heads, ROWS, DILATION)
     features = tl.arange(0, WIDTH)
     row, n, is_row = places(first, residue, first + ROWS, num_queries, ROWS, DILATION)

@@ -1,9 +1,9 @@
-"""Softmax attention on a band to second order along a line: o, o′ and o″ from q, k and v with their first and second
-derivatives, in one kernel that keeps no scores.
+"""Compute softmax attention on a band to second order along a line, without stored scores.
 
-With p = softmax(s): o′ = Σ p (c v + v′) and o″ = Σ p ((r − ⟨p,r⟩) v + 2 c v′ + v″), where c = s′ − ⟨p,s′⟩ and
-r = s″ + c². The first pass over a block's keys gives Σ exp s, ⟨p,s′⟩ and ⟨p,s″⟩, the second the sums: c and s″ are
-centred before they are multiplied, since the difference of two large sums would be rounding.
+One kernel returns o, o′ and o″ from q, k and v with two derivatives each. With p = softmax(s): o′ = Σ p (c v + v′) and
+o″ = Σ p ((r − ⟨p,r⟩) v + 2 c v′ + v″), with c = s′ − ⟨p,s′⟩ and r = s″ + c². The first pass over a block's keys
+computes Σ exp s, ⟨p,s′⟩ and ⟨p,s″⟩, the second the sums. c and s″ are centred before multiplication: a difference of
+two large sums would be rounding noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _scores(
     q0, q1, q2, k, dk, ddk, position, inside, features, width, k_n,
     SCALE: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Return s = qkᵀ, s′ = q′kᵀ + qk′ᵀ and s″ = q″kᵀ + 2q′k′ᵀ + qk″ᵀ with a tile of keys, times the scale."""
+    """Return s = qkᵀ, s′ = q′kᵀ + qk′ᵀ and s″ = q″kᵀ + 2q′k′ᵀ + qk″ᵀ, scaled."""
     k0 = tl.trans(tile_of(k, position, inside, features, width, k_n))
     k1 = tl.trans(tile_of(dk, position, inside, features, width, k_n))
     k2 = tl.trans(tile_of(ddk, position, inside, features, width, k_n))
@@ -31,7 +31,7 @@ def _scores(
 
 @triton.jit
 def _means_in(s0, s1, s2, seen, best, total, first, second):
-    """Take a tile of scores into the running maximum, Σ e, Σ e s′ and Σ e s″ of each row, e = exp(s − maximum)."""
+    """Add a tile to each row's running maximum, Σ e, Σ e s′ and Σ e s″, e = exp(s − maximum)."""
     higher = tl.maximum(best, tl.max(tl.where(seen, s0, -float("inf")), 1))
     shift = tl.where(higher == -float("inf"), 0.0, higher)
     e = tl.where(seen, tl.exp(s0 - shift[:, None]), 0.0)
@@ -45,7 +45,10 @@ def _sums_in(
     s0, s1, s2, seen, best, total, first, second, v0, v1, v2, out0, out1, out2, mean,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Take a tile into Σ p v, Σ p (c v + v′), Σ p (r v + 2 c v′ + v″) and Σ p r, with ⟨p,s″⟩ taken off r."""
+    """Add a tile to Σ p v, Σ p (c v + v′), Σ p (r v + 2 c v′ + v″) and Σ p r.
+
+    ⟨p,s″⟩ is subtracted from r.
+    """
     p = tl.where(seen, tl.exp(s0 - best[:, None]) / total[:, None], 0.0)
     c = s1 - first[:, None]
     r = s2 - second[:, None] + c * c
@@ -65,8 +68,16 @@ def taylor_kernel(
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Write o, o′ and o″ of a block of queries; zeros where one sees nothing. The three parts of q have the same
-    strides, and so have those of k, of v and of o."""
+    """Write o, o′ and o″ for a block of queries; zeros without visible keys.
+
+    Args:
+        q, dq, ddq, k, dk, ddk, v, dv, ddv: values with two derivatives; equal strides for each three.
+        present: mask bytes (B, N).
+        out, d_out, dd_out: outputs, with equal strides.
+        q_b, q_h, q_n … o_n: strides by batch, head and position.
+        heads, num_queries, width: sizes.
+        SCALE … ACC: constants as in `kernels._band_tiles`.
+    """
     start, residue, b, h, _ = program_of(num_queries, heads, ROWS, DILATION)
     features = tl.arange(0, WIDTH)
     row, n, is_row = places(start, residue, start + ROWS, num_queries, ROWS, DILATION)

@@ -1,9 +1,12 @@
-"""Tiles of a band of scores: which rows and keys a program of a kernel has, which pairs see each other, products of
-tiles, and the sizes that a launch takes.
+"""Load and store tiles of a band, mask and multiply them, and choose a launch's sizes.
 
-A sequence of N positions begins with G global keys, which every query sees. The M = N − G positions after them have the
-queries, and are counted by themselves, n = 0 … M − 1. With a dilation d they fall into d classes of equal remainder:
-place a of class r is n = r + d·a, and a window counts places of one class.
+A sequence of N positions begins with G global keys, visible to every query. The M = N − G later positions have the
+queries and their own numbering n = 0 … M − 1. Dilation d splits them into d classes by remainder: place a in class r is
+n = r + d·a, and a window counts places within a class.
+
+Constants: SCALE of the scores; BEFORE and AFTER, the window; DILATION d; GLOBAL G; MASKED, with a mask; OWN, positions
+see themselves even if invalid; ROWS and OTHERS as in `Tiling`; WIDTH, padded features; PRECISION of products; ACC, the
+sums' dtype.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from kernels._rounding import INTERPRETED, rounded
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of a launch. ``rows``: places of a class that a program owns; ``others``: places of the other side, keys
-    for a block of queries and queries for a block of keys, that a tile of scores has; ``width``: features, a power of
-    two."""
+    """A launch's sizes.
+
+    ``rows``: places of a class per program. ``others``: places of the other side per tile (keys for a block of queries,
+    queries for a block of keys). ``width``: features, a power of two.
+    """
 
     rows: int
     others: int
@@ -35,12 +40,16 @@ class Tiling:
 
 
 def tiling(window: int, width: int, dtype: torch.dtype, num_parts: int = 1) -> Tiling:
-    """Return the sizes for windows of ``window`` positions, by which a thread's share of the tiles fits into its
-    registers (compiled for sm_90).
+    """Return sizes with tiles fitting into a thread's registers (compiled for sm_90).
 
-    A block of R rows computes the scores of R + window − 1 keys, so that a narrow band takes small blocks; a wide one
-    takes large ones, which read keys less often, but for float64 and where q, k and v have ``num_parts`` = 3 parts.
+    Args:
+        window: positions per window.
+        width: head width.
+        dtype: of q, k and v.
+        num_parts: 1, or 3 for q, k and v with two derivatives.
     """
+    # a block of R rows needs R + window − 1 keys: small blocks for narrow bands; large ones for wide bands read keys
+    # less often (except for float64 and three parts)
     padded = max(16, triton.next_power_of_2(width))
     is_narrow, is_large = dtype == torch.bfloat16, dtype == torch.float64 or num_parts > 1
     if window <= 16:
@@ -54,7 +63,14 @@ def tiling(window: int, width: int, dtype: torch.dtype, num_parts: int = 1) -> T
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
-    """Return a·b, added up in ``ACC``; the dtype of a's entries is rounded to that of b's."""
+    """Return a·b with sums in ``ACC``; a is rounded to b's dtype.
+
+    Args:
+        a: tile (I, J).
+        b: tile (J, L).
+        PRECISION: of float32 products.
+        ACC: dtype of the sums.
+    """
     a = rounded(a, b.dtype)
     if INTERPRETED:  # by NumPy, which has no bfloat16
         a = a.to(ACC)
@@ -64,21 +80,47 @@ def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def tile_of(base, position, inside, features, width, step):
-    """Load (positions, features) of one head; zeros beyond either end. ``step``: entries between two positions."""
+    """Load (positions, features) of one head; zeros beyond either end.
+
+    Args:
+        base: pointer to the head.
+        position: (P,).
+        inside: (P,), whether a position exists.
+        features: (F,).
+        width: head width.
+        step: stride between two positions.
+    """
     at = base + position.to(tl.int64)[:, None] * step + features[None, :]
     return tl.load(at, mask=inside[:, None] & (features < width)[None, :], other=0.0)
 
 
 @triton.jit
 def store_tile(base, position, inside, features, width, step, tile):
-    """Write (positions, features) of one head, in the dtype of what is written into."""
+    """Write (positions, features) of one head, in the target's dtype.
+
+    Args:
+        base: pointer to the head.
+        position: (P,).
+        inside: (P,), whether a position exists.
+        features: (F,).
+        width: head width.
+        step: stride between two positions.
+        tile: (P, F).
+    """
     at = base + position.to(tl.int64)[:, None] * step + features[None, :]
     tl.store(at, rounded(tile, base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
 
 
 @triton.jit
 def program_of(num_queries, heads, ROWS: tl.constexpr, DILATION: tl.constexpr):
-    """Return the first place of this program's block, its class, sequence and head, and how many blocks a class has."""
+    """Return this program's first place, class, sequence and head, and the blocks per class.
+
+    Args:
+        num_queries: M.
+        heads: H.
+        ROWS: places per block.
+        DILATION: d.
+    """
     blocks = tl.cdiv(tl.cdiv(num_queries, DILATION), ROWS)
     program = tl.program_id(0)
     of_class = program // blocks
@@ -88,8 +130,16 @@ def program_of(num_queries, heads, ROWS: tl.constexpr, DILATION: tl.constexpr):
 
 @triton.jit
 def places(first, residue, limit, num_queries, COUNT: tl.constexpr, DILATION: tl.constexpr):
-    """Return ``COUNT`` places from ``first`` on, their positions n, and which of them exist and lie before
-    ``limit``."""
+    """Return ``COUNT`` places, their positions n, and whether they are valid.
+
+    Args:
+        first: first place.
+        residue: the class r.
+        limit: valid places are existing and below this limit.
+        num_queries: M.
+        COUNT: number of places.
+        DILATION: d.
+    """
     place = first + tl.arange(0, COUNT)
     n = residue + place * DILATION
     return place, n, (place >= 0) & (n < num_queries) & (place < limit)
@@ -99,7 +149,15 @@ def places(first, residue, limit, num_queries, COUNT: tl.constexpr, DILATION: tl
 def num_tiles(
     ROWS: tl.constexpr, OTHERS: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, GLOBAL: tl.constexpr
 ):
-    """Return how many tiles of keys a block of queries goes through: the global keys, then those of its windows."""
+    """Return the number of key tiles for a block of queries: global keys, then windows.
+
+    Args:
+        ROWS: queries per block.
+        OTHERS: keys per tile.
+        BEFORE: window before.
+        AFTER: window after.
+        GLOBAL: number of global keys.
+    """
     return tl.cdiv(GLOBAL, OTHERS) + tl.cdiv(ROWS + BEFORE + AFTER, OTHERS)
 
 
@@ -109,8 +167,18 @@ def keys_of(
     BEFORE: tl.constexpr, AFTER: tl.constexpr, DILATION: tl.constexpr, GLOBAL: tl.constexpr,
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Return of a tile of keys the positions in the sequence, which of them there are, (OTHERS,), and which pairs see
-    each other, (ROWS, OTHERS), for the block of queries whose places are ``row``."""
+    """Return a key tile's positions, their existence (OTHERS,), and visible pairs (ROWS, OTHERS).
+
+    Args:
+        tile: its number.
+        row: the queries' places, (ROWS,).
+        is_row: whether they exist.
+        first: the block's first place.
+        residue: the class r.
+        present: mask of the sequence.
+        num_queries: M.
+        BEFORE … OTHERS: constants as in the module.
+    """
     last_global: tl.constexpr = (GLOBAL + OTHERS - 1) // OTHERS * OTHERS
     number = tile * OTHERS + tl.arange(0, OTHERS)
     key, m, inside = places(
@@ -131,14 +199,27 @@ def keys_of(
 
 @triton.jit
 def sees(query, key, BEFORE: tl.constexpr, AFTER: tl.constexpr):
-    """Return which places of queries, (Q, 1) or (1, Q), see which of keys, (1, J) or (J, 1), as far as the window
-    goes."""
+    """Return the pairs of query and key within the window.
+
+    Args:
+        query: places (Q, 1) or (1, Q).
+        key: places (1, J) or (J, 1).
+        BEFORE: window before.
+        AFTER: window after.
+    """
     return (key - query >= -BEFORE) & (key - query <= AFTER)
 
 
 @triton.jit
 def valid(present, position, inside, MASKED: tl.constexpr):
-    """Return which of the keys at ``position`` are inside and not padding."""
+    """Return whether keys are inside and not padding.
+
+    Args:
+        present: mask of the sequence.
+        position: (J,).
+        inside: (J,).
+        MASKED: whether there is a mask.
+    """
     if MASKED:
         inside = inside & (tl.load(present + position, mask=inside, other=0) != 0)
     return inside

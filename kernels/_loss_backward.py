@@ -1,11 +1,9 @@
-"""Carry gradients of sums over a vocabulary back to hidden states and head: Triton kernels that go through the
-vocabulary a few columns at a time.
+"""Compute gradients of vocabulary sums by hidden states and head, strip by strip.
 
-For each such strip `logit_gradient_kernel` computes the logits again and makes their gradients of them; then
-`hidden_gradient_kernel` adds the strip's part to the gradient of the hidden states, position by position, and
-`weight_gradient_kernel` makes that of the strip's weights and biases. So the logits are computed twice in all, once
-forward and once back, and no more of them exists than a strip. Each number has one program that writes it, and adds up
-in a fixed order.
+For each strip of columns `logit_gradient_kernel` recomputes the logits and stores their gradients;
+`hidden_gradient_kernel` adds the strip's part to the hidden states' gradient, and `weight_gradient_kernel` computes its
+weights' and biases' gradients. The logits are thus computed twice in all, and only one strip is ever stored. Each
+number is written by one program, with sums in a fixed order.
 """
 
 import triton

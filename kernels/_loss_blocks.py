@@ -1,4 +1,4 @@
-"""Compute one block of a head's logits on chip: what all kernels of `kernels.loss` begin with."""
+"""Compute one block of a head's logits on chip, for all kernels of `kernels.loss`."""
 
 import triton
 import triton.language as tl
@@ -6,11 +6,16 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, total, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """Return ``total`` + ab for blocks a (M, K) and b (K, N), added up in the dtype of ``total``.
+    """Return ``total`` + ab, with sums in the dtype of ``total``.
 
-    ``WIDEN``: whether factors are made float32 first, which changes no product of bfloat16. Triton's interpreter needs
-    it: its own product takes the bits of a bfloat16 for an integer.
+    Args:
+        a: block (M, K).
+        b: block (K, N).
+        total: block (M, N).
+        PRECISION: of float32 products.
+        WIDEN: cast factors to float32 first; exact for bfloat16 products.
     """
+    # Triton's interpreter reads a bfloat16's bits as an integer
     if WIDEN:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -19,7 +24,16 @@ def product(a, b, total, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 @triton.jit
 def row_block(base, rows, row_ok, features, feature_ok, stride):
-    """Load rows (M) by features (K) of a matrix whose rows lie ``stride`` apart; zeros beyond its edges."""
+    """Load rows (M) by features (K) of a matrix; zeros beyond its edges.
+
+    Args:
+        base: pointer to the matrix.
+        rows: (M,).
+        row_ok: whether they exist.
+        features: (K,).
+        feature_ok: whether they exist.
+        stride: between two rows.
+    """
     offsets = rows.to(tl.int64)[:, None] * stride + features[None, :]
     return tl.load(base + offsets, mask=row_ok[:, None] & feature_ok[None, :], other=0.0)
 
@@ -42,8 +56,27 @@ def logits_block(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return ``total`` + hWᵀ + b for a block of positions and a block of the vocabulary. Beyond the edges it holds
-    what nobody may use."""
+    """Return ``total`` + hWᵀ + b for a block of positions and vocabulary.
+
+    Values beyond the edges are undefined.
+
+    Args:
+        hidden: (R, D).
+        weight: (V, D).
+        bias: (V,), read if HAS_BIAS.
+        rows: positions of the block.
+        row_ok: whether they exist.
+        columns: tokens of the block.
+        column_ok: whether they exist.
+        D: features.
+        hidden_stride: between two positions.
+        weight_stride: between two tokens.
+        total: (rows, columns).
+        HAS_BIAS: with biases.
+        BLOCK_D: features at a time.
+        PRECISION: as in `product`.
+        WIDEN: as in `product`.
+    """
     for start in range(0, D, BLOCK_D):
         features = start + tl.arange(0, BLOCK_D)
         feature_ok = features < D
@@ -57,13 +90,14 @@ def logits_block(
 
 @triton.jit
 def finite_or_zero(maximum):
-    """Return what can be subtracted from a row's logits: its maximum or log-sum-exp, but 0 where that is −∞ because no
-    column has counted."""
+    """Return a row's shift for exponentials: its maximum or log-sum-exp, 0 for −∞.
+
+    −∞ means no counted column.
+    """
     return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 @triton.jit
 def nonzero(scale):
-    """Return a sum of exponentials to divide by: 1 where it is 0, since no column has counted, and NaN where it is
-    NaN."""
+    """Return a divisor: the sum of exponentials, 1 for 0 (no counted column); NaN stays."""
     return tl.where(scale == 0.0, 1.0, scale)

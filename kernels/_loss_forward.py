@@ -1,8 +1,7 @@
-"""Sum over a vocabulary without its logits: the Triton kernel of the log-sum-exp, the target's logit and the plain sum
-of each position.
+"""Compute log-sum-exp, target logit and plain sum over a vocabulary without its logits.
 
-A program takes a block of positions and one of several ranges of the vocabulary, and passes block by block over it.
-What the ranges hold is put together afterwards (`kernels.loss`), in an order that never changes.
+Each program passes block by block over some positions and a range of the vocabulary. `kernels.loss` combines the ranges
+in a fixed order.
 """
 
 import triton

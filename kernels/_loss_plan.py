@@ -1,4 +1,4 @@
-"""Choose how much of a loss over a vocabulary a program takes at a time, and how much of it exists at once."""
+"""Choose the block, range and strip sizes of a loss over a vocabulary."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ STRIP_SHARE = 8  # … and at most this part of the vocabulary
 
 
 class Blocks(NamedTuple):
-    """Sizes of what a program holds at once, powers of two and at least 16: ``rows`` × ``columns`` of a matrix product
-    and the ``inner`` length that is multiplied at a time; its warps, and the stages of its pipeline of loads."""
+    """A program's block sizes, powers of two and at least 16.
+
+    ``rows`` × ``columns`` of a matrix product, and its ``inner`` length per step; warps, and stages of the load
+    pipeline.
+    """
 
     rows: int
     columns: int
@@ -33,7 +36,7 @@ SINGLE_SECOND = Blocks(32, 64, 16, 8, 2)
 
 
 def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
-    """Return the sizes of a block of logits, for the kernels of first order."""
+    """Return the sizes for a block of logits, in first-order kernels."""
     if dtype == torch.bfloat16:
         return HALF
     if dtype == torch.float32:
@@ -42,32 +45,47 @@ def blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
 
 
 def product_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
-    """Return the sizes for the kernels that multiply a strip's gradients by hidden states or weights."""
+    """Return the sizes for products of a strip's gradients with hidden states or weights."""
     chosen = blocks_of(dtype, precision)
     return {HALF: HALF_PRODUCT, ROUNDED: ROUNDED_PRODUCT}.get(chosen, chosen)
 
 
 def second_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
-    """Return the sizes of a block of logits, for the kernel of second order."""
+    """Return the sizes for a block of logits, in the second-order kernel."""
     chosen = blocks_of(dtype, precision)
     return {HALF: HALF_SECOND, ROUNDED: ROUNDED_SECOND, SINGLE: SINGLE_SECOND}.get(chosen, chosen)
 
 
 def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:
-    """Return into how many ranges of the vocabulary a forward pass is cut, none of them empty, and the columns of each:
-    few positions alone would leave most of a GPU idle."""
+    """Return the number of vocabulary ranges in a forward pass, and the columns of each.
+
+    No range is empty.
+
+    Args:
+        rows: positions.
+        columns: size of the vocabulary.
+        blocks: sizes per program.
+    """
     blocks_in_all = triton.cdiv(columns, blocks.columns)
+    # with few positions a single range would leave most of a GPU idle
     asked = max(1, min(blocks_in_all, PROGRAMS // triton.cdiv(rows, blocks.rows)))
     range_columns = triton.cdiv(blocks_in_all, asked) * blocks.columns
     return triton.cdiv(columns, range_columns), range_columns
 
 
 def strip_of(rows: int, columns: int, itemsize: int, blocks: Blocks) -> int:
-    """Return the columns of a strip: whole blocks, at least one, or the whole of a vocabulary that is shorter."""
+    """Return a strip's columns: whole blocks, at least one, at most the vocabulary.
+
+    Args:
+        rows: positions.
+        columns: size of the vocabulary.
+        itemsize: bytes of a gradient.
+        blocks: sizes per program.
+    """
     most = min(STRIP_BYTES // (rows * itemsize), columns // STRIP_SHARE)
     return min(max(most // blocks.columns, 1) * blocks.columns, columns)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which numbers of this one are added up."""
+    """Return the dtype for sums of this dtype."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,9 +1,8 @@
-"""Sum over a vocabulary and along a line: the Triton kernel of the log-sum-exp, the target's logit and the plain sum of
-each position with their first and second derivatives, without the logits or theirs.
+"""Compute sums over a vocabulary with two derivatives along a line, without stored logits.
 
-L = log Σ e^z has L′ = ⟨p, z′⟩ and L″ = ⟨p, z″ + (z′ − ⟨p, z′⟩)²⟩. The square is taken about the mean: two blocks of the
-vocabulary are joined as Chan, Golub and LeVeque (1979) join the variances of two samples, so that nothing large is
-subtracted from anything large.
+The sums are log-sum-exp, target logit and plain sum. L = log Σ e^z has L′ = ⟨p, z′⟩ and L″ = ⟨p, z″ + (z′ − ⟨p, z′⟩)²⟩.
+The square is about the mean: two blocks are joined as Chan, Golub and LeVeque (1979) join two samples' variances,
+without subtracting large numbers.
 """
 
 import triton
@@ -38,8 +37,19 @@ def line_block(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return z, z′ and z″ of a block of logits z = hWᵀ, added to what is given: z′ = h′Wᵀ + hW′ᵀ, z″ = h″Wᵀ + 2h′W′ᵀ +
-    hW″ᵀ. Each factor is loaded once."""
+    """Return a block of logits z = hWᵀ, z′ and z″, added to the given ones.
+
+    z′ = h′Wᵀ + hW′ᵀ, z″ = h″Wᵀ + 2h′W′ᵀ + hW″ᵀ. Each factor is loaded once.
+
+    Args:
+        h0, h1, h2: (R, D), hidden states and two derivatives.
+        w0, w1, w2: (V, D), weights and two derivatives.
+        rows, row_ok, columns, column_ok: the block, and whether its rows and columns exist.
+        D, hidden_stride, weight_stride: features, and strides between rows.
+        z0, z1, z2: tiles to add to.
+        H1, H2, W1, W2: whether these derivatives are not zero.
+        BLOCK_D, PRECISION, WIDEN: as in `logits_block`.
+    """
     from_rows = rows.to(tl.int64)[:, None] * hidden_stride
     from_columns = columns.to(tl.int64)[None, :] * weight_stride
     for start in range(0, D, BLOCK_D):
@@ -67,7 +77,12 @@ def line_block(
 
 @triton.jit
 def joined(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_bend):
-    """Return what two parts of a vocabulary have together: Σe, the mean of z′ under p, Σe(z′ − mean)² and Σe·z″."""
+    """Return Σe, mean of z′ under p, Σe(z′ − mean)² and Σe·z″ of two parts together.
+
+    Args:
+        scale, mean, spread, bend: these four numbers of the first part.
+        part_scale, part_mean, part_spread, part_bend: of the second.
+    """
     whole = scale + part_scale
     share = part_scale / nonzero(whole)
     gap = part_mean - mean

@@ -1,4 +1,4 @@
-"""Narrow to a dtype as a GPU does, in Triton's interpreter too."""
+"""Round to a narrower dtype as a GPU does, also in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
-    """Return ``x`` in ``DTYPE``, float32 rounded to the nearest bfloat16, of two to the even one: the interpreter's own
-    cast cuts off, which is twice as far off and always towards zero."""
+    """Return ``x`` in ``DTYPE``; float32 to bfloat16 rounds to nearest, ties to even."""
+    # the interpreter's own cast truncates: twice the error, always towards zero
     if INTERPRETED and x.dtype == tl.float32 and DTYPE == tl.bfloat16:  # noqa: SIM300
         bits = x.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""Say whether this machine can run Triton's kernels, without importing triton."""
+"""Check for a machine able to run Triton's kernels, without importing triton."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ INTERPRET = "TRITON_INTERPRET"  # as triton reads it when it is imported
 
 
 def is_interpreted() -> bool:
-    """Return whether kernels are to be interpreted on a CPU, one program at a time: right, and very slow."""
+    """Return whether kernels are interpreted on a CPU: correct, and very slow."""
     return os.environ.get(INTERPRET) == "1"
 
 
 def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> str | None:
-    """Return in words what Triton's kernels need and is not there; None where they can run. ``device``: the one that
-    they are to run on; None: any that this machine has. ``interpreted``: whether it will do that they are
-    interpreted."""
+    """Return the missing requirement for Triton's kernels, or None.
+
+    Args:
+        device: the kernels' device; None: any on this machine.
+        interpreted: whether interpretation is acceptable.
+    """
     if importlib.util.find_spec("triton") is None:
         return "triton (pip install triton)"
     if is_interpreted() and interpreted:
@@ -31,8 +34,7 @@ def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> 
 
 
 def require_device(device: torch.device) -> None:
-    """Raise a ``RuntimeError`` of one line where tensors lie on a device that kernels neither run nor are interpreted
-    on."""
+    """Raise a one-line ``RuntimeError`` if kernels cannot run on a device."""
     if device.type != "cuda" and not is_interpreted():
         needed = lacking(device) or "device=cuda"
         raise RuntimeError(f"impl=triton needs {needed}, and tensors are on {device}; impl=reference computes the same")

@@ -1,5 +1,8 @@
-"""Softmax attention on a band, |i − j| ≤ w or a window of so many positions before and after, in O(N·w): forward,
-backward, and second order along a line, beside a few global keys that all queries see."""
+"""Compute softmax attention on a band in O(N·w), beside a few global keys.
+
+The band is |i − j| ≤ w, or a window of positions before and after. Forward, backward, and second order along a line.
+All queries see the global keys.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +42,27 @@ def band_attention(
     scale: float | None = None,
     precision: str | None = None,
 ) -> Tensor:
-    """Return softmax(q kᵀ · scale) v over the keys that each query sees, (B, H, M, K).
+    """Return softmax(q kᵀ · scale) v over each query's visible keys, (B, H, M, K).
 
-    - ``k_BHNK``, ``v_BHNK``: the first ``global_keys`` of the N positions are keys of all queries; the queries are of
-      the M = N − ``global_keys`` positions after them. Query i sees those global keys and, of the positions after
-      them, i + d·m for −``before`` ≤ m ≤ ``after`` with d = ``dilation``.
-    - ``present_BN``: True where a position is valid, a key only there. ``own``: whether a position sees itself all the
-      same. A query that sees nothing gives zero. Padding must hold finite numbers.
-    - ``scale``: of the scores; None: 1/√K.
-    - ``precision``: of float32 products, "ieee" or "tf32"; None: as torch's matrix products are set on CUDA. Sums and
-      the softmax are float32, float64 where the inputs are. Under autocast the inputs are cast to its dtype.
+    Deterministic. Differentiable once, and to second order along a line by its own rule. Under autocast the inputs are
+    cast to autocast's dtype. Sums and softmax are in float32, or float64 for float64 inputs. A query without visible
+    keys gives zero.
 
-    Deterministic. Differentiable once, and to second order along a line by a rule of its own. Errors: ``ValueError``
-    of one line for shapes, dtypes and widths (1 … 128) that it does not take.
+    Args:
+        q_BHMK: queries at the M = N − ``global_keys`` positions after the global keys.
+        k_BHNK: keys; the first ``global_keys`` positions are visible to all queries.
+        v_BHNK: values.
+        present_BN: True at valid positions, the only possible keys; None: all. Padding must hold finite numbers.
+        before: query i sees i + d·m for −``before`` ≤ m ≤ ``after``, d = ``dilation``.
+        after: as above.
+        dilation: d.
+        global_keys: number of global keys.
+        own: whether a position sees itself even if invalid.
+        scale: factor for the scores; None: 1/√K.
+        precision: of float32 products, "ieee" or "tf32"; None: as torch's matrix products on CUDA.
+
+    Raises:
+        ValueError: unsupported shapes, dtypes or head widths (1 … 128); one line.
     """
     kind = q_BHMK.device.type
     if torch.is_autocast_enabled(kind):
@@ -78,7 +89,7 @@ def band_attention(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, present: Tensor | None, before: int, after: int, dilation: int, few: int, how: str
 ) -> None:
-    """Raise a ``ValueError`` of one line for what `band_attention` does not take."""
+    """Raise a one-line ``ValueError`` for unsupported inputs of `band_attention`."""
     batch, heads, num_queries, width = q.shape
     expected = (batch, heads, num_queries + few, width)
     if tuple(k.shape) != expected or tuple(v.shape) != expected:
@@ -100,14 +111,21 @@ def _check(
 
 @dataclass(frozen=True)
 class _Launch:
-    """A launch of one of the kernels: its grid, and the arguments after the tensors and their strides."""
+    """A kernel launch: its grid, and the arguments after tensors and strides."""
 
     grid: tuple[int]
     last: dict[str, Any]
 
     @staticmethod
     def of(q: Tensor, present: Tensor | None, settings: dict[str, Any], num_parts: int = 1) -> _Launch:
-        """Return the launch for queries and settings of the operation; ``num_parts``: as `tiling` takes them."""
+        """Return the launch for the operation's queries and settings.
+
+        Args:
+            q: queries (B, H, M, K).
+            present: mask (B, N), or None.
+            settings: the operation's.
+            num_parts: as in `tiling`.
+        """
         batch, heads, num_queries, width = q.shape
         before, after, dilation = settings["before"], settings["after"], settings["dilation"]
         sizes = tiling(before + after + 1, width, q.dtype, num_parts)
@@ -137,18 +155,19 @@ class _Launch:
 
 
 def _blocks(num_queries: int, dilation: int, sizes: Tiling) -> int:
-    """Return how many blocks a class has."""
+    """Return the number of blocks per residue class."""
     return triton.cdiv(triton.cdiv(num_queries, dilation), sizes.rows)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return ``x`` with the features of a position side by side."""
+    """Return ``x`` with contiguous features."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _empty_like(x_BHNK: Tensor) -> Tensor:
-    """Return an empty tensor of that shape that lies as (B, N, H, K), as layers join their heads."""
+    """Return an empty tensor with this shape in (B, N, H, K) memory order."""
     batch, heads, num_positions, width = x_BHNK.shape
+    # the order for a layer to join its heads without a copy
     return torch.empty(batch, num_positions, heads, width, dtype=x_BHNK.dtype, device=x_BHNK.device).transpose(1, 2)
 
 
@@ -157,7 +176,7 @@ def _wide(q: Tensor) -> torch.dtype:
 
 
 def _bytes(present: Tensor | None, instead: Tensor) -> Tensor:
-    """Return the mask as the kernels read it; anything of the device, which they do not read, where there is none."""
+    """Return the mask as bytes; without a mask, a placeholder never read."""
     return instead if present is None else present.contiguous().view(torch.uint8)
 
 
@@ -181,7 +200,7 @@ def _backward(
     present: Tensor | None,
     **settings: Any,
 ) -> tuple[Component, ...]:
-    """Return dq, dk and dv, all three whichever are needed: they share what they are made of."""
+    """Return dq, dk and dv, all three even if not needed: they share intermediate results."""
     out, lse = saved
     q, k, v, gradient = _rows(q), _rows(k), _rows(v), _rows(gradient)
     launch, few, mask = _Launch.of(q, present, settings), settings["global_keys"], _bytes(present, q)
@@ -206,7 +225,7 @@ def _second_order(q: Parts, k: Parts, v: Parts, present: Parts, **settings: Any)
 
 
 def _alike(parts: Parts) -> list[Tensor]:
-    """Return (f, f′, f″) with the same strides, zeros filled in."""
+    """Return (f, f′, f″) with equal strides, zeros for None."""
     value = parts[0]
     assert value is not None
     full = [torch.zeros_like(value) if part is None else part for part in parts]

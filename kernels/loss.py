@@ -1,10 +1,10 @@
-"""Sum over large vocabularies without the logits: what cross entropy and score entropy are made of, from the head's
-inputs and its weights by Triton kernels.
+"""Compute the sums behind cross entropy and score entropy without storing the logits.
 
-Of each position there are the log-sum-exp of its logits z = hWᵀ + b, the logit of its target and, where a column is
-left out, the plain sum of the others. A cross entropy is the first less the second; the score entropies of both graphs
-are functions of the three (`stability.objectives._graph`). The logits of a batch never exist: forward none of them
-leaves the chip, backward a strip of the vocabulary at a time (`kernels._loss_plan.STRIP_BYTES`).
+From the head's inputs and weights, by Triton kernels. For each position: the log-sum-exp of its logits z = hWᵀ + b, its
+target's logit and, with a left-out column, the plain sum of the others. A cross entropy is the first minus the second;
+both graphs' score entropies are functions of all three (`stability.objectives._graph`). A batch's logits are never
+stored: forward keeps them on chip, backward stores a strip of the vocabulary at a time
+(`kernels._loss_plan.STRIP_BYTES`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ def vocabulary_sums(
     *,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Return (planes, R), float32 or wider: the log-sum-exp of each position's logits, the logit of its target, and
-    with ``left_out_R`` the sum of the logits, the column left out of it and of the log-sum-exp (−1: none is).
+    """Return each position's log-sum-exp, target logit and optional sum, (planes, R).
 
-    ``hidden_RD``, ``weight_VD``, ``bias_V``: of one dtype, float32, bfloat16 or float64; sums are float32 or wider.
-    float32 is rounded to TF32 where torch's own products on that device are. Targets and columns: int64. A target that
-    is no column makes NaN. It has a first derivative, and a second one along a line by taylor.
+    float32 or wider. Differentiable once, and twice along a line by taylor.
 
-    Errors: ``ValueError`` for another dtype.
+    Args:
+        hidden_RD: the head's inputs.
+        weight_VD: its weights.
+        bias_V: its biases, or None. All three share one dtype: float32, bfloat16 or float64; float32 is rounded to TF32
+            if torch's own products on the device are.
+        targets_R: int64; NaN for a target outside the vocabulary.
+        left_out_R: int64, a column excluded from log-sum-exp and sum (−1: none); None: two planes, without the sum.
+        blocks: sizes per program; None: chosen by dtype.
+
+    Raises:
+        ValueError: another dtype.
     """
     dtypes = {each.dtype for each in (hidden_RD, weight_VD, bias_V) if each is not None}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
@@ -98,7 +105,7 @@ def _backward(
     precision: str,
     blocks: Blocks | None,
 ) -> tuple[Component, ...]:
-    """Return the gradients of hidden states, weights and biases, strip by strip of the vocabulary."""
+    """Return the gradients of hidden states, weights and biases, strip by strip."""
     tensors, flags = _given(hidden, weight, bias, targets, left_out)
     (hidden, weight), gradient = tensors[:2], gradient.contiguous()
     chosen = blocks or blocks_of(hidden.dtype, precision)
@@ -152,7 +159,7 @@ def _backward(
 def _second_order(
     hidden: Parts, weight: Parts, bias: Parts, targets: Parts, left_out: Parts, *, precision: str, blocks: Blocks | None
 ) -> Parts:
-    """Return the sums with their derivatives along a line on which hidden states, weights and biases move."""
+    """Return the sums with two derivatives, along a line in hidden states, weights and biases."""
     h, w, b = ([_dense(each) for each in parts] for parts in (hidden, weight, bias))
     value, target, own = h[0], _dense(targets[0]), _dense(left_out[0])
     assert value is not None and w[0] is not None and target is not None  # of a tensor only its derivatives may be None
@@ -198,8 +205,10 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: An
 def _given(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, left_out: Tensor | None
 ) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
-    """Return the first five arguments of a kernel that computes logits, laid out as it reads them, and the flags that
-    say whether bias and left-out columns are among them; another tensor fills the place of one that is not."""
+    """Return a logit kernel's first five arguments, and flags for bias and left-out columns.
+
+    Missing tensors are replaced by placeholders.
+    """
     hidden, weight = (each if each.stride(1) == 1 else each.contiguous() for each in (hidden, weight))
     targets = targets.contiguous()
     tensors = (
@@ -221,8 +230,11 @@ def _is_interpreted_half(tensor: Tensor) -> bool:
 
 
 def _constants(axes: str, blocks: Blocks, precision: str, like: Tensor) -> dict[str, Any]:
-    """Return the constants of a launch. ``axes``: which of positions (R), vocabulary (V) and features (D) are the rows,
-    the columns and the inner length of the product that its kernel computes."""
+    """Return a launch's constants.
+
+    ``axes`` are rows, columns and inner length of the kernel's product, among positions (R), vocabulary (V) and
+    features (D).
+    """
     sizes = {f"BLOCK_{axis}": size for axis, size in zip(axes, blocks[:3], strict=True)}
     flags = {"PRECISION": precision, "WIDEN": _is_interpreted_half(like)}
     return {**sizes, **flags, "num_warps": blocks.warps, "num_stages": blocks.stages}

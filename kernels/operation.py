@@ -1,5 +1,8 @@
-"""Make differentiable operations of kernels: a first derivative that refuses to be differentiated again, where torch's
-own wrappers would be silently wrong, and a rule for the second order along a line where the kernel brings one."""
+"""Wrap kernels as differentiable operations with safe higher derivatives.
+
+A second derivative by autograd raises an error: torch's own wrappers would be silently wrong. A kernel may provide a
+rule for second order along a line.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,21 @@ Parts = tuple[Component, Component, Component]
 
 
 class Operation:
-    """A function of tensors that kernels compute, ``operation(*tensors, **settings)``. A tensor may be None (an input
-    that is left out); settings are constants.
+    """A function computed by kernels: ``operation(*tensors, **settings)``.
 
-    - ``forward(*tensors, **settings) -> (out, saved)``: the output, one tensor or a tuple of them (an input may be
-      one), and a tuple of what backward needs beside the inputs.
-    - ``backward(gradient, needed, saved, *tensors, **settings)``: one gradient for each tensor, None for one that
-      ``needed`` (bools) does not ask for. It is not differentiable. ``gradient``: of the output; where that is a tuple,
-      a tuple of one for each, zeros for one that nothing depends on.
-    - ``second_order(*parts, **settings) -> parts``: of each tensor (f, f′, f″) along a line, where None is zero, to
-      those of the output (of a tuple: a tuple of them), computed by kernels as well. None: there is no such rule, and
-      `stability.curvature` says so with this operation's name.
+    Tensors may be None (omitted inputs); settings are constants. A second derivative by autograd raises a named
+    ``RuntimeError``, and so does forward mode: torch would return wrong numbers for the first and zeros for the second.
 
-    Differentiated twice by autograd it raises a ``RuntimeError`` that names it, and so does forward mode: torch would
-    give wrong numbers for the one and zeros for the other.
+    Args:
+        name: for error messages.
+        forward: ``forward(*tensors, **settings) -> (out, saved)``: the output, a tensor or a tuple (an input may be
+            one), and a tuple for backward besides the inputs.
+        backward: ``backward(gradient, needed, saved, *tensors, **settings)``: a gradient for each tensor, None unless
+            requested in ``needed`` (bools). Not differentiable. ``gradient`` is of the output; for a tuple, a tuple
+            with zeros for unused outputs.
+        second_order: ``second_order(*parts, **settings) -> parts``: from each tensor's (f, f′, f″) along a line, None
+            for zero, to the output's (for a tuple: a tuple), also by kernels. None: no such rule; `stability.curvature`
+            then names this operation.
     """
 
     def __init__(
@@ -77,8 +81,11 @@ class _First(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient of `_First`. It takes the inputs, too, so that whoever differentiates it by them comes here: torch's
-    ``once_differentiable`` is left out, without a word, where another path leads to what is differentiated by."""
+    """The gradient of `_First`, as a function of the inputs, too.
+
+    Differentiating by an input thus raises an error. Torch's ``once_differentiable`` is silently bypassed by other
+    paths to the input.
+    """
 
     @staticmethod
     def forward(

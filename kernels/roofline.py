@@ -1,5 +1,7 @@
-"""Bound the time of a launch from below by the bytes that it moves and the operations that it takes (Williams et al.
-2009, doi:10.1145/1498765.1498785)."""
+"""Bound a launch's time from below by its memory traffic and operations.
+
+Williams et al. 2009, doi:10.1145/1498765.1498785.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes of global memory that a launch reads and writes, and its operations, ``flops``, a multiply-add being
-    two. Traffics add up."""
+    """A launch's bytes in global memory, read and written, and its operations.
+
+    A multiply-add is two ``flops``. Traffics can be added.
+    """
 
     read: int
     written: int
@@ -27,12 +31,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU's peaks, as its maker states them.
+    """A GPU's peaks, from the maker's data sheet.
 
-    - ``bandwidth``: bytes a second of its memory.
-    - ``peaks``: operations a second by precision: float32 (IEEE, no tensor cores), tf32 and bf16 (tensor cores, dense).
-    - ``shared_memory``: bytes that one multiprocessor can share among its threads, ``of_a_block`` those that one block
-      of them can have.
+    - ``bandwidth``: memory bytes per second.
+    - ``peaks``: operations per second by precision: float32 (IEEE, no tensor cores), tf32 and bf16 (tensor cores,
+    dense).
+    - ``shared_memory``: bytes per multiprocessor; ``of_a_block``: bytes available to one block.
     """
 
     name: str
@@ -43,11 +47,11 @@ class Device:
     of_a_block: int
 
     def seconds(self, traffic: Traffic, precision: str = "float32") -> float:
-        """Return the least time of a launch, max(bytes / bandwidth, operations / peak), in seconds."""
+        """Return a launch's least time, max(bytes / bandwidth, operations / peak), in seconds."""
         return max(traffic.bytes / self.bandwidth, traffic.flops / self.peaks[precision])
 
     def bound_by(self, traffic: Traffic, precision: str = "float32") -> str:
-        """Return which of the two that is, "memory" or "compute"."""
+        """Return the limiting resource, "memory" or "compute"."""
         is_memory = traffic.bytes / self.bandwidth >= traffic.flops / self.peaks[precision]
         return "memory" if is_memory else "compute"
 

@@ -152,7 +152,7 @@ class Kind(Protocol):
     def scores(
         self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield batches of the score table's rows, with the oracle's columns, in the samples' order.
+        """Yield batches of score-table rows, with the oracle's columns, in the samples' order.
 
         Args:
             oracle: the oracle.

@@ -70,7 +70,7 @@ class MaskedLetters:
 
     @torch.no_grad()
     def _nats(self, tokens_N: Tensor, masked_DN: Tensor, scored_DN: Tensor) -> Tensor:
-        """Return the scored letters' nats in a piece for each draw of masks, (D,), float64."""
+        """Return a piece's nats for each draw of masks, (D,), float64."""
         inputs_DN = torch.where(masked_DN, self.tokenizer.mask_token_id, tokens_N)
         first, last = (torch.full((len(inputs_DN), 1), token) for token in _ends(self.tokenizer))
         found = []

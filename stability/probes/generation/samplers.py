@@ -223,7 +223,7 @@ def reverse_diffusion(
     steps: int,
     temperature: float,
 ) -> Iterator[None]:
-    """Step from t = 1 to 1e-3 in equal steps, then remove all remaining noise and masks.
+    """Step from t = 1 to 1e-3, then remove all remaining noise and masks.
 
     Args:
         scores: (tokens_BN, σ) → (B, N, S) as in `step_probs`, σ a scalar.

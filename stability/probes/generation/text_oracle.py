@@ -237,7 +237,7 @@ def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
 
 @lru_cache(maxsize=1)
 def load_causal(name: str, device: str) -> Oracle:
-    """Load a causal Hugging Face model as an oracle, on bytes if without a tokenizer.
+    """Load a causal Hugging Face model as an oracle; without a tokenizer, on bytes.
 
     The latest one stays in memory. ``ValueError`` of two lines if unavailable.
     """
@@ -269,7 +269,7 @@ def load_causal(name: str, device: str) -> Oracle:
 
 
 def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
-    """Return an encoder to UTF-8 bytes and a byte counter, for a model without a tokenizer.
+    """Return encoder and byte counter on UTF-8 bytes, for a model without a tokenizer.
 
     Right only for a model trained on bytes.
     """

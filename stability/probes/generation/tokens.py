@@ -204,7 +204,7 @@ class TokenKind:
 
 
 def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
-    """Return a sample's row of the score table, with NLL per token and per byte.
+    """Return a sample's score-table row, with NLL per token and per byte.
 
     Args:
         nats: over all scored tokens.

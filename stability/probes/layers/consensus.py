@@ -118,7 +118,7 @@ def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
 def _energy_of(
     layer: AbstractConsensus, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor
 ) -> Callable[[Tensor], float]:
-    """Return the energy ½ Σ δᵀR_ijδ over directed edges as a function of u (N, K).
+    """Return u (N, K) ↦ ½ Σ δᵀR_ijδ over directed edges.
 
     δ is the layer's own: ũ_i − ũ_j, ρ(i − j)u_i − u_j, or u_i − u_j. The second equals ρ(−j)(ũ_i − ũ_j): the energy of
     ũ on edges ρ(j)R_ijρ(j)ᵀ.

@@ -42,12 +42,13 @@ class Density:
 
 
 class BlockLaplacian:
-    """The block Laplacian of a graph with symmetric positive definite weights R_ij (K × K).
+    """The block Laplacian of a graph with symmetric positive definite weights R_ij.
 
-    L̄ = ½(D_out + D_in − W − Wᵀ) for directed edges i → j. With S_ij = ½(R_ij + R_ji) for each unordered pair (a
-    missing edge counts 0), L̄ = Σ_{i,j} (e_i − e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric and positive semidefinite; the null
-    space is the signals constant on each connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u, and the
-    consensus update u − 2η·L̄u. The paper's L_sym = ½(L + Lᵀ) has out-degrees only and differs unless R_ij = R_ji.
+    L̄ = ½(D_out + D_in − W − Wᵀ) for directed edges i → j, R_ij (K × K). With S_ij = ½(R_ij + R_ji) for each unordered
+    pair (a missing edge counts 0), L̄ = Σ_{i,j} (e_i − e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric and positive semidefinite;
+    the null space is the signals constant on each connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u,
+    and the consensus update u − 2η·L̄u. The paper's L_sym = ½(L + Lᵀ) has out-degrees only and differs unless R_ij =
+    R_ji.
     """
 
     def __init__(self, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: np.ndarray, num_nodes: int):
