@@ -83,9 +83,9 @@ def key_kernel(
     MASKED: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Write dk = Σ_i ds_ij q_i and dv = Σ_i p_ij do_i for a block of keys.
+    """Write dk and dv for a block of keys.
 
-    Non-global keys, from the queries with these keys in their windows.
+    dk = Σ_i ds_ij q_i and dv = Σ_i p_ij do_i over the queries with these keys in their windows. No global keys.
 
     Args:
         q, k, v, present, lse, delta, d_out: inputs, ln Σ exp s, δ and do.

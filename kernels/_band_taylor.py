@@ -1,9 +1,9 @@
-"""Compute softmax attention on a band to second order along a line, without stored scores.
+"""Compute softmax attention on a band to second order along a line.
 
-One kernel returns o, o′ and o″ from q, k and v with two derivatives each. With p = softmax(s): o′ = Σ p (c v + v′) and
-o″ = Σ p ((r − ⟨p,r⟩) v + 2 c v′ + v″), with c = s′ − ⟨p,s′⟩ and r = s″ + c². The first pass over a block's keys
-computes Σ exp s, ⟨p,s′⟩ and ⟨p,s″⟩, the second the sums. c and s″ are centred before multiplication: a difference of
-two large sums would be rounding noise.
+One kernel, without stored scores, returns o, o′ and o″ from q, k and v with two derivatives each. With p = softmax(s):
+o′ = Σ p (c v + v′) and o″ = Σ p ((r − ⟨p,r⟩) v + 2 c v′ + v″), with c = s′ − ⟨p,s′⟩ and r = s″ + c². The first pass
+over a block's keys computes Σ exp s, ⟨p,s′⟩ and ⟨p,s″⟩, the second the sums. c and s″ are centred before
+multiplication: a difference of two large sums would be rounding noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ def _scores(
     q0, q1, q2, k, dk, ddk, position, inside, features, width, k_n,
     SCALE: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Return s = qkᵀ, s′ = q′kᵀ + qk′ᵀ and s″ = q″kᵀ + 2q′k′ᵀ + qk″ᵀ, scaled."""
+    """Return scaled scores s, s′ and s″ with a key tile.
+
+    s = qkᵀ, s′ = q′kᵀ + qk′ᵀ, s″ = q″kᵀ + 2q′k′ᵀ + qk″ᵀ.
+    """
     k0 = tl.trans(tile_of(k, position, inside, features, width, k_n))
     k1 = tl.trans(tile_of(dk, position, inside, features, width, k_n))
     k2 = tl.trans(tile_of(ddk, position, inside, features, width, k_n))
@@ -31,7 +34,10 @@ def _scores(
 
 @triton.jit
 def _means_in(s0, s1, s2, seen, best, total, first, second):
-    """Add a tile to each row's running maximum, Σ e, Σ e s′ and Σ e s″, e = exp(s − maximum)."""
+    """Add a tile to each row's running maximum and sums.
+
+    The sums are Σ e, Σ e s′ and Σ e s″, e = exp(s − maximum).
+    """
     higher = tl.maximum(best, tl.max(tl.where(seen, s0, -float("inf")), 1))
     shift = tl.where(higher == -float("inf"), 0.0, higher)
     e = tl.where(seen, tl.exp(s0 - shift[:, None]), 0.0)
@@ -45,9 +51,9 @@ def _sums_in(
     s0, s1, s2, seen, best, total, first, second, v0, v1, v2, out0, out1, out2, mean,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile to Σ p v, Σ p (c v + v′), Σ p (r v + 2 c v′ + v″) and Σ p r.
+    """Add a tile to the four output sums.
 
-    ⟨p,s″⟩ is subtracted from r.
+    Σ p v, Σ p (c v + v′), Σ p (r v + 2 c v′ + v″) and Σ p r, with ⟨p,s″⟩ subtracted from r.
     """
     p = tl.where(seen, tl.exp(s0 - best[:, None]) / total[:, None], 0.0)
     c = s1 - first[:, None]

@@ -1,4 +1,4 @@
-"""Load and store tiles of a band, mask and multiply them, and choose a launch's sizes.
+"""Load, store, mask and multiply tiles of a band; choose a launch's sizes.
 
 A sequence of N positions begins with G global keys, visible to every query. The M = N − G later positions have the
 queries and their own numbering n = 0 … M − 1. Dilation d splits them into d classes by remainder: place a in class r is

@@ -1,5 +1,7 @@
-"""Compute the gradients of g: by the signals and the nodes' parts of the edge network in one kernel, by the network's
-second layers in another. Both make the edges' weights anew."""
+"""Compute the gradients of g, with edge weights recomputed.
+
+One kernel for the signals and the nodes' parts of the edge network, one for the network's second layers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,18 @@ from kernels._consensus_edges import (
 
 @triton.jit
 def add_to(base, tile_MF, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexpr):
-    """Add a tile to what the same program, be it another thread of it, has stored there before."""
+    """Add a tile to values stored earlier by the same program, possibly by another thread.
+
+    Args:
+        base: pointer to a head and sequence.
+        tile_MF: (M, F).
+        node_M: nodes.
+        valid_M: whether to store a node.
+        feature_F: features.
+        num_features: F without padding.
+        step: stride between features.
+        WIDE: dtype of sums.
+    """
     tl.debug_barrier()
     before_MF = read(base, node_M, valid_M, feature_F, num_features, step, WIDE)
     write(base, before_MF + tile_MF, node_M, valid_M, feature_F, num_features, step)
@@ -40,8 +53,20 @@ def difference_and_pull(
     own, other, gradient, own_M, other_M, valid_M, width_K, head_width, own_step, other_step, num_own, num_other,
     h, b, FROM_OWN: tl.constexpr, FROM_OTHER: tl.constexpr, M: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the disagreement of each row's edge, and the gradient by its flow, (M, K) each: the gradient of g at the
-    ends that the flow is added to, less that at those it is taken off at."""
+    """Return each edge's disagreement and the gradient by its flow, (M, K) each.
+
+    The gradient by the flow is that of g at the receiving ends minus that at the giving ends.
+
+    Args:
+        own, other, gradient: pointers to u, v or u again, and dL/dg.
+        own_M, other_M, valid_M: each edge's ends, and whether it exists.
+        width_K, head_width: features.
+        own_step, other_step: strides between features.
+        num_own, num_other: nodes per sequence.
+        h, b: head and sequence.
+        FROM_OWN, FROM_OTHER: whether g belongs to the own, the other ends.
+        M, K, WIDE: tile sizes, and the sums' dtype.
+    """
     difference_MK = read(own, own_M, valid_M, width_K, head_width, own_step, WIDE)
     difference_MK -= read(other, other_M, valid_M, width_K, head_width, other_step, WIDE)
     pull_MK = tl.zeros([M, K], WIDE)
@@ -64,9 +89,19 @@ def ends_kernel(
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients by the own signal (H, K, B, N) and by what the own nodes give to the edge network (H, ξ, B,
-    N), which must be zero before: as sources of edges and, where these go both ways, as targets. Tiles as in
-    `flow_kernel`."""
+    """Write the gradients by the own signal and the own nodes' parts of the edge network.
+
+    Shapes (H, K, B, N) and (H, ξ, B, N), the latter zero before: as sources of edges and, for edges in both directions,
+    as targets. Tiles as in `flow_kernel`.
+
+    Args:
+        own … turn: inputs as in `arguments`.
+        gradient: dL/dg.
+        by_own, by_source, by_target: outputs.
+        own_head … num_targets: strides and sizes as in `arguments`.
+        FROM_OWN, FROM_OTHER: whether g belongs to the own, the other ends.
+        BOTH … SMALLEST: constants as in `settings`.
+    """
     tile, b, h = place_of_program(num_tiles, batch)
     halo = window if BOTH else 0
     own_M = tile * (M - halo) - halo + tl.arange(0, M)
@@ -151,12 +186,21 @@ def weights_kernel(
     K: tl.constexpr, X: tl.constexpr, ALL_X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     MATRIX: tl.constexpr, PRECISION: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Store one program's part of the gradients by the edge network's second layers: of a head, of ROWS rows of Λ, of
-    every ``num_parts``-th tile. Each edge belongs to one program for each group of rows; α's part is that of the first
-    group, β's part is the sum over all.
+    """Write one program's part of the gradients by the edge network's second layers.
 
-    ``by_scalar_weight`` (P, G, H, S, ξ), ``by_scalar_bias`` (P, G, H, S), ``by_lambda_weight`` (P, H, r·K, ξ),
-    ``by_lambda_bias`` (P, H, r·K) with P parts and G groups.
+    For one head, ROWS rows of Λ and every ``num_parts``-th tile. Each edge belongs to one program per group of rows;
+    α's gradient is in the first group, β's is the sum over all groups.
+
+    Args:
+        own … turn: inputs as in `arguments`.
+        gradient: dL/dg.
+        by_scalar_weight: output (P, G, H, S, ξ), P parts and G groups.
+        by_scalar_bias: output (P, G, H, S).
+        by_lambda_weight: output (P, H, r·K, ξ).
+        by_lambda_bias: output (P, H, r·K).
+        own_head … num_targets: strides and sizes as in `arguments`.
+        num_groups, num_parts: G and P.
+        BOTH … SMALLEST: constants as in `settings`; ALL_X is all of ξ, padded.
     """
     program = tl.program_id(0)
     part, group, h = program // (heads * num_groups), (program // heads) % num_groups, (program % heads).to(tl.int64)

@@ -1,7 +1,7 @@
-"""What the kernels of consensus share: how a tile of nodes is read, and what the network of an edge makes of its ends.
+"""Read tiles of nodes and evaluate the edge network, for all consensus kernels.
 
-A tile holds M nodes as rows and features as columns. In memory features lead and nodes are contiguous, (H, F, B, N) as
-in `stability.mechanisms`: the addresses of a tile differ by 1 from row to row and by B·N from column to column.
+A tile has M nodes as rows and features as columns. In memory features lead and nodes are contiguous, (H, F, B, N) as in
+`stability.mechanisms`: a tile's addresses differ by 1 between rows and by B·N between columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def gaussian_cdf(z):
-    """Return Φ(z), by which GELU(z) = z·Φ(z)."""
+    """Return Φ(z); GELU(z) = z·Φ(z)."""
     return 0.5 * (1.0 + tl.math.erf(z * 0.7071067811865476))
 
 
@@ -27,27 +27,34 @@ def gaussian_density(z):
 
 @triton.jit
 def softplus(z):
-    """Return log(1 + eᶻ). Where eᶻ is small, log(1 + e) would keep nothing of it: the quotient undoes the rounding of
-    1 + e."""
+    """Return log(1 + eᶻ), accurate also for small eᶻ."""
     e = tl.exp(-tl.abs(z))
     above_one = 1.0 + e
     excess = above_one - 1.0
+    # the quotient cancels the rounding error of 1 + e
     of_excess = tl.log(above_one) * e / tl.where(excess == 0.0, 1.0, excess)
     return tl.maximum(z, 0.0) + tl.where(excess == 0.0, e, of_excess)
 
 
 @triton.jit
 def sigmoid(z):
-    """Return 1/(1 + e⁻ᶻ), the derivative of `softplus`; no exponential overflows."""
+    """Return 1/(1 + e⁻ᶻ), the derivative of `softplus`, without overflow."""
     e = tl.exp(-tl.abs(z))
     return tl.where(z >= 0.0, 1.0, e) / (1.0 + e)
 
 
 @triton.jit
 def read(base, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexpr):
-    """Return a tile (M, F) of a tensor whose head and sequence ``base`` points to; zeros where a node is not valid.
+    """Return a tile (M, F); zeros for invalid nodes.
 
-    ``step``: from one feature to the next.
+    Args:
+        base: pointer to a head and sequence.
+        node_M: nodes.
+        valid_M: whether a node is valid.
+        feature_F: features.
+        num_features: F without padding.
+        step: stride between features.
+        WIDE: dtype of the tile.
     """
     offset_MF = feature_F[None, :].to(tl.int64) * step + node_M[:, None]
     given_MF = valid_M[:, None] & (feature_F < num_features)[None, :]
@@ -56,7 +63,17 @@ def read(base, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexp
 
 @triton.jit
 def write(base, tile_MF, node_M, valid_M, feature_F, num_features, step):
-    """Store a tile (M, F), as `read` finds it."""
+    """Write a tile (M, F) in the layout of `read`.
+
+    Args:
+        base: pointer to a head and sequence.
+        tile_MF: the tile.
+        node_M: nodes.
+        valid_M: whether to store a node.
+        feature_F: features.
+        num_features: F without padding.
+        step: stride between features.
+    """
     offset_MF = feature_F[None, :].to(tl.int64) * step + node_M[:, None]
     given_MF = valid_M[:, None] & (feature_F < num_features)[None, :]
     tl.store(base + offset_MF, tile_MF.to(base.dtype.element_ty), mask=given_MF)
@@ -64,14 +81,33 @@ def write(base, tile_MF, node_M, valid_M, feature_F, num_features, step):
 
 @triton.jit
 def read_vector(base, feature_F, num_features, WIDE: tl.constexpr):
-    """Return a vector of weights (F,), zeros beyond its end."""
+    """Return a weight vector (F,), zeros beyond its end.
+
+    Args:
+        base: pointer to the vector.
+        feature_F: features.
+        num_features: F without padding.
+        WIDE: dtype of the vector.
+    """
     return tl.load(base + feature_F, mask=feature_F < num_features, other=0.0).to(WIDE)
 
 
 @triton.jit
 def read_lambda_weight(base, row, hidden_X, rank, head_width, num_hidden, ROWS: tl.constexpr, K: tl.constexpr):
-    """Return the weights (X, ROWS·K) from some features of the hidden layer to the rows row, row + 1, … of Λ, of a head
-    whose weights (r·d_H, ξ) ``base`` points to; zeros beyond r and beyond d_H."""
+    """Return weights (X, ROWS·K) from hidden features to consecutive rows of Λ.
+
+    Zeros beyond r and beyond d_H.
+
+    Args:
+        base: pointer to a head's weights (r·d_H, ξ).
+        row: first row.
+        hidden_X: hidden features.
+        rank: r.
+        head_width: d_H.
+        num_hidden: ξ.
+        ROWS: number of rows.
+        K: d_H, padded.
+    """
     column_C = tl.arange(0, ROWS * K)
     row_C, width_C = row + column_C // K, column_C % K
     given_XC = (hidden_X < num_hidden)[:, None] & ((row_C < rank) & (width_C < head_width))[None, :]
@@ -80,7 +116,17 @@ def read_lambda_weight(base, row, hidden_X, rank, head_width, num_hidden, ROWS: 
 
 @triton.jit
 def read_lambda_bias(base, row, rank, head_width, ROWS: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
-    """Return the biases (ROWS·K,) of the rows row, row + 1, … of Λ, as `read_lambda_weight` has its columns."""
+    """Return biases (ROWS·K,) for consecutive rows of Λ, as `read_lambda_weight`'s columns.
+
+    Args:
+        base: pointer to a head's biases (r·d_H,).
+        row: first row.
+        rank: r.
+        head_width: d_H.
+        ROWS: number of rows.
+        K: d_H, padded.
+        WIDE: dtype of the biases.
+    """
     column_C = tl.arange(0, ROWS * K)
     row_C, width_C = row + column_C // K, column_C % K
     given_C = (row_C < rank) & (width_C < head_width)
@@ -89,7 +135,15 @@ def read_lambda_bias(base, row, rank, head_width, ROWS: tl.constexpr, K: tl.cons
 
 @triton.jit
 def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return left @ right, its factors rounded to MATRIX, its sum in WIDE."""
+    """Return left @ right, with factors rounded to MATRIX and sums in WIDE.
+
+    Args:
+        left: (M, X).
+        right: (X, F).
+        MATRIX: dtype of the factors.
+        WIDE: dtype of the sums.
+        PRECISION: of float32 products.
+    """
     if INTERPRETED:  # by NumPy, which takes the bits of a bfloat16 for an integer
         return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
     return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
@@ -97,14 +151,21 @@ def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
 
 @triton.jit
 def moved_down(tile_MF, distance, M: tl.constexpr, F: tl.constexpr):
-    """Return the tile whose row m is row m − distance of the one given; zeros in the first rows."""
+    """Return the tile moved down by ``distance`` rows; zeros in the first rows.
+
+    Args:
+        tile_MF: (M, F).
+        distance: number of rows.
+        M: rows.
+        F: columns.
+    """
     from_MF = (tl.arange(0, M) - distance)[:, None] + tl.zeros([M, F], tl.int32)
     return tl.where(from_MF >= 0, tl.gather(tile_MF, tl.maximum(from_MF, 0), axis=0), 0.0)
 
 
 @triton.jit
 def place_of_program(num_tiles, batch):
-    """Return this program's tile, sequence and head; the two last as int64, since addresses are multiples of them."""
+    """Return this program's tile, sequence and head; the latter two as int64 for addresses."""
     program = tl.program_id(0)
     sequence = (program // num_tiles).to(tl.int64)
     return program % num_tiles, sequence % batch, sequence // batch
@@ -112,8 +173,16 @@ def place_of_program(num_tiles, batch):
 
 @triton.jit
 def other_end(node_M, step, window, M: tl.constexpr, BOTH: tl.constexpr, COMPLETE: tl.constexpr):
-    """Return the node at the other end of each row's edge number ``step``: one to the right for each offset 1 … w where
-    an edge goes both ways, every one of the context where it is complete, else offset −w … w."""
+    """Return the other end of each row's edge number ``step``.
+
+    Args:
+        node_M: each row's node.
+        step: the edge's number.
+        window: w.
+        M: rows.
+        BOTH: edges in both directions; one node to the right for each offset 1 … w.
+        COMPLETE: one node for each context position; else offsets −w … w.
+    """
     if BOTH:
         return node_M + (step + 1)
     if COMPLETE:
@@ -126,8 +195,20 @@ def read_turn(
     turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, FROM_OWN: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return cosine and signed sine of the rotation by each row's target, (M, K) each: the other end, or the own one in
-    the second direction of a pair and where own nodes are the context's (not FROM_OWN)."""
+    """Return cosine and signed sine of the rotation by each row's target, (M, K) each.
+
+    Args:
+        turn: (2, K, J).
+        own_M: own ends.
+        other_M: other ends.
+        valid_M: whether an edge exists.
+        width_K: features.
+        head_width: d_H.
+        num_targets: J.
+        direction: 0, targets are the other ends; 1, the own ends.
+        FROM_OWN: whether g belongs to the own ends; if not, targets are the own ends, the context.
+        WIDE: dtype of the tiles.
+    """
     target_M = tl.where(direction == 0, other_M, own_M) if FROM_OWN else own_M
     cos_MK = read(turn, target_M, valid_M, width_K, head_width, num_targets, WIDE)
     sin_MK = read(turn + head_width * num_targets, target_M, valid_M, width_K, head_width, num_targets, WIDE)
@@ -136,7 +217,15 @@ def read_turn(
 
 @triton.jit
 def with_halves_swapped(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
-    """Return the tile whose column k is column k ± d_H/2 of the one given."""
+    """Return the tile with its feature halves exchanged: column k from k ± d_H/2.
+
+    Args:
+        tile_MK: (M, K).
+        width_K: features.
+        head_width: d_H.
+        M: rows.
+        K: columns.
+    """
     half = head_width // 2
     swapped_K = tl.where(width_K < half, width_K + half, tl.where(width_K < head_width, width_K - half, width_K))
     return tl.gather(tile_MK, swapped_K[None, :] + tl.zeros([M, K], tl.int32), axis=1)
@@ -144,13 +233,33 @@ def with_halves_swapped(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.con
 
 @triton.jit
 def turned(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
-    """Return ρ(j) of each row, j its target (Eq. 42)."""
+    """Return each row rotated by ρ(j), j its target (Eq. 42).
+
+    Args:
+        tile_MK: (M, K).
+        cos_MK: cosines.
+        sin_MK: signed sines.
+        width_K: features.
+        head_width: d_H.
+        M: rows.
+        K: columns.
+    """
     return tile_MK * cos_MK + with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
 
 
 @triton.jit
 def turned_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
-    """Return ρ(j)ᵀ of each row, j its target."""
+    """Return each row rotated back by ρ(j)ᵀ, j its target.
+
+    Args:
+        tile_MK: (M, K).
+        cos_MK: cosines.
+        sin_MK: signed sines.
+        width_K: features.
+        head_width: d_H.
+        M: rows.
+        K: columns.
+    """
     return tile_MK * cos_MK - with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
 
 
@@ -158,7 +267,18 @@ def turned_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K
 def edge_is_valid(
     own_mask, other_mask, own_M, other_M, num_own, num_other, OWN_MASKED: tl.constexpr, OTHER_MASKED: tl.constexpr
 ):
-    """Return whether both ends of each row's edge exist and neither is padding; the masks are those of a sequence."""
+    """Return whether both ends of each row's edge exist and are not padding.
+
+    Args:
+        own_mask: a sequence's mask.
+        other_mask: the other sequence's mask.
+        own_M: own ends.
+        other_M: other ends.
+        num_own: length of the sequence.
+        num_other: length of the other sequence.
+        OWN_MASKED: whether there is a mask.
+        OTHER_MASKED: whether there is another mask.
+    """
     valid_M = (own_M >= 0) & (own_M < num_own) & (other_M >= 0) & (other_M < num_other)
     if OWN_MASKED:
         valid_M = valid_M & (tl.load(own_mask + own_M, mask=valid_M, other=0) != 0)
@@ -171,7 +291,20 @@ def edge_is_valid(
 def preactivation(
     at_own, at_other, own_M, other_M, valid_M, hidden_X, num_hidden, own_step, other_step, WIDE: tl.constexpr
 ):
-    """Return the edge network's hidden layer before its GELU, (M, X): what both ends give to it."""
+    """Return the edge network's hidden layer before GELU, (M, X): both ends' parts summed.
+
+    Args:
+        at_own: pointer to the own nodes' parts.
+        at_other: pointer to the other nodes' parts.
+        own_M: own ends.
+        other_M: other ends.
+        valid_M: whether an edge exists.
+        hidden_X: hidden features.
+        num_hidden: ξ.
+        own_step: stride between features.
+        other_step: stride between features.
+        WIDE: dtype of the tile.
+    """
     of_own_MX = read(at_own, own_M, valid_M, hidden_X, num_hidden, own_step, WIDE)
     return of_own_MX + read(at_other, other_M, valid_M, hidden_X, num_hidden, other_step, WIDE)
 
@@ -182,8 +315,16 @@ def edge_network(
     lambda_bias, row, rank, head_width, num_hidden, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return α and β before their softplus, (M,) each, and the rows row, row + 1, … of Λ, (M, ROWS, K), before they are
-    normalised. The hidden layer is made X features at a time. Without Λ (r = 0) β and Λ mean nothing."""
+    """Return α and β (M,) before softplus, and rows of Λ (M, ROWS, K), unnormalised.
+
+    The hidden layer is computed X features at a time. Without Λ (r = 0) β and Λ are undefined.
+
+    Args:
+        at_own … other_step: as in `preactivation`.
+        scalar_weight, scalar_bias, lambda_weight, lambda_bias: pointers to a head's second layers.
+        row, rank, head_width, num_hidden: first row, r, d_H, ξ.
+        RANKED … PRECISION: constants as in `settings`.
+    """
     alpha_M = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
     beta_M = tl.zeros([M], WIDE)
     lambda_MC = tl.zeros([M, ROWS * K], WIDE)
@@ -210,8 +351,17 @@ def gradients_of_edge(
     alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, ROWS: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Return what ⟨R·difference, pull⟩ of each edge gives: R·pull (M, K), and the gradients by what `edge_network`
-    returned, as far as the rows row, row + 1, … of Λ go. The part of α belongs to row 0."""
+    """Return R·pull (M, K) and the gradients of ⟨R·difference, pull⟩ by α, β and Λ.
+
+    Only the given rows of Λ contribute; α's part belongs to row 0.
+
+    Args:
+        alpha_M, beta_M, lambda_MRK: results of `edge_network`.
+        difference_MK: each edge's disagreement.
+        pull_MK: the gradient by each edge's flow.
+        row, rank: first row, r.
+        RANKED … SMALLEST: constants as in `settings`.
+    """
     drawn_MK = tl.zeros_like(difference_MK)
     by_alpha_M = tl.zeros_like(alpha_M)
     by_beta_M = tl.zeros_like(alpha_M)

@@ -1,4 +1,4 @@
-"""Compute g of consensus: what each node is drawn by along its edges."""
+"""Compute consensus' g, the sum of each node's edge flows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def flow_kernel(
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Store g (H, K, B, N) of a tile of nodes of one head and sequence.
+    """Write g (H, K, B, N) for a tile of nodes in one head and sequence.
 
-    Where edges go both ways, the flow of the pair {i, i + offset} is added at i and taken off at i + offset, and the
-    tile begins ``window`` nodes before those that it stores, whose pairs reach into it. TURNED: each edge's
-    disagreement is turned back by its target's position.
+    For edges in both directions, the flow of the pair {i, i + offset} is added at i and subtracted at i + offset. The
+    tile then begins ``window`` nodes early, to include all pairs of its nodes.
+
+    Args:
+        own … turn: inputs as in `arguments`.
+        out: output.
+        own_head … num_targets: strides and sizes as in `arguments`.
+        BOTH … SMALLEST: constants as in `settings`; TURNED rotates disagreements back by the target's position.
     """
     tile, b, h = place_of_program(num_tiles, batch)
     halo = window if BOTH else 0

@@ -1,4 +1,4 @@
-"""Lay out what the kernels of consensus are given: sizes, addresses and the shapes of their tiles."""
+"""Prepare the consensus kernels' arguments: sizes, strides and tile shapes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NUM_WARPS = 8
 
 
 class Ends(NamedTuple):
-    """The two ends of the edges: the signal of each, what each gives to the edge network, which of each are valid.
+    """The edges' two ends: signals, parts of the edge network, and masks.
 
     ``own_HKBN, other_HKBJ, source_HXBN, target_HXBJ, own_mask_BN, other_mask_BJ``; masks are bool or None. ``both``:
-    the other end is the same sequence, and each of its edges goes both ways. ``window``: None for every i → j.
-    ``turn_2KJ``: cosine and signed sine, [cos; cos] and [−sin; sin], of the rotation by each target of edges, which
-    turns disagreements back; None: they are not turned.
+    the other end is in the same sequence, with edges in both directions. ``window``: None for every i → j.
+    ``turn_2KJ``: cosine and signed sine, [cos; cos] and [−sin; sin], of the rotation by each target, to rotate
+    disagreements back; None: no rotation.
     """
 
     own: Tensor
@@ -39,7 +39,7 @@ class Ends(NamedTuple):
     turn: Tensor | None = None
 
     def swapped(self) -> Ends:
-        """Return the ends with source and target changed round."""
+        """Return the ends with source and target exchanged."""
         return Ends(
             self.other, self.own, self.target, self.source, self.other_mask, self.own_mask, self.both, self.window,
             self.turn,
@@ -47,25 +47,28 @@ class Ends(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """How far apart two ends in the window are at most; 0 without a window."""
+        """The largest distance within the window; 0 without a window."""
         return 0 if self.window is None else max(0, min(self.window, max(self.own.shape[-1], self.other.shape[-1]) - 1))
 
     @property
     def num_steps(self) -> int:
-        """How many other ends a tile goes through."""
+        """The number of other ends per node."""
         if self.window is None:
             return self.other.shape[-1]
         return self.reach if self.both else 2 * self.reach + 1
 
     @property
     def halo(self) -> int:
-        """How many nodes before those that a tile stores it begins."""
+        """The number of additional nodes before a tile."""
         return self.reach if self.both else 0
 
 
 class Network(NamedTuple):
-    """The second layers of the edge network, ``scalar_weight_HSX``, ``scalar_bias_HS`` and, at rank r > 0,
-    ``lambda_weight_HYX``, ``lambda_bias_HY`` with Y = r·K."""
+    """The edge network's second layers.
+
+    ``scalar_weight_HSX``, ``scalar_bias_HS`` and, at rank r > 0, ``lambda_weight_HYX``, ``lambda_bias_HY`` with Y =
+    r·K.
+    """
 
     scalar_weight: Tensor
     scalar_bias: Tensor
@@ -77,8 +80,18 @@ class Network(NamedTuple):
 
 
 def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network]:
-    """Return ends and network as the kernels read them: features lead, nodes are contiguous, both ends of an edge have
-    one dtype. Errors: ``ValueError`` for sizes that the kernels are not made for."""
+    """Return ends and network in the kernels' layout and dtypes.
+
+    Features lead, nodes are contiguous.
+
+    Args:
+        ends: the edges' ends.
+        network: the second layers.
+        precision: one of `PRECISIONS`.
+
+    Raises:
+        ValueError: unsupported sizes or precision.
+    """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
@@ -105,18 +118,18 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
 
 
 def _features_lead(x_HFBN: Tensor) -> Tensor:
-    """Return the tensor with (F, B, N) contiguous; heads may be any distance apart."""
+    """Return the tensor with contiguous (F, B, N); any stride between heads."""
     features, batch, nodes = x_HFBN.shape[1:]
     return x_HFBN if x_HFBN.stride()[1:] == (batch * nodes, nodes, 1) else x_HFBN.contiguous()
 
 
 class Tiles(NamedTuple):
-    """The pieces in which a launch computes. Sizes of blocks are powers of two, 16 at least, as products need them.
+    """A launch's tile sizes, powers of two and at least 16 for products.
 
-    - ``nodes``: M of a tile, ``halo`` of them before those that it stores; ``num_own`` in a sequence.
-    - ``width``: head width; ``hidden`` of ``num_hidden`` features of the hidden layer at a time.
-    - ``rows``: of Λ at a time, of ``rank``; ``weight_rows`` in the kernel that sums their weights' gradients, where a
-      program holds these.
+    - ``nodes``: M per tile, including ``halo`` not stored; ``num_own`` per sequence.
+    - ``width``: head width; ``hidden`` of ``num_hidden`` hidden features at a time.
+    - ``rows`` of ``rank`` rows of Λ at a time; ``weight_rows`` in the kernel for their weights' gradients, held by a
+    program.
     """
 
     nodes: int
@@ -131,7 +144,7 @@ class Tiles(NamedTuple):
 
     @property
     def count(self) -> int:
-        """How many tiles cover a sequence."""
+        """The number of tiles per sequence."""
         return triton.cdiv(self.num_own, self.nodes - self.halo)
 
     @property
@@ -143,18 +156,28 @@ class Tiles(NamedTuple):
         return _block(self.num_hidden)
 
     def groups(self, rows: int) -> int:
-        """Return how many times ``rows`` rows of Λ make all; 1 without Λ, for α alone."""
+        """Return the number of groups with ``rows`` rows of Λ; 1 without Λ, for α alone."""
         return triton.cdiv(max(self.rank, 1), rows)
 
     def parts(self, batch: int, heads: int) -> int:
-        """Return into how many parts the sums of weights' gradients are cut: enough programs for a large GPU, and the
-        same on every one."""
+        """Return the number of partial sums for weight gradients.
+
+        Enough programs for a large GPU, the same on every device.
+        """
         programs = heads * self.groups(self.weight_rows)
         return max(1, min(self.count_without_halo * batch, triton.cdiv(PROGRAMS, programs)))
 
 
 def tiles_of(num_own: int, halo: int, head_width: int, num_hidden: int, rank: int) -> Tiles:
-    """Return the pieces for some sizes. A tile is at least four times as long as its halo."""
+    """Return the tile sizes; a tile is at least four times as long as its halo.
+
+    Args:
+        num_own: nodes per sequence.
+        halo: additional nodes before a tile.
+        head_width: d_H.
+        num_hidden: ξ.
+        rank: r.
+    """
     width, of_rank = _block(head_width), triton.next_power_of_2(max(rank, 1))
     nodes = max(_block(4 * halo), min(LONGEST, _block(num_own)))
     rows = max(1, min(COLUMNS // width, of_rank))
@@ -167,13 +190,19 @@ def _block(size: int) -> int:
 
 
 def tiles_for(ends: Ends, network: Network) -> Tiles:
-    """Return the pieces for these tensors."""
+    """Return the tile sizes for these tensors."""
     head_width, num_hidden = ends.own.shape[1], ends.source.shape[1]
     return tiles_of(ends.own.shape[-1], ends.halo, head_width, num_hidden, network.rank(head_width))
 
 
 def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
-    """Return the compile-time settings that all kernels share."""
+    """Return the compile-time constants shared by all kernels.
+
+    Args:
+        ends: the edges' ends.
+        tiles: tile sizes.
+        precision: one of `PRECISIONS`.
+    """
     wide = wide_of(ends.own)
     return {
         "BOTH": ends.both,
@@ -195,13 +224,20 @@ def settings(ends: Ends, tiles: Tiles, precision: str) -> dict[str, Any]:
 
 
 def wide_of(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which sums are taken: float64 of float64, else float32."""
+    """Return the dtype of sums: float64 for float64, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
-    """Return the tensors and sizes that all kernels take, by name. A tensor that is left out is another one, which is
-    then not read."""
+    """Return the tensors and sizes shared by all kernels, by name.
+
+    Missing tensors are replaced by placeholders, never read.
+
+    Args:
+        ends: the edges' ends.
+        network: the second layers.
+        tiles: tile sizes.
+    """
     scalar_weight, rank = network.scalar_weight, tiles.rank
     return {
         "own": ends.own,
@@ -234,11 +270,17 @@ def arguments(ends: Ends, network: Network, tiles: Tiles) -> dict[str, Any]:
 
 
 def num_programs(ends: Ends, tiles: Tiles) -> int:
-    """Return how many programs compute a tile each."""
+    """Return the number of programs, one tile each."""
     heads, _, batch, _ = ends.own.shape
     return heads * batch * tiles.count
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an output that a kernel fills."""
+    """Return an uninitialised output.
+
+    Args:
+        shape: of the output.
+        like: tensor with the same device.
+        dtype: None: as ``like``.
+    """
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)

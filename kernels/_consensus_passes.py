@@ -1,4 +1,4 @@
-"""Launch the kernels of consensus: one pass over the edges each, outputs allocated here."""
+"""Launch the consensus kernels, one pass over the edges each, and allocate outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ def _launch(kernel: Any, num_programs: int, **given: Any) -> None:
 
 
 def flow(ends: Ends, network: Network, precision: str) -> Tensor:
-    """Return g (H, K, B, N)."""
+    """Return g (H, K, B, N).
+
+    Args:
+        ends: the edges' ends.
+        network: the second layers.
+        precision: of products with W_Λ.
+    """
     tiles, out = tiles_for(ends, network), empty(ends.own.shape, ends.own)
     _launch(
         flow_kernel,
@@ -43,8 +49,17 @@ def flow(ends: Ends, network: Network, precision: str) -> Tensor:
 def by_ends(
     gradient: Tensor, ends: Ends, network: Network, precision: str, *, from_own: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients by the own signal and by what the own nodes give as sources and, where edges go both ways,
-    as targets. ``from_own``: whether g is that of the own nodes; else of the other ends."""
+    """Return the gradients by the own signal and the own nodes' parts of the edge network.
+
+    The parts as sources and, for edges in both directions, as targets.
+
+    Args:
+        gradient: dL/dg.
+        ends: the edges' ends.
+        network: the second layers.
+        precision: of products with W_Λ.
+        from_own: whether g belongs to the own nodes; else to the other ends.
+    """
     tiles, (heads, _, batch, num_own) = tiles_for(ends, network), ends.own.shape
     of_hidden = (heads, tiles.num_hidden, batch, num_own)
     by_own = empty(ends.own.shape, ends.own)
@@ -66,7 +81,14 @@ def by_ends(
 
 
 def by_network(gradient: Tensor, ends: Ends, network: Network, precision: str) -> tuple[Component, ...]:
-    """Return the gradients by the four tensors of the network, each the sum of the programs' parts."""
+    """Return the gradients by the network's four tensors, summed over the programs' parts.
+
+    Args:
+        gradient: dL/dg.
+        ends: the edges' ends.
+        network: the second layers.
+        precision: of products with W_Λ.
+    """
     tiles, (heads, num_scalars, num_hidden) = tiles_for(ends, network), network.scalar_weight.shape
     num_groups, of_lambda = tiles.groups(tiles.weight_rows), tiles.rank * ends.own.shape[1]
     num_parts = tiles.parts(ends.own.shape[2], heads)
@@ -93,8 +115,14 @@ def by_network(gradient: Tensor, ends: Ends, network: Network, precision: str) -
 
 
 def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], ends: Ends, precision: str) -> Parts:
-    """Return g, g′ and g″. ``derivatives``: the ends' first and second ones, laid out as ``ends`` are; ``networks``:
-    the network, its first and its second derivative, where None is zero."""
+    """Return g, g′ and g″.
+
+    Args:
+        derivatives: the ends' first and second derivatives, in the layout of ``ends``.
+        networks: the network and its two derivatives; None is zero.
+        ends: the edges' ends.
+        precision: of products with W_Λ.
+    """
     network, tiles = networks[0], tiles_for(ends, networks[0])
     stacked = {name: _stacked([getattr(part, name) for part in networks]) for name in Network._fields}
     outs = [empty(ends.own.shape, ends.own) for _ in range(3)]
@@ -119,6 +147,6 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
 
 
 def _stacked(parts: list[Component]) -> Component:
-    """Return value, first and second derivative of a weight along a new axis in front; None of none."""
+    """Return a weight's value and two derivatives along a new leading axis, or None."""
     value = parts[0]
     return None if value is None else torch.stack([torch.zeros_like(value) if p is None else p for p in parts])

@@ -1,5 +1,7 @@
-"""Carry g of consensus to second order along a line: g, g′ and g″ in one pass over the edges, from (f, f′, f″) of the
-signals, of what the nodes give to the edge network, and of its second layers' weights."""
+"""Compute consensus' g, g′ and g″ along a line in one pass.
+
+From (f, f′, f″) of signals, the nodes' parts of the edge network, and its second layers' weights.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,39 @@ from kernels._consensus_edges import (
 
 @triton.jit
 def times(a0, a1, a2, b0, b1, b2):
-    """Return (ab, (ab)′, (ab)″)."""
+    """Return (ab, (ab)′, (ab)″).
+
+    Args:
+        a0, a1, a2: a, a′, a″.
+        b0, b1, b2: b, b′, b″.
+    """
     return a0 * b0, a1 * b0 + a0 * b1, a2 * b0 + 2.0 * a1 * b1 + a0 * b2
 
 
 @triton.jit
 def softplus_of(z0, z1, z2):
-    """Return the value and both derivatives of softplus(z)."""
+    """Return softplus(z) and its two derivatives along the line.
+
+    Args:
+        z0: z.
+        z1: z′.
+        z2: z″.
+    """
     slope = sigmoid(z0)
     return softplus(z0), slope * z1, slope * (1.0 - slope) * z1 * z1 + slope * z2
 
 
 @triton.jit
 def gelu_of(z0, z1, z2):
-    """Return the value and both derivatives of z·Φ(z): GELU′ = Φ + zφ, GELU″ = (2 − z²)φ."""
+    """Return z·Φ(z) and its two derivatives along the line.
+
+    GELU′ = Φ + zφ, GELU″ = (2 − z²)φ.
+
+    Args:
+        z0: z.
+        z1: z′.
+        z2: z″.
+    """
     below, density = gaussian_cdf(z0), gaussian_density(z0)
     slope = below + z0 * density
     return z0 * below, slope * z1, (2.0 - z0 * z0) * density * z1 * z1 + slope * z2
@@ -54,8 +75,15 @@ def product_along(
     ROWS: tl.constexpr, K: tl.constexpr, SECOND: tl.constexpr, MATRIX: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the value and both derivatives of z @ W; ``part``: from W to W′ and on to W″, which is zero unless
-    SECOND."""
+    """Return z @ W and its two derivatives.
+
+    Args:
+        z0, z1, z2: z (M, X) and two derivatives.
+        weight, row, hidden_X, rank, head_width, num_hidden: as in `read_lambda_weight`.
+        part: stride from W to W′ and to W″.
+        ROWS, K, MATRIX, WIDE, PRECISION: as in `settings`.
+        SECOND: whether W″ is not zero.
+    """
     w0 = read_lambda_weight(weight, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
     w1 = read_lambda_weight(weight + part, row, hidden_X, rank, head_width, num_hidden, ROWS, K)
     first = product(z1, w0, MATRIX, WIDE, PRECISION) + product(z0, w1, MATRIX, WIDE, PRECISION)
@@ -68,7 +96,13 @@ def product_along(
 
 @triton.jit
 def scalar_along(z0, z1, z2, weight, hidden_X, num_hidden, part, WIDE: tl.constexpr):
-    """Return the value and both derivatives of Σ_x z_x w_x, (M,) each; ``part`` as in `product_along`."""
+    """Return Σ_x z_x w_x and its two derivatives, (M,) each.
+
+    Args:
+        z0, z1, z2: z (M, X) and two derivatives.
+        weight, hidden_X, num_hidden, WIDE: as in `read_vector`.
+        part: as in `product_along`.
+    """
     s0, s1, s2 = times(
         z0,
         z1,
@@ -84,8 +118,15 @@ def scalar_along(z0, z1, z2, weight, hidden_X, num_hidden, part, WIDE: tl.conste
 def anisotropic_of(
     b0, b1, b2, l0, l1, l2, d0, d1, d2, rank, SMALLEST: tl.constexpr
 ):  # fmt: skip
-    """Return the value and both derivatives of Σ_p β/(r‖Λ_p‖²) ⟨Λ_p, d⟩ Λ_p, (M, K) each, from those of β before its
-    softplus (M,), of Λ (M, R, K) and of the disagreement d (M, K)."""
+    """Return Σ_p β/(r‖Λ_p‖²) ⟨Λ_p, d⟩ Λ_p and its two derivatives, (M, K) each.
+
+    Args:
+        b0, b1, b2: β before softplus (M,), and two derivatives.
+        l0, l1, l2: Λ (M, R, K).
+        d0, d1, d2: the disagreement (M, K).
+        rank: r.
+        SMALLEST: squared norms up to this count as zero.
+    """
     s0, s1, s2 = times(l0, l1, l2, l0, l1, l2)
     s0, s1, s2 = tl.sum(s0, 2), tl.sum(s1, 2), tl.sum(s2, 2)
     is_zero = s0 <= SMALLEST
@@ -112,10 +153,16 @@ def flow_along_kernel(
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Store g, g′ and g″ (H, K, B, N) of a tile of nodes of one head and sequence, tiles as in `flow_kernel`.
+    """Write g, g′ and g″ (H, K, B, N) for a tile, as `flow_kernel`.
 
-    Of nodes' tensors there are three, each laid out as the first; of weights one, with an axis for value, first and
-    second derivative in front.
+    Args:
+        own … target2: node tensors with two derivatives, in equal layouts.
+        scalar_weight … lambda_bias: weights, with a leading axis for value and two derivatives.
+        own_mask, other_mask, turn: as in `arguments`.
+        out, out1, out2: outputs.
+        own_head … num_targets: strides and sizes as in `arguments`.
+        SECOND: whether W_Λ″ is not zero.
+        BOTH … SMALLEST: constants as in `settings`.
     """
     tile, b, h = place_of_program(num_tiles, batch)
     halo = window if BOTH else 0

@@ -57,7 +57,7 @@ def second_blocks_of(dtype: torch.dtype, precision: str) -> Blocks:
 
 
 def ranges_of(rows: int, columns: int, blocks: Blocks) -> tuple[int, int]:
-    """Return the number of vocabulary ranges in a forward pass, and the columns of each.
+    """Return a forward pass's number of vocabulary ranges, and the columns of each.
 
     No range is empty.
 

@@ -37,9 +37,9 @@ def line_block(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Return a block of logits z = hWᵀ, z′ and z″, added to the given ones.
+    """Return a block of logits z and two derivatives, added to given tiles.
 
-    z′ = h′Wᵀ + hW′ᵀ, z″ = h″Wᵀ + 2h′W′ᵀ + hW″ᵀ. Each factor is loaded once.
+    z = hWᵀ, z′ = h′Wᵀ + hW′ᵀ, z″ = h″Wᵀ + 2h′W′ᵀ + hW″ᵀ. Each factor is loaded once.
 
     Args:
         h0, h1, h2: (R, D), hidden states and two derivatives.
@@ -77,11 +77,13 @@ def line_block(
 
 @triton.jit
 def joined(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_bend):
-    """Return Σe, mean of z′ under p, Σe(z′ − mean)² and Σe·z″ of two parts together.
+    """Return the four running numbers of two parts together.
+
+    They are Σe, the mean of z′ under p, Σe(z′ − mean)² and Σe·z″.
 
     Args:
-        scale, mean, spread, bend: these four numbers of the first part.
-        part_scale, part_mean, part_spread, part_bend: of the second.
+        scale, mean, spread, bend: the first part's.
+        part_scale, part_mean, part_spread, part_bend: the second part's.
     """
     whole = scale + part_scale
     share = part_scale / nonzero(whole)

@@ -1,4 +1,4 @@
-"""Walk over a sequence's chunks from the last to the first with the gradient by the state on the chip."""
+"""Pass over chunks from last to first, with the state's gradient on chip."""
 
 # triton states the types of its own parts of a kernel, not those that a kernel's code is given
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -28,11 +28,18 @@ def walk_back(
     DELTA: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients by v to ``dv`` (B, H, N, V) and by q, k, β and ln a to (blocks of values, B, H, N, ·): what
-    each program adds to them; their sums over the first axis are the gradients.
+    """Write the gradients by v, and partial gradients by q, k, β and ln a.
 
-    Programs and arguments are those of `_recurrent_forward.walk`, which wrote ``states``; what a position writes is
-    computed anew.
+    Programs and arguments as in `_recurrent_forward.walk`; written values are recomputed.
+
+    Args:
+        q, k, v, beta, log_decay, strides: as in `walk`.
+        states: each chunk's first state, from `walk`.
+        dout, dout_strides: the output's gradient.
+        dv: output (B, H, N, V).
+        dq, dk, dbeta, dlog_decay: outputs (value blocks, B, H, N, ·), to be summed over the first axis.
+        num_heads, num, key_width, value_width: sizes.
+        DELTA … DTYPE: constants as in `walk`.
     """
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // num_heads, sequence % num_heads
@@ -102,8 +109,15 @@ def walk_back(
 
 @triton.jit
 def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the gradient by ln a (C, W) from those by the logarithms of three products of decays: from the chunk's
-    beginning to each position, from after each position to the chunk's end, and of the whole chunk."""
+    """Return the gradient by ln a (C, W) from those by three log decay products.
+
+    Args:
+        by_since_CK: from the chunk's beginning to each position.
+        by_until_CK: from after each position to the chunk's end.
+        dwhole_K1: over the whole chunk.
+        FEATURES_DECAY: whether each feature has its own decay.
+        CHUNK: C.
+    """
     by_since_CW, by_until_CW, by_whole_1W = by_since_CK, by_until_CK, tl.trans(dwhole_K1)
     if not FEATURES_DECAY:
         by_since_CW, by_until_CW = tl.sum(by_since_CK, 1)[:, None], tl.sum(by_until_CK, 1)[:, None]

@@ -1,8 +1,7 @@
-"""Compute within one chunk of a recurrence what its kernels share: decays between positions, products of pairs, and the
-triangular system of the delta rule. C: positions of a chunk; K: features of the keys; W: decays of a position, K or 1.
+"""Compute a chunk's decays, pair products and triangular system, for all recurrence kernels.
 
-Every decay is e to a sum of log-decays ≤ 0, never a difference of two such sums: nothing overflows, and no digits are
-lost, however much is forgotten.
+C: positions per chunk; K: key features; W: decays per position, K or 1. Every decay is e to a sum of log-decays ≤ 0,
+never a difference of two such sums: no overflow and no lost digits, even for strong decay.
 """
 
 # triton states the types of its own parts of a kernel, not those that a kernel's code is given
@@ -15,14 +14,31 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """Return the matrix product a @ b in the dtype of ``a``; ``PRECISION``: ieee, or tf32, which rounds the factors."""
+    """Return the matrix product a @ b in the dtype of ``a``.
+
+    Args:
+        a: (I, J).
+        b: (J, L).
+        PRECISION: "ieee", or "tf32" with rounded factors.
+    """
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
 
 
 @triton.jit
 def load_rows(pointer, strides, batch, head, row_C, num_rows, feature_F, num_features, DTYPE: tl.constexpr):
-    """Return rows of features of one head as (C, F), with zeros past the last row or feature. ``strides``: in elements,
-    of batch, head and position; features lie side by side."""
+    """Return one head's rows as (C, F), with zeros past the last row or feature.
+
+    Args:
+        pointer: to the tensor, with contiguous features.
+        strides: by batch, head and position.
+        batch: the sequence.
+        head: the head.
+        row_C: positions.
+        num_rows: N.
+        feature_F: features.
+        num_features: F without padding.
+        DTYPE: of the result.
+    """
     offset = batch * strides[0] + head * strides[1] + row_C.to(tl.int64)[:, None] * strides[2] + feature_F[None, :]
     within = (row_C < num_rows)[:, None] & (feature_F < num_features)[None, :]
     return tl.load(pointer + offset, mask=within, other=0.0).to(DTYPE)
@@ -30,8 +46,17 @@ def load_rows(pointer, strides, batch, head, row_C, num_rows, feature_F, num_fea
 
 @triton.jit
 def store_rows(pointer, value_CF, first_row, row_C, num_rows, feature_F, num_features):
-    """Write (C, F) to a buffer (rows, features) without gaps; row ``row_C`` of a head, of which there are ``num_rows``,
-    is the buffer's row ``first_row`` + ``row_C``."""
+    """Write (C, F) to a contiguous buffer (rows, features).
+
+    Args:
+        pointer: to the buffer.
+        value_CF: (C, F).
+        first_row: the head's first row in the buffer.
+        row_C: rows within the head.
+        num_rows: the head's number of rows.
+        feature_F: features.
+        num_features: F without padding.
+    """
     offset = (first_row + row_C)[:, None] * num_features + feature_F[None, :]
     within = (row_C < num_rows)[:, None] & (feature_F < num_features)[None, :]
     tl.store(pointer + offset, value_CF.to(pointer.dtype.element_ty), mask=within)
@@ -39,7 +64,7 @@ def store_rows(pointer, value_CF, first_row, row_C, num_rows, feature_F, num_fea
 
 @triton.jit
 def is_later(CHUNK: tl.constexpr):
-    """Return whether position i lies after j, (C, C)."""
+    """Return whether position i is after j, (C, C)."""
     place_C = tl.arange(0, CHUNK)
     return place_C[:, None] > place_C[None, :]
 
@@ -52,11 +77,14 @@ def is_same(CHUNK: tl.constexpr):
 
 @triton.jit
 def summed(counts_CC, value_CW, MANY: tl.constexpr):
-    """Return Σ_l value_l over the positions l that count for position i, (C, W). ``MANY``: whether W exceeds 1.
+    """Return Σ_l value_l over the counted positions l for each position i, (C, W).
 
-    Not `tl.cumsum`: where a tensor has fewer entries than the program has threads, Triton 3.6 gives wrong sums on a
-    GPU, or does not compile.
+    Args:
+        counts_CC: whether l counts for i.
+        value_CW: the values.
+        MANY: whether W exceeds 1.
     """
+    # not `tl.cumsum`: with fewer entries than threads, Triton 3.6 gives wrong sums on a GPU or does not compile
     if MANY:
         sum_CW = tl.dot(counts_CC.to(value_CW.dtype), value_CW, input_precision="ieee", out_dtype=value_CW.dtype)
     else:
@@ -66,8 +94,10 @@ def summed(counts_CC, value_CW, MANY: tl.constexpr):
 
 @triton.jit
 def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether i lies in the second half of a block of 2·HALF positions and j in the first half of the same one,
-    (C, C). Over HALF = 1, 2, 4, … these are all pairs i > j, each once."""
+    """Return whether j and i are in the first and second half of a block, (C, C).
+
+    The block has 2·HALF positions. Over HALF = 1, 2, 4, … these are all pairs i > j, each once.
+    """
     i_C1, j_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
     return (i_C1 >= border_C1) & (j_1C < border_C1) & (j_1C >= border_C1 - HALF)
@@ -75,8 +105,11 @@ def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether the decay at l counts between position i and the border of its block's halves, (C, C) of i and l:
-    from the border to i where i is in the second half, from after i to the border where it is in the first."""
+    """Return whether the decay at l counts between position i and its block's border, (C, C).
+
+    The border is between the block's halves: from the border to i in the second half, from after i to the border in the
+    first.
+    """
     i_C1, l_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
     in_second = (i_C1 >= border_C1) & (l_1C >= border_C1) & (l_1C <= i_C1)
@@ -86,14 +119,20 @@ def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def decay_to_border(log_decay_CK, HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return what each position keeps between itself and the border of its block's halves, (C, K)."""
+    """Return each position's decay to its block's border, (C, K).
+
+    Args:
+        log_decay_CK: ln a.
+        HALF: half a block.
+        CHUNK: C.
+    """
     between_CC = is_between(HALF, CHUNK).to(log_decay_CK.dtype)
     return tl.exp(tl.dot(between_CC, log_decay_CK, input_precision="ieee", out_dtype=log_decay_CK.dtype))
 
 
 @triton.jit
 def decay_of_pairs(log_decay_C1, CHUNK: tl.constexpr):
-    """Return e^(Σ_{j < l ≤ i} ln a_l) of the pairs j ≤ i, 0 of the others, (C, C)."""
+    """Return e^(Σ_{j < l ≤ i} ln a_l) for pairs j ≤ i, 0 for others, (C, C)."""
     later_CC = is_later(CHUNK)
     up_to_CC = later_CC | is_same(CHUNK)
     sum_CC = summed(up_to_CC, tl.where(later_CC, log_decay_C1, 0.0), True)
@@ -105,14 +144,24 @@ def pair_products(
     q_CK, k_CK, log_decay_CW, FEATURES_DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr,
     LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return Σ_K q_i k_j e^(Σ_{j < l ≤ i} ln a_l) of the pairs j ≤ i and Σ_K k_i k_j e^(…) of the pairs j < i, 0 of the
-    others, (C, C) each; without ``DELTA`` the second is all zeros.
+    """Return decayed products q_i·k_j for j ≤ i and k_i·k_j for j < i, (C, C) each.
 
-    Where each feature has its own decay, the sum from j to i is cut at the border between the halves of the smallest
-    block that holds both, so that both parts are matrix products.
+    Σ_K q_i k_j e^(Σ_{j < l ≤ i} ln a_l), and the same for k_i; 0 for other pairs. Without ``DELTA`` the second is zero.
+
+    Args:
+        q_CK: queries.
+        k_CK: keys.
+        log_decay_CW: ln a.
+        FEATURES_DECAY: whether each feature has its own decay.
+        DELTA: whether to return the second.
+        CHUNK: C.
+        LEVELS: log₂ C.
+        PRECISION: as in `product`.
     """
     overlaps_CC = tl.zeros((CHUNK, CHUNK), q_CK.dtype)
     if FEATURES_DECAY:
+        # the sum from j to i is split at the border between the halves of their smallest common block: both parts are
+        # matrix products
         scores_CC = tl.where(is_same(CHUNK), tl.sum(q_CK * k_CK, 1)[:, None], 0.0)
         for level in tl.static_range(LEVELS):
             across_CC = is_across(1 << level, CHUNK)
@@ -134,8 +183,14 @@ def pair_gradients(
     q_CK, k_CK, log_decay_CW, scores_CC, overlaps_CC, dscores_CC, doverlaps_CC, FEATURES_DECAY: tl.constexpr,
     DELTA: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients by q (C, K), k (C, K) and ln a (C, W) of what `pair_products` gives, of which ``scores_CC``
-    and ``overlaps_CC`` are the values; those of pairs that it leaves out have to be 0."""
+    """Return the gradients of `pair_products` by q (C, K), k (C, K) and ln a (C, W).
+
+    Args:
+        q_CK, k_CK, log_decay_CW: the inputs.
+        scores_CC, overlaps_CC: the results.
+        dscores_CC, doverlaps_CC: their gradients; 0 for pairs with a zero result.
+        FEATURES_DECAY … PRECISION: as in `pair_products`.
+    """
     if FEATURES_DECAY:
         own_C1 = tl.sum(tl.where(is_same(CHUNK), dscores_CC, 0.0), 1)[:, None]
         dq_CK, dk_CK, dlog_CW = own_C1 * k_CK, own_C1 * q_CK, tl.zeros_like(k_CK)
@@ -173,13 +228,16 @@ def pair_gradients(
 
 @triton.jit
 def unit_lower_inverse(below_CC, CHUNK: tl.constexpr, LEVELS: tl.constexpr):
-    """Return (I + below)⁻¹ for a matrix that is zero on and above its diagonal.
+    """Return (I + below)⁻¹ for a strictly lower triangular matrix.
 
-    The inverses of two diagonal blocks A and D, with B below A, are joined by [[A, 0], [B, D]]⁻¹ =
-    [[A⁻¹, 0], [−D⁻¹ B A⁻¹, D⁻¹]], from blocks of one row up: forward substitution by blocks, and as stable. Powers of
-    the matrix, which would need as many products, lose all digits where keys are alike.
+    Args:
+        below_CC: the matrix.
+        CHUNK: C.
+        LEVELS: log₂ C.
     """
     inverse_CC = tl.where(is_same(CHUNK), 1.0, 0.0).to(below_CC.dtype)
+    # forward substitution by blocks, from single rows up, and as stable: [[A, 0], [B, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ B A⁻¹,
+    # D⁻¹]]; powers of the matrix need as many products and lose all digits for similar keys
     inverse_CC -= tl.where(is_across(1, CHUNK), below_CC, 0.0)
     for level in tl.static_range(1, LEVELS):
         block_CC = tl.where(is_across(1 << level, CHUNK), below_CC, 0.0)

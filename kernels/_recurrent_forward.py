@@ -1,4 +1,7 @@
-"""Walk over a sequence's chunks with the state on the chip: what each position reads, or each chunk's first state."""
+"""Pass over a sequence's chunks with the state on chip.
+
+Write each position's output, or each chunk's first state.
+"""
 
 # triton states the types of its own parts of a kernel, not those that a kernel's code is given
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -21,8 +24,16 @@ from kernels._recurrent_chunk import (
 
 @triton.jit
 def decays_of_chunk(log_CW, CHUNK: tl.constexpr, DECAY_BLOCK: tl.constexpr):
-    """Return the decay from the chunk's beginning to each position, that one's own included, (C, W); from after each
-    position to the chunk's end, (C, W); and of the whole chunk, (W, 1)."""
+    """Return a chunk's three decay products.
+
+    From its beginning through each position (C, W), from after each position to its end (C, W), and over the whole
+    chunk (W, 1).
+
+    Args:
+        log_CW: ln a.
+        CHUNK: C.
+        DECAY_BLOCK: W.
+    """
     later_CC = is_later(CHUNK)
     since_CW = summed(later_CC | is_same(CHUNK), log_CW, DECAY_BLOCK > 1)
     after_CW = summed(tl.trans(later_CC), log_CW, DECAY_BLOCK > 1)
@@ -35,11 +46,21 @@ def walk(
     DELTA: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Write y_t = S_tᵀ q_t to ``out`` (B, H, N, V), or, where ``out`` is None, the state at each chunk's beginning to
-    ``states`` (B, H, M, K, V).
+    """Write y_t = S_tᵀ q_t, or each chunk's first state if ``out`` is None.
 
-    One program has a head of a sequence and VALUE_BLOCK features of its values. ``strides``: those of `load_rows` for
-    q, k, v, β and ln a. ``DECAY_BLOCK``: KEY_BLOCK where each feature has its own decay, else 1.
+    Each program has a head of a sequence and VALUE_BLOCK value features.
+
+    Args:
+        q, k, v, beta, log_decay: inputs; β with DELTA, ln a with LOG_DECAY.
+        strides: of these five, as in `load_rows`.
+        out: output (B, H, N, V), or None.
+        states: output (B, H, M, K, V).
+        num_heads, num, key_width, value_width: sizes.
+        DELTA, LOG_DECAY: with delta rule, with decay.
+        DECAY_BLOCK: KEY_BLOCK if each feature has its own decay, else 1.
+        KEY_BLOCK, VALUE_BLOCK: features, padded.
+        CHUNK, LEVELS: C and log₂ C.
+        PRECISION, DTYPE: of products, of sums.
     """
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // num_heads, sequence % num_heads

@@ -1,4 +1,4 @@
-"""Carry a recurrence and its first two derivatives along a line from position to position, in one kernel."""
+"""Compute a recurrence and two derivatives along a line, position by position."""
 
 # triton states the types of its own parts of a kernel, not those that a kernel's code is given
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -12,7 +12,12 @@ from kernels._recurrent_chunk import load_rows, store_rows
 
 @triton.jit
 def load_parts(parts, strides, batch, head, row, num_rows, feature_F, num_features, DTYPE: tl.constexpr):
-    """Return (f, f′, f″) of one position as (F, 1) each."""
+    """Return (f, f′, f″) at one position as (F, 1) each.
+
+    Args:
+        parts, strides: the three tensors and their strides.
+        batch, head, row, num_rows, feature_F, num_features, DTYPE: as in `load_rows`.
+    """
     f0 = load_rows(parts[0], strides[0], batch, head, row, num_rows, feature_F, num_features, DTYPE)
     f1 = load_rows(parts[1], strides[1], batch, head, row, num_rows, feature_F, num_features, DTYPE)
     f2 = load_rows(parts[2], strides[2], batch, head, row, num_rows, feature_F, num_features, DTYPE)
@@ -21,13 +26,23 @@ def load_parts(parts, strides, batch, head, row, num_rows, feature_F, num_featur
 
 @triton.jit
 def times(x0, x1, x2, y0, y1, y2):
-    """Return x y, (x y)′ and (x y)″."""
+    """Return x y, (x y)′ and (x y)″.
+
+    Args:
+        x0, x1, x2: x, x′, x″.
+        y0, y1, y2: y, y′, y″.
+    """
     return x0 * y0, x1 * y0 + x0 * y1, x2 * y0 + 2 * x1 * y1 + x0 * y2
 
 
 @triton.jit
 def read(x0, x1, x2, s0, s1, s2):
-    """Return Sᵀ x, its first and its second derivative, (V, 1) each, of x (K, 1) and a state S (K, V)."""
+    """Return Sᵀ x and its two derivatives, (V, 1) each.
+
+    Args:
+        x0, x1, x2: x (K, 1) and two derivatives.
+        s0, s1, s2: the state S (K, V).
+    """
     y0, y1, y2 = times(x0, x1, x2, s0, s1, s2)
     return tl.sum(y0, 0)[:, None], tl.sum(y1, 0)[:, None], tl.sum(y2, 0)[:, None]
 
@@ -38,9 +53,17 @@ def walk_along_line(
     DELTA: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Write y_t, y_t′ and y_t″ to ``out``, (3, B, H, N, V). q, k, v, β and ln a are tuples of (f, f′, f″), ``strides``
-    has those of each; programs and settings are those of `_recurrent_forward.walk`. The state and its derivatives stay
-    in registers; 0, 1 and 2 in names stand for the order of the derivative."""
+    """Write y_t, y_t′ and y_t″; the state and its derivatives stay in registers.
+
+    0, 1 and 2 in names are orders of the derivative. Programs as in `_recurrent_forward.walk`.
+
+    Args:
+        q, k, v, beta, log_decay: tuples (f, f′, f″).
+        strides: of each tensor in these tuples.
+        out: output (3, B, H, N, V).
+        num_heads, num, key_width, value_width: sizes.
+        DELTA … DTYPE: constants as in `walk`.
+    """
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // num_heads, sequence % num_heads
     key_K = tl.arange(0, KEY_BLOCK)

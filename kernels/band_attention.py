@@ -42,7 +42,7 @@ def band_attention(
     scale: float | None = None,
     precision: str | None = None,
 ) -> Tensor:
-    """Return softmax(q kᵀ · scale) v over each query's visible keys, (B, H, M, K).
+    """Return softmax(q kᵀ · scale) v over visible keys, (B, H, M, K).
 
     Deterministic. Differentiable once, and to second order along a line by its own rule. Under autocast the inputs are
     cast to autocast's dtype. Sums and softmax are in float32, or float64 for float64 inputs. A query without visible

@@ -1,24 +1,23 @@
-"""Consensus in Triton: what each node of a sequence is drawn by along its edges, and its gradients, with no edge's
-weights in memory.
+"""Compute consensus' flow and its gradients in Triton, without stored edge weights.
 
-For directed edges i → j, with hidden = GELU(source_i + target_j), R = α I + Σ_p β/(r‖Λ_p‖²) Λ_pᵀ Λ_p of Algorithm 2
-(Eq. 36; a zero row is not normalised), where α, β = softplus(W_s·hidden + b_s) and Λ = W_Λ·hidden + b_Λ:
+For directed edges i → j, with hidden = GELU(source_i + target_j), R = α I + Σ_p β/(r‖Λ_p‖²) Λ_pᵀ Λ_p from Algorithm 2
+(Eq. 36; a zero row is not normalised), with α, β = softplus(W_s·hidden + b_s) and Λ = W_Λ·hidden + b_Λ:
 
 - `self_consensus`: g_i = Σ_j (R_ij + R_ji)(u_i − u_j) over 0 < |i − j| ≤ w, the window-path graph.
-- `cross_consensus`: g_i = Σ_j R_ij(u_i − v_j) over |i − j| ≤ w, i itself among them, or over the whole context.
+- `cross_consensus`: g_i = Σ_j R_ij(u_i − v_j) over |i − j| ≤ w, including i itself, or over the whole context.
 
-With a ``turn`` the disagreement of i → j is turned back by its target's rotation: g_i = Σ_j (R_ij ρ(j)ᵀ + R_ji ρ(i)ᵀ)
-(u_i − u_j) and g_i = Σ_j R_ij ρ(j)ᵀ(u_i − v_j). Of signals that were turned by ρ these are relative disagreements,
-ρ(i − j)u_i − u_j. ``turn`` (2, K, J) holds [cos; cos] and [−sin; sin] of every target's angles; no gradient reaches it.
+A ``turn`` rotates the disagreement of i → j back by its target's rotation: g_i = Σ_j (R_ij ρ(j)ᵀ + R_ji ρ(i)ᵀ)(u_i −
+u_j) and g_i = Σ_j R_ij ρ(j)ᵀ(u_i − v_j). For signals rotated by ρ these are relative disagreements, ρ(i − j)u_i − u_j.
+``turn`` (2, K, J) holds [cos; cos] and [−sin; sin] of every target's angles, without a gradient.
 
-The step u − η·g, rotations and the products per node around it stay torch's. Axes: H heads, K head width, B batch, N
-positions, J context positions, X = ξ hidden features of an edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features
-lead and nodes are contiguous. A tile of nodes with w more before it holds every pair that its nodes belong to: an edge
-is computed once, w of M tiles' rows twice, and nothing is added by atomics, so that results are the same every time.
-Backward and second order compute the edges' weights anew.
+The step u − η·g, rotations and products per node are computed by torch. Axes: H heads, K head width, B batch, N
+positions, J context positions, X = ξ hidden features per edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features lead
+and nodes are contiguous. A tile of nodes with w more before it holds every pair with a node in the tile: each edge is
+computed once, or twice for w rows in each of M tiles. Nothing is added by atomics, so results are reproducible.
+Backward and second order recompute the edge weights.
 
-``precision`` of the products with W_Λ: "ieee" and "tf32x3" keep float32, "tf32" and "bf16" round the factors and add up
-in float32; everything else is float32. float64 is computed in float64. Sizes: w ≤ 16, r ≤ 16, ξ ≤ 256, K ≤ 128.
+``precision`` of products with W_Λ: "ieee" and "tf32x3" retain float32; "tf32" and "bf16" round the factors and sum in
+float32. All else is float32, or float64 for float64 inputs. Sizes: w ≤ 16, r ≤ 16, ξ ≤ 256, K ≤ 128.
 """
 
 from __future__ import annotations
@@ -132,12 +131,12 @@ def _cross_second_order(*parts, window, precision="ieee") -> Parts:
 
 
 def _optional(given: Sequence[Component], number: int) -> list[Component]:
-    """Return the tensors without derivatives, None for those that were not given."""
+    """Return the tensors without derivatives, None for missing ones."""
     return [*given, *(number - len(given)) * [None]]
 
 
 def _filled(parts: Parts) -> list[Tensor]:
-    """Return value and derivatives of a node's tensor, all laid out alike."""
+    """Return value and derivatives of a node tensor in equal layout."""
     value = parts[0]
     assert value is not None
     value = value.contiguous()
@@ -145,7 +144,7 @@ def _filled(parts: Parts) -> list[Tensor]:
 
 
 def _along(orders: Sequence[Given], precision: str) -> Parts:
-    """Return (g, g′, g″) from value, first and second derivative of what `checked` takes."""
+    """Return (g, g′, g″) from `checked`'s arguments with two derivatives each."""
     ends, network = checked(*orders[0], precision)
     (first, by_first), (second, by_second) = orders[1:]
     return passes.flow_along((first, second), (network, by_first, by_second), ends, precision)

@@ -159,7 +159,10 @@ def _backward(
 def _second_order(
     hidden: Parts, weight: Parts, bias: Parts, targets: Parts, left_out: Parts, *, precision: str, blocks: Blocks | None
 ) -> Parts:
-    """Return the sums with two derivatives, along a line in hidden states, weights and biases."""
+    """Return the sums with two derivatives along a line.
+
+    Hidden states, weights and biases move along the line.
+    """
     h, w, b = ([_dense(each) for each in parts] for parts in (hidden, weight, bias))
     value, target, own = h[0], _dense(targets[0]), _dense(left_out[0])
     assert value is not None and w[0] is not None and target is not None  # of a tensor only its derivatives may be None

@@ -1,8 +1,8 @@
-"""Recurrences by the Triton kernels of flash-linear-attention (MIT; github.com/fla-org/flash-linear-attention), for
-training on CUDA.
+"""Run recurrences by flash-linear-attention's Triton kernels, for training on CUDA.
 
-What they compute is what the references in `stability.mechanisms` compute, with queries, keys and values rounded to
-bfloat16. They have a first derivative only: a second one is refused, where the library's own would be silently wrong.
+MIT; github.com/fla-org/flash-linear-attention. Same results as the references in `stability.mechanisms`, with queries,
+keys and values rounded to bfloat16. First derivatives only: a second one is refused; the library's own would be
+silently wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ NEEDED = ("triton", "fla")
 
 
 def lacking(device: torch.device | None = None) -> str | None:
-    """Return in words what the kernels need and is not there; None where they can run. ``device``: the one that they
-    are to run on; None: any that this machine has."""
+    """Return the missing requirement for the kernels, or None.
+
+    ``device`` is the kernels' device; None: any on this machine.
+    """
     if not torch.cuda.is_available():
         return "a CUDA device"
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -32,10 +34,18 @@ def lacking(device: torch.device | None = None) -> str | None:
 
 
 def decayed(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -> Tensor:
-    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), float32.
+    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ.
 
-    ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
-    H of all but v may be 1. Errors: ``RuntimeError`` where the kernels cannot run.
+    (B, H, N, V), float32. B and H may be 1 except in v.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        log_decay: ln a ≤ 0, (B, H, N, K) per key feature, or (B, H, N, 1).
+
+    Raises:
+        RuntimeError: the kernels cannot run.
     """
     if log_decay.shape[-1] > 1:
         run = _kernel("gla", "chunk_gla")
@@ -47,9 +57,19 @@ def decayed(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -
 def delta_rule(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, beta_BHN: Tensor, log_decay: Tensor | None = None
 ) -> Tensor:
-    """Return y_t = S_tᵀ q_t with S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, (B, H, N, V), float32.
+    """Return y_t = S_tᵀ q_t for the delta rule, (B, H, N, V), float32.
 
-    ``log_decay``: ln a as in `decayed`; None: nothing is forgotten. Errors: as there.
+    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        beta_BHN: β.
+        log_decay: ln a as in `decayed`; None: no decay.
+
+    Raises:
+        RuntimeError: the kernels cannot run.
     """
     if log_decay is None:
         run = _kernel("delta_rule", "chunk_delta_rule")
@@ -63,8 +83,10 @@ def delta_rule(
 
 
 def _kernel(op: str, name: str) -> Callable[..., Any]:
-    """Return the library's function ``fla.ops.<op>.<name>``. Errors: ``RuntimeError`` where it cannot run, or is given
-    what is not on the device."""
+    """Return the library's function ``fla.ops.<op>.<name>``.
+
+    ``RuntimeError`` if kernels cannot run, or tensors are not on CUDA.
+    """
     if (what := lacking()) is not None:
         raise RuntimeError(f"impl=fla needs {what}; impl=reference computes the same")
     kernel = getattr(importlib.import_module(f"fla.ops.{op}"), name)
@@ -78,8 +100,10 @@ def _kernel(op: str, name: str) -> Callable[..., Any]:
 
 
 def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, *parts: Tensor) -> Tensor:
-    """Return what a kernel gives of parts (B, H, N, …), which it takes by ``names`` as (B, N, H, …): q, k and v in
-    bfloat16, strengths and decays in float32; q is taken as it is, not over √K."""
+    """Return a kernel's result for parts (B, H, N, …), passed by ``names`` as (B, N, H, …).
+
+    q, k and v in bfloat16, strengths and decays in float32; q is not divided by √K.
+    """
     batch_and_heads = like_BHNV.shape[:2]
     whole = [part.expand(*batch_and_heads, *part.shape[2:]) for part in parts]
     dtypes = [torch.bfloat16 if name in ("q", "k", "v") else torch.float32 for name in names]
@@ -95,14 +119,14 @@ def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, 
 
 
 class _Library(Operation):
-    """An operation whose refusals name the setting that chose the library, whichever of its kernels it is."""
+    """An operation with the setting impl=fla in its error messages, for all kernels."""
 
     def refusal(self, what: str) -> str:
         return f"the kernels of impl=fla have no {what}; impl=reference has one"
 
 
 def _forward(*inputs: Tensor, call: Callable[..., Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return what ``call`` gives, and its graph: the library brings its backward as torch's autograd has it."""
+    """Return the result of ``call``, with its autograd graph for the library's backward."""
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_(part.requires_grad) for part in inputs]
         found = call(*leaves)

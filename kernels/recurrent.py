@@ -1,10 +1,11 @@
-"""Compute recurrences whose state forgets and is written at each position by Triton kernels of ours, chunk by chunk:
-linear attention with decay (Yang et al. 2024, arXiv:2312.06635) and the delta rule in its WY form, with decay or
+"""Compute recurrences with decay or delta rule by our Triton kernels, chunk by chunk.
+
+Linear attention with decay (Yang et al. 2024, arXiv:2312.06635) and the delta rule in its WY form, with decay or
 without (Yang et al. 2024, arXiv:2406.06484; Yang et al. 2025, arXiv:2412.06464).
 
-One program has one head of a sequence and a block of its values' features, and walks over the chunks with the state on
-the chip; within a chunk all is matrix products. Backward walks from the last chunk to the first, with each chunk's
-first state computed anew and kept meanwhile. Sums have one order: the same inputs give the same bits.
+Each program has one head of a sequence and a block of value features, and passes over the chunks with the state on
+chip; within a chunk all is matrix products. Backward passes from the last chunk to the first; each chunk's first state
+is recomputed and stored for it. Sums have a fixed order: same inputs, same bits.
 """
 
 from __future__ import annotations
@@ -32,12 +33,20 @@ STATE_SIZE = 4096  # numbers of the state that a program holds
 def decayed(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor, *, precision: Precision | None = None
 ) -> Tensor:
-    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ, (B, H, N, V), in float32 or wider.
+    """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ.
 
-    ``log_decay``: ln a ≤ 0, (B, H, N, K) with one for each feature of the keys or (B, H, N, 1) with one for all; B and
-    H of all but v may be 1. ``precision``: whether tf32 rounds the factors of matrix products to 10 bits, or ieee
-    nothing; None: tf32 where torch is allowed that much, which is within autocast, too. The state, decays and sums are
-    float32 or wider, whatever q, k and v are. Errors: ``ValueError`` where a head's keys are wider than 256.
+    (B, H, N, V), float32 or wider, and so are state, decays and sums. B and H may be 1 except in v.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        log_decay: ln a ≤ 0, (B, H, N, K) per key feature, or (B, H, N, 1).
+        precision: "tf32" rounds matrix products' factors to 10 bits, "ieee" does not; None: tf32 if torch permits, or
+            within autocast.
+
+    Raises:
+        ValueError: more than 256 key features in a head.
     """
     return _scan(q_BHNK, k_BHNK, v_BHNV, None, log_decay, precision)
 
@@ -51,10 +60,20 @@ def delta_rule(
     *,
     precision: Precision | None = None,
 ) -> Tensor:
-    """Return y_t = S_tᵀ q_t with S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, (B, H, N, V), in float32 or
-    wider.
+    """Return y_t = S_tᵀ q_t for the delta rule, (B, H, N, V), float32 or wider.
 
-    ``log_decay``: ln a as in `decayed`; None: nothing is forgotten. ``precision`` and errors: as there.
+    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ.
+
+    Args:
+        q_BHNK: queries.
+        k_BHNK: keys.
+        v_BHNV: values.
+        beta_BHN: β.
+        log_decay: ln a as in `decayed`; None: no decay.
+        precision: as in `decayed`.
+
+    Raises:
+        ValueError: more than 256 key features in a head.
     """
     return _scan(q_BHNK, k_BHNK, v_BHNV, beta_BHN[..., None], log_decay, precision)
 
@@ -71,21 +90,24 @@ def _scan(
 
 
 def _torchs_precision(device: str) -> Precision:
-    """Return how torch may round the factors of matrix products here. In bfloat16 it would round the state and what the
-    delta rule subtracts, too, by more than 1 % of the result; TF32 keeps q, k and v of bfloat16 as they are."""
+    """Return torch's permitted rounding for matrix products' factors on a device."""
     is_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    # bfloat16 would also round the state and the delta rule's difference, by more than 1 % of the result; TF32
+    # represents bfloat16 q, k and v exactly
     return "tf32" if is_tf32 or torch.is_autocast_enabled(device) else "ieee"
 
 
 def blocks(keys: int, values: int) -> tuple[int, int]:
-    """Return how many features of keys and of values a program takes, padded: all keys, and as many values as leave the
-    state small enough."""
+    """Return a program's padded numbers of key and value features.
+
+    All keys, and as many values as fit with a small enough state.
+    """
     key_block = max(16, triton.next_power_of_2(keys))
     return key_block, min(max(16, STATE_SIZE // key_block), max(16, triton.next_power_of_2(values)))
 
 
 class Plan:
-    """The sizes of one call, and what its kernels are launched with; of tensors as `SCAN` takes them."""
+    """The sizes and launch arguments for one call of `SCAN`."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, beta: Component, log_decay: Component):
         given = [each for each in (q, k, v, beta, log_decay) if each is not None]
@@ -106,7 +128,7 @@ class Plan:
         }
 
     def by_chunks(self, precision: Precision) -> dict[str, Any]:
-        """Return the settings of the kernels that walk by chunks."""
+        """Return the constants for the chunk-wise kernels."""
         rounding = "ieee" if self.dtype == torch.float64 else precision
         return {**self.blocks, "CHUNK": CHUNK, "LEVELS": CHUNK.bit_length() - 1, "PRECISION": rounding}
 
@@ -114,18 +136,18 @@ class Plan:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def launch(self, kernel: Any, *arguments: Any, **settings: Any) -> None:
-        """Launch a kernel, which takes tensors first, then `sizes`, then settings of blocks."""
+        """Launch a kernel with tensors, then `sizes`, then constants."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             kernel[self.grid](*arguments, *self.sizes, **settings)
 
 
 def _laid(tensor: Component) -> Component:
-    """Return the tensor with its features side by side; batch, heads and positions may lie anywhere."""
+    """Return the tensor with contiguous features; any strides otherwise."""
     return tensor if tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _strides(tensors: Sequence[Component]) -> tuple[tuple[int, ...], ...]:
-    """Return the strides of batch, head and position of each tensor; zeros of one that is left out."""
+    """Return each tensor's strides by batch, head and position; zeros for None."""
     return tuple((0, 0, 0) if each is None else each.stride()[:3] for each in tensors)
 
 
@@ -137,7 +159,7 @@ def _forward(*tensors: Any, precision: Precision) -> tuple[Tensor, tuple[Tensor,
 
 
 def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precision: Precision) -> tuple[Component, ...]:
-    """Return the gradients by all tensors that are given, whichever are ``needed``: they come of one walk."""
+    """Return the gradients by all given tensors, even if not needed: one pass computes all."""
     plan, laid, dout = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
     states = plan.empty(plan.batch, plan.heads, triton.cdiv(plan.num, CHUNK), plan.keys, plan.values)
     settings = plan.by_chunks(precision)
@@ -157,8 +179,10 @@ def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precisio
 
 
 def _second_order(*parts: Any, precision: Precision) -> Parts:
-    """Return y, y′ and y″, computed position by position in float32 or wider, whatever ``precision`` says: no matrix
-    products are left."""
+    """Return y, y′ and y″ position by position in float32 or wider.
+
+    Without matrix products, so ``precision`` has no effect.
+    """
     plan = Plan(*(value for value, _, _ in parts))
     filled = [(None,) * 3 if each[0] is None else tuple(map(_laid, _filled(*each))) for each in parts]
     out = plan.empty(3, plan.batch, plan.heads, plan.num, plan.values)
@@ -167,7 +191,7 @@ def _second_order(*parts: Any, precision: Precision) -> Parts:
 
 
 def _filled(value: Tensor, first: Component, second: Component) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the parts with zeros for None, which take no memory."""
+    """Return the parts with zeros (expanded, without memory) for None."""
     zeros = value.new_zeros(value.shape[-1:]).expand(value.shape)
     return value, zeros if first is None else first, zeros if second is None else second
 
