@@ -1,4 +1,4 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 """Run the backward pass of softmax attention on a band.
 

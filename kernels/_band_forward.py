@@ -48,7 +48,7 @@ def forward_kernel(
         v_tile = tile_of(v, position, inside, features, width, v_n)
         s = product(q_tile, tl.trans(k_tile), PRECISION, ACC) * SCALE
         higher = tl.maximum(best, tl.max(tl.where(seen, s, -float("inf")), 1))
-        # of a row that has seen nothing so far the maximum is −∞, by which nothing can be shifted
+        # a row without visible keys so far has maximum −∞, not usable as a shift
         shift = tl.where(higher == -float("inf"), 0.0, higher)
         e = tl.where(seen, tl.exp(s - shift[:, None]), 0.0)
         kept = tl.exp(best - shift)

@@ -72,7 +72,7 @@ def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
         ACC: dtype of the sums.
     """
     a = rounded(a, b.dtype)
-    if INTERPRETED:  # by NumPy, which has no bfloat16
+    if INTERPRETED:  # NumPy has no bfloat16
         a = a.to(ACC)
         b = b.to(ACC)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=ACC)
@@ -186,7 +186,7 @@ def keys_of(
     )
     position = m + GLOBAL
     seen = sees(row[:, None], key[None, :], BEFORE, AFTER)
-    if GLOBAL > 0:  # a window's first key is beyond these tiles, so that none of them is `near` by its number
+    if GLOBAL > 0:  # window keys begin after these tiles, so no global key is in a window by its number
         is_global = number < last_global
         position = tl.where(is_global, number, position)
         inside = (is_global & (number < GLOBAL)) | ((number >= last_global) & inside)

@@ -31,7 +31,7 @@ from kernels._consensus_edges import (
 
 @triton.jit
 def add_to(base, tile_MF, node_M, valid_M, feature_F, num_features, step, WIDE: tl.constexpr):
-    """Add a tile to values stored earlier by the same program, possibly by another thread.
+    """Add a tile to values stored earlier by the same program.
 
     Args:
         base: pointer to a head and sequence.
@@ -43,6 +43,7 @@ def add_to(base, tile_MF, node_M, valid_M, feature_F, num_features, step, WIDE: 
         step: stride between features.
         WIDE: dtype of sums.
     """
+    # another thread may have stored the values
     tl.debug_barrier()
     before_MF = read(base, node_M, valid_M, feature_F, num_features, step, WIDE)
     write(base, before_MF + tile_MF, node_M, valid_M, feature_F, num_features, step)
@@ -89,7 +90,7 @@ def ends_kernel(
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients by the own signal and the own nodes' parts of the edge network.
+    """Write the gradients by the own nodes' signal and edge-network parts.
 
     Shapes (H, K, B, N) and (H, ξ, B, N), the latter zero before: as sources of edges and, for edges in both directions,
     as targets. Tiles as in `flow_kernel`.

@@ -144,7 +144,7 @@ def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
         WIDE: dtype of the sums.
         PRECISION: of float32 products.
     """
-    if INTERPRETED:  # by NumPy, which takes the bits of a bfloat16 for an integer
+    if INTERPRETED:  # NumPy reads a bfloat16's bits as an integer
         return tl.dot(left.to(MATRIX).to(WIDE), right.to(MATRIX).to(WIDE), out_dtype=WIDE)
     return tl.dot(left.to(MATRIX), right.to(MATRIX), input_precision=PRECISION, out_dtype=WIDE)
 
@@ -315,9 +315,10 @@ def edge_network(
     lambda_bias, row, rank, head_width, num_hidden, RANKED: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return α and β (M,) before softplus, and rows of Λ (M, ROWS, K), unnormalised.
+    """Return α and β before softplus, and unnormalised rows of Λ.
 
-    The hidden layer is computed X features at a time. Without Λ (r = 0) β and Λ are undefined.
+    (M,) each, and (M, ROWS, K). The hidden layer is computed X features at a time. Without Λ (r = 0) β and Λ are
+    undefined.
 
     Args:
         at_own … other_step: as in `preactivation`.
@@ -351,9 +352,9 @@ def gradients_of_edge(
     alpha_M, beta_M, lambda_MRK, difference_MK, pull_MK, row, rank, RANKED: tl.constexpr, M: tl.constexpr,
     K: tl.constexpr, ROWS: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Return R·pull (M, K) and the gradients of ⟨R·difference, pull⟩ by α, β and Λ.
+    """Return R·pull (M, K) and the gradients by α, β and Λ.
 
-    Only the given rows of Λ contribute; α's part belongs to row 0.
+    The gradients are those of ⟨R·difference, pull⟩. Only the given rows of Λ contribute; α's part belongs to row 0.
 
     Args:
         alpha_M, beta_M, lambda_MRK: results of `edge_network`.

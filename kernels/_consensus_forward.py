@@ -28,10 +28,10 @@ def flow_kernel(
     X: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MATRIX: tl.constexpr, PRECISION: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Write g (H, K, B, N) for a tile of nodes in one head and sequence.
+    """Write g (H, K, B, N) for one tile of nodes.
 
-    For edges in both directions, the flow of the pair {i, i + offset} is added at i and subtracted at i + offset. The
-    tile then begins ``window`` nodes early, to include all pairs of its nodes.
+    The tile is in one head and sequence. For edges in both directions, the flow of the pair {i, i + offset} is added at
+    i and subtracted at i + offset. The tile then begins ``window`` nodes early, to include all pairs of its nodes.
 
     Args:
         own … turn: inputs as in `arguments`.
@@ -61,7 +61,7 @@ def flow_kernel(
             other, other_M, valid_M, width_K, head_width, other_step, WIDE
         )
         flow_MK = tl.zeros([M, K], WIDE)
-        for direction in range(2 if BOTH else 1):  # in a loop, so that the network is compiled once
+        for direction in range(2 if BOTH else 1):  # a loop compiles the network once
             if direction == 0:
                 at_own, at_other = source, target
             else:

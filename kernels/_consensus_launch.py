@@ -11,11 +11,11 @@ from torch import Tensor
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16")
 LARGEST = {"window": 16, "rank": 16, "hidden": 256, "head width": 128}
-LONGEST = 32  # nodes of a tile, unless its halo asks for more
-COLUMNS = 256  # of Λ that a program holds at once
+LONGEST = 32  # nodes of a tile, unless its halo needs more
+COLUMNS = 256  # of Λ in a program at once
 SLAB = 32  # features of the hidden layer at once
-HELD = 1 << 14  # entries of the gradient by W_Λ that a program holds
-PROGRAMS = 264  # that sum up gradients by weights: two for each multiprocessor of an H100
+HELD = 1 << 14  # entries of the gradient by W_Λ in a program
+PROGRAMS = 264  # for gradients by weights: two per multiprocessor of an H100
 NUM_WARPS = 8
 
 
@@ -107,7 +107,7 @@ def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network
                 f"consensus' kernels are made for a {name} up to {LARGEST[name]}, got {size}; impl=reference takes any"
             )
     nodes = {}
-    for pair in (("own", "other"), ("source", "target")):  # a kernel reads either by one pointer: they share a dtype
+    for pair in (("own", "other"), ("source", "target")):  # a kernel reads both through one pointer, so with one dtype
         dtype = torch.promote_types(*(getattr(ends, name).dtype for name in pair))
         nodes |= {name: _features_lead(getattr(ends, name).to(dtype)) for name in pair}
     masks = {name: getattr(ends, name) for name in ("own_mask", "other_mask")}

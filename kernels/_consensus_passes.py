@@ -49,7 +49,7 @@ def flow(ends: Ends, network: Network, precision: str) -> Tensor:
 def by_ends(
     gradient: Tensor, ends: Ends, network: Network, precision: str, *, from_own: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients by the own signal and the own nodes' parts of the edge network.
+    """Return the gradients by the own nodes' signal and edge-network parts.
 
     The parts as sources and, for edges in both directions, as targets.
 

@@ -77,7 +77,7 @@ def logit_gradient_kernel(
 def hidden_gradient_kernel(
     strip,  # (R, strip_stride): gradients of the logits of the columns first … last − 1
     weight,  # (V, D)
-    out,  # (R, D): added to, but written anew by the first strip
+    out,  # (R, D): added to; overwritten by the first strip
     R,
     D,
     weight_stride,

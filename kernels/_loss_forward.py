@@ -16,7 +16,7 @@ def sums_kernel(
     weight,  # (V, D)
     bias,  # (V)
     targets,  # (R), int64
-    left_out,  # (R), int64: the column that enters neither the log-sum-exp nor the sum, −1 for none
+    left_out,  # (R), int64: the column excluded from log-sum-exp and sum, −1 for none
     out,  # (planes, ranges, R): log-sum-exp, the target's logit, and with LEFT_OUT the sum
     R,
     V,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-PROGRAMS = 512  # as many as fill an H100 a few times over; the ranges of a forward pass are made for them
-STRIP_BYTES = 2**26  # of the gradients of logits that exist at once in a backward pass
+PROGRAMS = 512  # enough to fill an H100 a few times; determines a forward pass's ranges
+STRIP_BYTES = 2**26  # bytes of logit gradients stored at once in a backward pass
 STRIP_SHARE = 8  # … and at most this part of the vocabulary
 
 
@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
     stages: int = 2
 
 
-# What fits into the registers of an H100, as ptxas says (tests/kernels/test_loss.py). A kernel that takes exponentials
-# of what it multiplied holds less at once than one that only multiplies, one of second order, with three sums, least.
+# Sizes within an H100's registers, according to ptxas (tests/kernels/test_loss.py). Largest for products alone, smaller
+# with exponentials of products, smallest for second order, with three sums.
 HALF, ROUNDED = Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 32, 8, 3)
 SINGLE, DOUBLE = Blocks(64, 64, 32, 8, 3), Blocks(32, 32, 16, 4, 2)
 HALF_PRODUCT, ROUNDED_PRODUCT = Blocks(128, 128, 64, 8, 3), Blocks(128, 128, 32, 8, 3)

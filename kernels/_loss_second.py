@@ -93,7 +93,7 @@ def joined(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_b
 
 @triton.jit
 def second_order_kernel(
-    h0,  # (R, D) and its derivatives; what a flag says is not there is never read
+    h0,  # (R, D) and its derivatives; read only with their flag
     h1,
     h2,
     w0,  # (V, D)

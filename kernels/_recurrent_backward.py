@@ -1,6 +1,6 @@
 """Pass over chunks from last to first, with the state's gradient on chip."""
 
-# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# triton declares the types of its language, not those of a kernel's arguments
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def walk_back(
     """
     sequence = tl.program_id(0).to(tl.int64)
     batch, head = sequence // num_heads, sequence % num_heads
-    own_row = (tl.program_id(1) * tl.num_programs(0) + sequence) * num  # of what is summed over blocks of values
+    own_row = (tl.program_id(1) * tl.num_programs(0) + sequence) * num  # in partial sums over value blocks
     key_K = tl.arange(0, KEY_BLOCK)
     value_V = tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     one, decay_W = tl.arange(0, 1), tl.arange(0, DECAY_BLOCK)
@@ -65,14 +65,14 @@ def walk_back(
         state_KV = load_rows(
             states + state_row * value_width, (0, 0, value_width), 0, 0, key_K, key_width, value_V, value_width, DTYPE
         )
-        # what was read and written, as `walk` has it
+        # reads and writes, as in `walk`
         scores_CC, overlaps_CC = pair_products(q_CK, k_CK, log_CW, DECAY_BLOCK > 1, DELTA, CHUNK, LEVELS, PRECISION)
         if DELTA:
             beta_C1 = load_rows(beta, strides[3], batch, head, row_C, num, one, 1, DTYPE)
             inverse_CC = unit_lower_inverse(beta_C1 * overlaps_CC, CHUNK, LEVELS)
             missing_CV = written_CV - product(k_CK * since_CW, state_KV, PRECISION)
             written_CV = product(inverse_CC, beta_C1 * missing_CV, PRECISION)
-        # through the read values and the chunk's last state to what was written
+        # backward through reads and the chunk's last state to the written values
         dscores_CC = product(dread_CV, tl.trans(written_CV), PRECISION)
         dwritten_CV = product(tl.trans(scores_CC), dread_CV, PRECISION)
         dwritten_CV += product(k_CK * until_CW, dstate_KV, PRECISION)
@@ -122,7 +122,7 @@ def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.c
     if not FEATURES_DECAY:
         by_since_CW, by_until_CW = tl.sum(by_since_CK, 1)[:, None], tl.sum(by_until_CK, 1)[:, None]
         by_whole_1W = tl.sum(dwhole_K1, 0)[None, :]
-    # the decay at l is in the first of positions i ≥ l, and in the second of positions j < l
+    # the decay at l is in the first for positions i ≥ l, in the second for positions j < l
     later_CC = is_later(CHUNK)
     from_there_CW = summed(tl.trans(later_CC | is_same(CHUNK)), by_since_CW, FEATURES_DECAY)
     return from_there_CW + summed(later_CC, by_until_CW, FEATURES_DECAY) + by_whole_1W

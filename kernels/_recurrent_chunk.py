@@ -4,7 +4,7 @@ C: positions per chunk; K: key features; W: decays per position, K or 1. Every d
 never a difference of two such sums: no overflow and no lost digits, even for strong decay.
 """
 
-# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# triton declares the types of its language, not those of a kernel's arguments
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def summed(counts_CC, value_CW, MANY: tl.constexpr):
 
 @triton.jit
 def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether j and i are in the first and second half of a block, (C, C).
+    """Return whether j and i are in a block's first and second half, (C, C).
 
     The block has 2·HALF positions. Over HALF = 1, 2, 4, … these are all pairs i > j, each once.
     """
@@ -105,10 +105,10 @@ def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether the decay at l counts between position i and its block's border, (C, C).
+    """Return whether the decay at l counts from position i to its border, (C, C).
 
-    The border is between the block's halves: from the border to i in the second half, from after i to the border in the
-    first.
+    The border is between the halves of i's block: from the border to i in the second half, from after i to the border
+    in the first.
     """
     i_C1, l_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
@@ -132,7 +132,7 @@ def decay_to_border(log_decay_CK, HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def decay_of_pairs(log_decay_C1, CHUNK: tl.constexpr):
-    """Return e^(Σ_{j < l ≤ i} ln a_l) for pairs j ≤ i, 0 for others, (C, C)."""
+    """Return the decays between positions, (C, C): e^(Σ_{j < l ≤ i} ln a_l) for j ≤ i, else 0."""
     later_CC = is_later(CHUNK)
     up_to_CC = later_CC | is_same(CHUNK)
     sum_CC = summed(up_to_CC, tl.where(later_CC, log_decay_C1, 0.0), True)
@@ -144,9 +144,10 @@ def pair_products(
     q_CK, k_CK, log_decay_CW, FEATURES_DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr,
     LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return decayed products q_i·k_j for j ≤ i and k_i·k_j for j < i, (C, C) each.
+    """Return decayed query-key and key-key products, (C, C) each.
 
-    Σ_K q_i k_j e^(Σ_{j < l ≤ i} ln a_l), and the same for k_i; 0 for other pairs. Without ``DELTA`` the second is zero.
+    Σ_K q_i k_j e^(Σ_{j < l ≤ i} ln a_l) for j ≤ i, and Σ_K k_i k_j e^(…) for j < i; 0 for other pairs. Without
+    ``DELTA`` the second is zero.
 
     Args:
         q_CK: queries.
@@ -183,7 +184,7 @@ def pair_gradients(
     q_CK, k_CK, log_decay_CW, scores_CC, overlaps_CC, dscores_CC, doverlaps_CC, FEATURES_DECAY: tl.constexpr,
     DELTA: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of `pair_products` by q (C, K), k (C, K) and ln a (C, W).
+    """Return the gradients of `pair_products` by q, k (C, K) and ln a (C, W).
 
     Args:
         q_CK, k_CK, log_decay_CW: the inputs.

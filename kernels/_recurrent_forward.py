@@ -3,7 +3,7 @@
 Write each position's output, or each chunk's first state.
 """
 
-# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# triton declares the types of its language, not those of a kernel's arguments
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def walk(
             state_row = (sequence * tl.cdiv(num, CHUNK) + first // CHUNK) * key_width
             store_rows(states, state_KV, state_row, key_K, key_width, value_V, value_width)
         k_CK = load_rows(k, strides[1], batch, head, row_C, num, key_K, key_width, DTYPE)
-        q_CK = k_CK  # not read for the states alone
+        q_CK = k_CK  # unused without an output
         if out is not None:
             q_CK = load_rows(q, strides[0], batch, head, row_C, num, key_K, key_width, DTYPE)
         written_CV = load_rows(v, strides[2], batch, head, row_C, num, value_V, value_width, DTYPE)

@@ -1,6 +1,6 @@
 """Compute a recurrence and two derivatives along a line, position by position."""
 
-# triton states the types of its own parts of a kernel, not those that a kernel's code is given
+# triton declares the types of its language, not those of a kernel's arguments
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 

@@ -16,5 +16,5 @@ def rounded(x, DTYPE: tl.constexpr):
     if INTERPRETED and x.dtype == tl.float32 and DTYPE == tl.bfloat16:  # noqa: SIM300
         bits = x.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-        x = tl.where(x == x, nearest, x)  # a NaN's bits could run over
+        x = tl.where(x == x, nearest, x)  # a NaN's bits could overflow
     return x.to(DTYPE)

@@ -1,9 +1,10 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
-"""The kernels by which a branch's output joins the streams: forward, backward and along a line to second order.
+"""Join a branch's output to the streams: forward, backward and second order along a line.
 
-X'_t = X_t + Σ_s mix_st (X_s − X_t) + post_t F where the columns of mix sum to 1 (``DIFFERENCES``), which keeps equal
-streams exactly whatever mix is rounded to; else X'_t = Σ_s mix_st X_s + post_t F. Sums are in float32 or wider.
+X'_t = X_t + Σ_s mix_st (X_s − X_t) + post_t F if mix's columns sum to 1 (``DIFFERENCES``): equal streams stay exactly
+equal under any rounding of mix. Else X'_t = Σ_s mix_st X_s + post_t F. Sums are in float32 or wider. Sizes: N streams,
+NP padded; BLOCK_T tokens and BLOCK_C channels per tile.
 """
 
 import triton
@@ -12,7 +13,18 @@ import triton.language as tl
 
 @triton.jit
 def tile_of(X, token, c, s, T, C, N: tl.constexpr, dtype: tl.constexpr):
-    """Return a tile (tokens, streams, channels) of X (T, N, C)."""
+    """Return a tile (tokens, streams, channels) of X (T, N, C).
+
+    Args:
+        X: pointer.
+        token: tokens.
+        c: channels.
+        s: streams.
+        T: number of tokens.
+        C: number of channels.
+        N: number of streams.
+        dtype: of the tile.
+    """
     there = (token < T)[:, None, None] & (s < N)[None, :, None] & (c < C)[None, None, :]
     place = ((token[:, None] * N + s[None, :]) * C)[:, :, None] + c[None, None, :]
     return tl.load(X + place, there, other=0.0).to(dtype)
@@ -20,7 +32,18 @@ def tile_of(X, token, c, s, T, C, N: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def store_tile(X, x_BSC, token, c, s, T, C, N: tl.constexpr):
-    """Write a tile (tokens, streams, channels) of X (T, N, C)."""
+    """Write a tile (tokens, streams, channels) of X (T, N, C).
+
+    Args:
+        X: pointer.
+        x_BSC: the tile.
+        token: tokens.
+        c: channels.
+        s: streams.
+        T: number of tokens.
+        C: number of channels.
+        N: number of streams.
+    """
     there = (token < T)[:, None, None] & (s < N)[None, :, None] & (c < C)[None, None, :]
     place = ((token[:, None] * N + s[None, :]) * C)[:, :, None] + c[None, None, :]
     tl.store(X + place, x_BSC.to(X.dtype.element_ty), there)
@@ -28,27 +51,59 @@ def store_tile(X, x_BSC, token, c, s, T, C, N: tl.constexpr):
 
 @triton.jit
 def row_of(x_BSC, s, index: tl.constexpr):
-    """Return one stream of a tile."""
+    """Return one stream of a tile.
+
+    Args:
+        x_BSC: the tile.
+        s: its streams.
+        index: the stream.
+    """
     return tl.sum(tl.where((s == index)[None, :, None], x_BSC, 0.0), 1)
 
 
 @triton.jit
 def mix_row(COEFFICIENTS, index: tl.constexpr, token, t, T, N: tl.constexpr):
-    """Return mix_st of one s and each t, (B, T)."""
+    """Return mix_st for one s and each t, (B, T).
+
+    Args:
+        COEFFICIENTS: pointer.
+        index: s.
+        token: tokens.
+        t: streams.
+        T: number of tokens.
+        N: number of streams.
+    """
     place = token[:, None] * (N * (N + 2)) + index * (N + 2) + 1 + t[None, :]
     return tl.load(COEFFICIENTS + place, (token < T)[:, None] & (t < N)[None, :], other=0.0)
 
 
 @triton.jit
 def mix_column(COEFFICIENTS, index: tl.constexpr, token, s, T, N: tl.constexpr):
-    """Return mix_st of one t and each s, (B, S)."""
+    """Return mix_st for one t and each s, (B, S).
+
+    Args:
+        COEFFICIENTS: pointer.
+        index: t.
+        token: tokens.
+        s: streams.
+        T: number of tokens.
+        N: number of streams.
+    """
     place = token[:, None] * (N * (N + 2)) + s[None, :] * (N + 2) + 1 + index
     return tl.load(COEFFICIENTS + place, (token < T)[:, None] & (s < N)[None, :], other=0.0)
 
 
 @triton.jit
 def post_of(COEFFICIENTS, token, t, T, N: tl.constexpr):
-    """Return post_t of each t, (B, T)."""
+    """Return post_t for each t, (B, T).
+
+    Args:
+        COEFFICIENTS: pointer.
+        token: tokens.
+        t: streams.
+        T: number of tokens.
+        N: number of streams.
+    """
     place = token[:, None] * (N * (N + 2)) + t[None, :] * (N + 2) + N + 1
     return tl.load(COEFFICIENTS + place, (token < T)[:, None] & (t < N)[None, :], other=0.0)
 
@@ -58,7 +113,14 @@ def mixed(
     x_BSC, COEFFICIENTS, token, s, T, N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
-    """Return Σ_s mix_st X_s for each t, or Σ_s mix_st (X_s − X_t)."""
+    """Return Σ_s mix_st X_s for each t, or Σ_s mix_st (X_s − X_t).
+
+    Args:
+        x_BSC: the streams.
+        COEFFICIENTS, token, s, T: as in `mix_row`.
+        N, NP, BLOCK_T, BLOCK_C: sizes.
+        DIFFERENCES: the second form.
+    """
     sum_BTC = tl.zeros((BLOCK_T, NP, BLOCK_C), x_BSC.dtype)
     for index in tl.static_range(N):
         x_BC = row_of(x_BSC, s, index)
@@ -72,7 +134,15 @@ def join(
     X, COEFFICIENTS, ADDED, OUT, T, C,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
-    """Write X' (T, N, C) of the streams X (T, N, C), coefficients (T, N, N + 2) and branch outputs F (T, C)."""
+    """Write X' (T, N, C).
+
+    Args:
+        X: streams (T, N, C).
+        COEFFICIENTS: (T, N, N + 2).
+        ADDED: branch outputs F (T, C).
+        OUT: output.
+        T, C, N, NP, BLOCK_T, BLOCK_C, DIFFERENCES: sizes and form.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     c, s = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, NP)
     dtype = COEFFICIENTS.dtype.element_ty
@@ -91,7 +161,15 @@ def join_taylor(
     X, X1, X2, A, A1, A2, F, F1, F2, OUT, OUT1, OUT2, T, C,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
-    """Write X' and its first two derivatives along a line on which streams, coefficients and branch outputs move."""
+    """Write X' and two derivatives along a line.
+
+    Args:
+        X, X1, X2: streams and two derivatives.
+        A, A1, A2: coefficients.
+        F, F1, F2: branch outputs.
+        OUT, OUT1, OUT2: outputs.
+        T, C, N, NP, BLOCK_T, BLOCK_C, DIFFERENCES: sizes and form.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     c, s = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, NP)
     dtype = A.dtype.element_ty
@@ -141,19 +219,26 @@ def join_backward(
     X, COEFFICIENTS, ADDED, G, DX, DCOEFFICIENTS, DADDED, T, C,
     N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients by X, coefficients (0 for pre) and F, given G = dL/dX', in one pass over X and G: a program
-    has all channels of its tokens, so that sums over channels are finished where they begin, in one order."""
+    """Write the gradients by X, coefficients (0 for pre) and F in one pass.
+
+    Args:
+        X, COEFFICIENTS, ADDED: the inputs.
+        G: dL/dX'.
+        DX, DCOEFFICIENTS, DADDED: outputs.
+        T, C, N, NP, BLOCK_T, BLOCK_C, DIFFERENCES: sizes and form.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     s = tl.arange(0, NP)
     dtype = COEFFICIENTS.dtype.element_ty
     post_BT = post_of(COEFFICIENTS, token, s, T, N)
-    lacking_BT = tl.zeros((BLOCK_T, NP), dtype)  # what the columns of mix lack of 1, which X_t itself makes up for
+    lacking_BT = tl.zeros((BLOCK_T, NP), dtype)  # 1 − column sums of mix, the coefficient of X_t itself
     if DIFFERENCES:
         lacking_BT += 1
         for index in tl.static_range(N):
             lacking_BT -= mix_row(COEFFICIENTS, index, token, s, T, N)
     d_post_BT = tl.zeros((BLOCK_T, NP), dtype)
     d_mix_BST = tl.zeros((BLOCK_T, NP, NP), dtype)
+    # one program has all channels of its tokens: sums over channels in a fixed order, without a second pass
     for start in range(0, C, BLOCK_C):
         c = start + tl.arange(0, BLOCK_C)
         live = (token < T)[:, None] & (c < C)[None, :]

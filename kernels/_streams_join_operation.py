@@ -1,4 +1,4 @@
-"""The operation that joins a branch's output to several residual streams, for `kernels.streams`."""
+"""Define the operation to join a branch's output to several residual streams."""
 
 from __future__ import annotations
 

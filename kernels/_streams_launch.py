@@ -1,4 +1,4 @@
-"""What the operations of `kernels.streams` share: what they take, allocations and launches."""
+"""Check inputs, allocate outputs and launch kernels for `kernels.streams`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from kernels.operation import Parts
 
 MOST_STREAMS = 8
-MOST_PERMUTATIONS = 128  # all of five streams: a program holds their weights and matrices whole
+MOST_PERMUTATIONS = 128  # all of five streams; a program holds all weights and matrices
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-TAYLOR_WARPS = 8  # a value and two derivatives fill the registers of twice as many threads
+TAYLOR_WARPS = 8  # a value and two derivatives need twice as many threads' registers
 PRECISIONS = ("ieee", "tf32", "tf32x3")  # of float32 products with the weights
 
 
@@ -21,7 +21,7 @@ def accumulating(x: Tensor) -> torch.dtype:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel, unless there is nothing for it to do."""
+    """Launch a kernel unless its grid is empty."""
     if all(grid):
         kernel[grid](*arguments, **constants)
 
@@ -35,7 +35,16 @@ def dense(*tensors: Tensor) -> list[Tensor]:
 
 
 def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ieee") -> None:
-    """Raise a ``ValueError`` for what the kernels cannot take. ``accumulated``: must have the dtype of sums."""
+    """Check the kernels' inputs.
+
+    Args:
+        x_TSC: streams.
+        accumulated: tensors required in the dtype of sums.
+        precision: one of `PRECISIONS`.
+
+    Raises:
+        ValueError: an unsupported dtype, number of streams or precision.
+    """
     if x_TSC.dtype not in DTYPES:
         raise ValueError(f"streams of {x_TSC.dtype}: the kernels take float64, float32, bfloat16 and float16")
     if not 1 <= x_TSC.shape[1] <= MOST_STREAMS:
@@ -48,7 +57,7 @@ def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ie
 
 
 def filled(parts: Parts) -> list[Tensor]:
-    """Return value and derivatives, laid out densely and all of one dtype, zeros for what is None."""
+    """Return value and derivatives, contiguous and with one dtype, zeros for None."""
     if parts[0] is None:
         raise ValueError("a tensor that has derivatives along a line has a value")
     value = parts[0].contiguous()

@@ -1,10 +1,9 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
-"""Gates and mixing matrices of the residual schemes with several streams, as parts of kernels: values, exact gradients
-and derivatives along a line.
+"""Compute gates and mixing matrices of several streams inside kernels.
 
-Axes of tiles: S streams read, T streams written (both padded), B tokens. Sinkhorn's matrices have the tokens last, so
-that a thread holds whole matrices and sums over their rows and columns without its neighbours.
+Values, exact gradients and derivatives along a line. Axes of tiles: S streams read, T streams written (both padded), B
+tokens. Sinkhorn's matrices have tokens last: a thread holds whole matrices and sums over rows and columns by itself.
 """
 
 import triton
@@ -13,17 +12,25 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return a @ b of two tiles. ``WIDE``: they are float64, of which no tensor core is asked."""
+    """Return a @ b for two tiles.
+
+    Args:
+        a: (I, J).
+        b: (J, L).
+        WIDE: float64 tiles, without tensor cores.
+        PRECISION: of float32 products.
+    """
     return tl.sum(a[:, :, None] * b[None, :, :], 1) if WIDE else tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
 def tanh(z, WIDE: tl.constexpr):
-    """Return tanh z. Where |z| is small, in float32, it is a polynomial: the quotient has lost its digits there."""
+    """Return tanh z, by a polynomial for small |z| in float32."""
     small = tl.exp(-2 * tl.abs(z))
     quotient = (1 - small) / (1 + small)
     found = tl.where(z < 0, -quotient, quotient)
     if not WIDE:
+        # the quotient has lost its digits at small |z|
         square = z * z
         series = z * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
         found = tl.where(tl.abs(z) < 0.125, series, found)
@@ -32,30 +39,46 @@ def tanh(z, WIDE: tl.constexpr):
 
 @triton.jit
 def log_sum(m, AXIS: tl.constexpr):
-    """Return ln Σ exp m over an axis in which not all is −∞."""
+    """Return ln Σ exp m over an axis with at least one finite entry."""
     largest = tl.max(m, AXIS)
     return largest + tl.log(tl.sum(tl.exp(m - tl.expand_dims(largest, AXIS)), AXIS))
 
 
 @triton.jit
 def normalised(m, AXIS: tl.constexpr):
-    """Return exp m over its sum along an axis in which not all is −∞."""
+    """Return exp m over its sum along an axis with at least one finite entry."""
     exponentials = tl.exp(m - tl.expand_dims(tl.max(m, AXIS), AXIS))
     return exponentials / tl.expand_dims(tl.sum(exponentials, AXIS), AXIS)
 
 
 @triton.jit
 def bordered(m_STB, s, t, N: tl.constexpr):
-    """Return the matrices of N streams in the corner of padded ones: 0 in the rest of the diagonal, −∞ beside, so that
-    neither part sees the other."""
+    """Return N-stream matrices in the corner of padded ones, without interaction.
+
+    0 on the rest of the diagonal, −∞ elsewhere.
+
+    Args:
+        m_STB: the padded matrices.
+        s: streams read.
+        t: streams written.
+        N: number of streams.
+    """
     inside, outside = (s < N) & (t < N), (s >= N) & (t >= N)
     return tl.where(inside, m_STB, tl.where(outside, 0.0, float("-inf")))
 
 
 @triton.jit
 def sinkhorn(m_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
-    """Return exp(m − f − g) after K times g = ln Σ_s exp(m − f), f = ln Σ_t exp(m − g), from f = 0: columns, then
-    rows."""
+    """Return exp(m − f − g) after K iterations, columns then rows.
+
+    An iteration is g = ln Σ_s exp(m − f), f = ln Σ_t exp(m − g), from f = 0.
+
+    Args:
+        m_STB: logits.
+        K: iterations.
+        NP: padded streams.
+        B: tokens.
+    """
     f_SB = tl.zeros((NP, B), m_STB.dtype)
     for _ in range(K - 1):
         g_TB = log_sum(m_STB - f_SB[:, None, :], 0)
@@ -66,10 +89,17 @@ def sinkhorn(m_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
-    """Return the gradient by m of ⟨adjoint, sinkhorn(m)⟩: each of the 2K steps in turn, exactly, the last one first. A
-    step is a log-softmax: h ← h − p·Σh, p what it gave.
+    """Return the exact gradient by m of ⟨adjoint, sinkhorn(m)⟩.
 
-    ``HISTORY``: room for (2K, NP, B) numbers of this program's own, where f and g of each iteration wait.
+    The 2K steps are reversed one by one. A step is a log-softmax: h ← h − p·Σh, with p its result.
+
+    Args:
+        m_STB: logits.
+        adjoint_STB: the result's gradient.
+        HISTORY: this program's memory for f and g of each iteration, (2K, NP, B).
+        K: iterations.
+        NP: padded streams.
+        B: tokens.
     """
     place = tl.arange(0, NP)[:, None] * B + tl.arange(0, B)[None, :]
     f_SB = tl.zeros((NP, B), m_STB.dtype)
@@ -79,7 +109,7 @@ def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.const
         tl.store(HISTORY + 2 * k * NP * B + place, f_SB)
         tl.store(HISTORY + (2 * k + 1) * NP * B + place, g_TB)
         f_SB = log_sum(m_STB - g_TB[None, :, :], 1)
-    tl.debug_barrier()  # a number may be read by another thread than the one that wrote it
+    tl.debug_barrier()  # another thread may read the numbers
     h_STB = adjoint_STB * normalised(m_STB - g_TB[None, :, :], 1)
     for step in range(K):
         k = K - 1 - step
@@ -94,8 +124,16 @@ def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.const
 
 @triton.jit
 def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
-    """Return sinkhorn(m) and its first two derivatives along a line. A step y = m − ln Σ exp m has y′ = m′ − ⟨p, m′⟩
-    and y″ = m″ − ⟨p, m″ + y′²⟩."""
+    """Return sinkhorn(m) and two derivatives along a line.
+
+    A step y = m − ln Σ exp m has y′ = m′ − ⟨p, m′⟩ and y″ = m″ − ⟨p, m″ + y′²⟩.
+
+    Args:
+        m_STB, m1_STB, m2_STB: logits and two derivatives.
+        K: iterations.
+        NP: padded streams.
+        B: tokens.
+    """
     f_SB = tl.zeros((NP, B), m_STB.dtype)
     p_STB = m_STB
     for _ in range(K):
@@ -112,8 +150,15 @@ def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B:
 
 @triton.jit
 def softmax_taylor(z, z1, z2):
-    """Return p = softmax z over the last axis of (B, R), p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ +
-    c². What is −∞ in z is 0 in z′ and z″."""
+    """Return softmax z over the last axis (B, R), and two derivatives along a line.
+
+    p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ + c².
+
+    Args:
+        z: logits.
+        z1: z′, 0 if z is −∞.
+        z2: z″, 0 if z is −∞.
+    """
     p = normalised(z, 1)
     c = z1 - tl.sum(p * z1, 1)[:, None]
     q = z2 + c * c
@@ -122,7 +167,13 @@ def softmax_taylor(z, z1, z2):
 
 @triton.jit
 def sigmoid_taylor(z, z1, z2):
-    """Return σ(z) and its first two derivatives along a line."""
+    """Return σ(z) and two derivatives along a line.
+
+    Args:
+        z: z.
+        z1: z′.
+        z2: z″.
+    """
     g = tl.sigmoid(z)
     slope = g * (1 - g)
     return g, slope * z1, slope * (z2 + (1 - 2 * g) * z1 * z1)
@@ -130,7 +181,14 @@ def sigmoid_taylor(z, z1, z2):
 
 @triton.jit
 def tanh_taylor(z, z1, z2, WIDE: tl.constexpr):
-    """Return tanh z and its first two derivatives along a line."""
+    """Return tanh z and two derivatives along a line.
+
+    Args:
+        z: z.
+        z1: z′.
+        z2: z″.
+        WIDE: as in `product`.
+    """
     h = tanh(z, WIDE)
     slope = 1 - h * h
     return h, slope * z1, slope * (z2 - 2 * h * z1 * z1)
@@ -138,7 +196,12 @@ def tanh_taylor(z, z1, z2, WIDE: tl.constexpr):
 
 @triton.jit
 def root_taylor(p, p1, p2, s, s1, s2):
-    """Return y = p/√s and its first two derivatives along a line, p (B, O) and s (B,)."""
+    """Return p/√s and two derivatives along a line.
+
+    Args:
+        p, p1, p2: (B, O).
+        s, s1, s2: (B,).
+    """
     r = 1 / tl.sqrt(s)
     r1 = -0.5 * r * r * r * s1
     r2 = 0.75 * r * r * r * r * r * s1 * s1 - 0.5 * r * r * r * s2

@@ -1,10 +1,10 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
-"""The forward kernels by which a connection reads its streams X (T, N, C): one pass over X gives the logits and the sum
-of squares, their coefficients follow at once, and a second pass, over what the cache still holds, the input of the
-branch, u = Σ_s pre_s X_s.
+"""Read the streams X (T, N, C) of a connection: coefficients and the branch's input.
 
-The coefficients of a token are (N, N + 2) numbers: pre_s, mix_s1 … mix_sN and post_s in row s.
+One pass over X computes the logits and the sum of squares, then the coefficients; a second pass, over cached data,
+computes u = Σ_s pre_s X_s. A token's coefficients are (N, N + 2) numbers: pre_s, mix_s1 … mix_sN and post_s in row s.
+Sizes: NP streams, GP gates, RP mixing logits and OP outputs, padded; BLOCK_T tokens and BLOCK_C channels per tile.
 """
 
 import triton
@@ -15,14 +15,21 @@ from kernels._streams_mixing import bordered, normalised, product, sinkhorn, tan
 
 @triton.jit
 def gate_places(gate, N: tl.constexpr):
-    """Return where in a token's coefficients the gates stand: pre of each stream, then post of each."""
+    """Return the gates' indices in a token's coefficients: pre of each stream, then post."""
     return tl.where(gate < N, gate * (N + 2), (gate - N) * (N + 2) + N + 1)
 
 
 @triton.jit
 def mix_columns(column, R, N: tl.constexpr, NP: tl.constexpr, LITE: tl.constexpr):
-    """Return which of the mixing's logits a column of the padded tile holds, and whether it holds any: as they come (R
-    permutations), or the entries of a padded matrix."""
+    """Return each padded column's mixing logit, and whether there is one.
+
+    Args:
+        column: columns of the padded tile.
+        R: number of logits.
+        N: number of streams.
+        NP: padded streams.
+        LITE: columns are R permutations; else entries of a padded matrix.
+    """
     option, there = column, column < R
     if not LITE:
         option, there = (column // NP) * N + column % NP, (column // NP < N) & (column % NP < N)
@@ -31,7 +38,15 @@ def mix_columns(column, R, N: tl.constexpr, NP: tl.constexpr, LITE: tl.constexpr
 
 @triton.jit
 def read_streams(X, U, pre_BS, token, T, C, N: tl.constexpr, NP: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Write u = Σ_s pre_s X_s of a block of tokens."""
+    """Write u = Σ_s pre_s X_s for a block of tokens.
+
+    Args:
+        X: streams.
+        U: output.
+        pre_BS: coefficients.
+        token: tokens.
+        T, C, N, NP, BLOCK_C: sizes.
+    """
     s = tl.arange(0, NP)
     for start in range(0, C, BLOCK_C):
         c = start + tl.arange(0, BLOCK_C)
@@ -44,8 +59,17 @@ def read_streams(X, U, pre_BS, token, T, C, N: tl.constexpr, NP: tl.constexpr, B
 
 @triton.jit
 def stored_mix(COEFFICIENTS, mix, base, live, s, t, N: tl.constexpr):
-    """Write mixing matrices; ``s``, ``t``: the streams of the tile's entries, ``base``: where each token's numbers
-    begin; all broadcast against the tile."""
+    """Write mixing matrices.
+
+    Args:
+        COEFFICIENTS: output.
+        mix: the tile; all others broadcast against it.
+        base: index of each token's first coefficient.
+        live: whether a token exists.
+        s: streams read.
+        t: streams written.
+        N: number of streams.
+    """
     tl.store(COEFFICIENTS + base + s * (N + 2) + 1 + t, mix, live & (s < N) & (t < N))
 
 
@@ -55,11 +79,19 @@ def read_gated(
     N: tl.constexpr, NP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, LITE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute z = W̃ᵀx/√(mean x² + ε) + bias of x = vec X and from it the coefficients of mHC and mHC-lite; write u, the
-    coefficients, z and 1/√(…).
+    """Write u, coefficients, logits z and 1/√(…) of mHC or mHC-lite.
 
-    W (N·C, 2N + R): the columns of pre, of post and of the mixing. P (R, N²): the permutation matrices (``LITE``); else
-    R = N² logits go through ``K`` iterations of Sinkhorn and Knopp. GP, RP: the gates and the mixing's logits, padded.
+    z = W̃ᵀx/√(mean x² + ε) + bias, x = vec X.
+
+    Args:
+        X: streams.
+        W: (N·C, 2N + R), columns for pre, post and the mixing.
+        BIAS: (2N + R,).
+        P: permutation matrices (R, N²), with ``LITE``.
+        U, COEFFICIENTS, Z, ROOT: outputs.
+        T, C, R, epsilon: sizes and ε.
+        K: Sinkhorn and Knopp's iterations over R = N² logits, without ``LITE``.
+        N, NP, GP, RP, LITE, BLOCK_T, BLOCK_C, WIDE, PRECISION: constants as in the module and `product`.
     """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     live, size, outputs = token < T, N * C, 2 * N + R
@@ -105,7 +137,16 @@ def read_gated(
 
 @triton.jit
 def permutations(P, option, entry, R, N: tl.constexpr, NP: tl.constexpr):
-    """Return P (R, N²) with both axes padded: the options in rows, the entries of padded matrices in columns."""
+    """Return P (R, N²) with both axes padded.
+
+    Args:
+        P: permutation matrices.
+        option: permutations, rows of the tile.
+        entry: entries of padded matrices, its columns.
+        R: number of permutations.
+        N: number of streams.
+        NP: padded streams.
+    """
     s, t = entry[None, :] // NP, entry[None, :] % NP
     return tl.load(P + option[:, None] * (N * N) + s * N + t, (option < R)[:, None] & (s < N) & (t < N), other=0.0)
 
@@ -116,10 +157,21 @@ def read_hyper(
     N: tl.constexpr, NP: tl.constexpr, OP: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute z = W̃ᵀx/√(mean x² + ε) of each stream x and from it the coefficients of hyper-connections, static +
-    amplitude·tanh z; write u, the coefficients, z and 1/√(…). W (C, N + 2), static (N, N + 2), amplitude (N + 2,)."""
+    """Write u, coefficients, logits z and 1/√(…) of hyper-connections.
+
+    z = W̃ᵀx/√(mean x² + ε) for each stream x; the coefficients are static + amplitude·tanh z.
+
+    Args:
+        X: streams.
+        W: (C, N + 2).
+        STATIC: (N, N + 2).
+        AMPLITUDE: (N + 2,).
+        U, COEFFICIENTS, Z, ROOT: outputs.
+        T, C, epsilon: sizes and ε.
+        N, NP, OP, BLOCK_T, BLOCK_C, WIDE, PRECISION: constants as in the module and `product`.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    # each stream of each token is a row of its own; NP of them for a token
+    # each stream of each token is a row; NP rows per token
     flat = tl.arange(0, BLOCK_T * NP)
     stream, outputs = flat % NP, N + 2
     row_token = tl.program_id(0).to(tl.int64) * BLOCK_T + flat // NP

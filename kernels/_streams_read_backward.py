@@ -1,7 +1,10 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
-"""The backward kernels of `kernels._streams_read`, in two passes over X: first the gradient by each token's logits,
-which needs sums over all channels, then those by X and by the weights. No sum depends on the order of programs."""
+"""Compute the gradients of `kernels._streams_read` in two passes over X.
+
+First the gradient by each token's logits, with sums over all channels, then those by X and the weights. No sum depends
+on the order of programs.
+"""
 
 import triton
 import triton.language as tl
@@ -16,7 +19,15 @@ def gradient_of_pre(
     X, DU, token, T, C, N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """Return Σ_c du_c X_sc of a block of tokens, (B, S)."""
+    """Return Σ_c du_c X_sc for a block of tokens, (B, S).
+
+    Args:
+        X: streams.
+        DU: the gradient by u.
+        token: tokens.
+        T, C, N, NP, BLOCK_T, BLOCK_C: sizes.
+        dtype: of the sums.
+    """
     s = tl.arange(0, NP)
     d_pre_BS = tl.zeros((BLOCK_T, NP), dtype)
     for start in range(0, C, BLOCK_C):
@@ -34,8 +45,18 @@ def gated_logits_backward(
     N: tl.constexpr, NP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, LITE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write dz (T, 2N + R) and ⟨dz, z − bias⟩ (T,), which is what the norm's gradient needs, given du and the gradient
-    by the coefficients. Softmax and Sinkhorn's iterations are computed again from z."""
+    """Write dz (T, 2N + R) and ⟨dz, z − bias⟩ (T,), for the norm's gradient.
+
+    Softmax and Sinkhorn's iterations are recomputed from z.
+
+    Args:
+        X, DU: streams, and the gradient by u.
+        COEFFICIENTS, DCOEFFICIENTS: with their gradient.
+        Z, BIAS, P: as in `read_gated`.
+        DZ, ALONG: outputs.
+        HISTORY: memory for `sinkhorn_backward`.
+        T, C, R, N, NP, GP, RP, K, LITE, BLOCK_T, BLOCK_C, WIDE: as in `read_gated`.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK_T
     token = first + tl.arange(0, BLOCK_T)
     live, outputs = token < T, 2 * N + R
@@ -91,7 +112,17 @@ def hyper_logits_backward(
     N: tl.constexpr, NP: tl.constexpr, OP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write the whole gradient by the coefficients, du's part in it, dz (both (T, N, N + 2)) and ⟨dz, z⟩ (T, N)."""
+    """Write the total gradient by the coefficients, dz and ⟨dz, z⟩ (T, N).
+
+    The total includes du's part; total and dz are (T, N, N + 2).
+
+    Args:
+        X, DU: streams, and the gradient by u.
+        DCOEFFICIENTS: the direct gradient by the coefficients.
+        Z, AMPLITUDE: as in `read_hyper`.
+        TOTAL, DZ, ALONG: outputs.
+        T, C, N, NP, OP, BLOCK_T, BLOCK_C, WIDE: as in `read_hyper`.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     s, o = tl.arange(0, NP), tl.arange(0, OP)
     dtype = DZ.dtype.element_ty
@@ -115,12 +146,20 @@ def read_backward(
     N: tl.constexpr, PER_STREAM: tl.constexpr, OP: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dX = (dz Wᵀ)/r − x ⟨dz, y⟩/(r² G) + pre du + through, y = xW/r, r² = mean x² + ε over G numbers, and this
-    program's part of dW = xᵀ dz/r.
+    """Write dX and this program's part of dW.
 
-    A program has some channels of one stream and ``tokens`` of the tokens, number ``program_id(1)`` of such parts.
-    ``PER_STREAM``: each stream is normed by itself, z (T, N, O) and W (C, O); else all together, z (T, O) and W (N·C,
-    O). DW (parts, N·C, O).
+    dX = (dz Wᵀ)/r − x ⟨dz, y⟩/(r² G) + pre du + through and dW = xᵀ dz/r, with y = xW/r, r² = mean x² + ε over G
+    numbers. A program has some channels of one stream and ``tokens`` tokens, part number ``program_id(1)``.
+
+    Args:
+        X, W: streams and weights.
+        DZ, ROOT, ALONG: dz, 1/r and ⟨dz, y⟩.
+        DU, COEFFICIENTS: the gradient by u, and the coefficients.
+        THROUGH: the gradient by the returned X.
+        DX, DW: outputs; DW (parts, N·C, O).
+        T, C, outputs, tokens: sizes; ``tokens`` per part.
+        PER_STREAM: each stream has its own norm, z (T, N, O) and W (C, O); else one norm, z (T, O) and W (N·C, O).
+        N, OP, BLOCK_T, BLOCK_C, WIDE, PRECISION: as in `read_hyper`.
     """
     blocks = tl.cdiv(C, BLOCK_C)
     stream = tl.program_id(0) // blocks

@@ -1,7 +1,9 @@
-# Triton compiles what is here, where a value may stand for a tl.constexpr, and a kernel takes num_warps and the like.
+# Triton compiles this code: values may replace a tl.constexpr, and kernels accept num_warps and other options.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false, reportOperatorIssue=false
-"""The kernels of `kernels._streams_read` along a line, to second order: a tensor T is given as T, T1, T2, its value and
-two derivatives, and so is what they write."""
+"""Compute `kernels._streams_read` along a line, to second order.
+
+Each tensor T is passed and written as T, T1, T2: its value and two derivatives.
+"""
 
 import triton
 import triton.language as tl
@@ -20,7 +22,14 @@ from kernels._streams_read import gate_places, mix_columns, permutations, stored
 
 @triton.jit
 def loaded(A, A1, A2, place, known, dtype: tl.constexpr):
-    """Return three tiles from the same place of a value and its derivatives."""
+    """Return a value and its derivatives as tiles from the same place.
+
+    Args:
+        A, A1, A2: pointers.
+        place: offsets.
+        known: mask.
+        dtype: of the tiles.
+    """
     value = tl.load(A + place, known, other=0.0).to(dtype)
     first = tl.load(A1 + place, known, other=0.0).to(dtype)
     second = tl.load(A2 + place, known, other=0.0).to(dtype)
@@ -29,7 +38,13 @@ def loaded(A, A1, A2, place, known, dtype: tl.constexpr):
 
 @triton.jit
 def product_taylor(x, x1, x2, w, w1, w2, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return xw, (xw)′ and (xw)″."""
+    """Return xw, (xw)′ and (xw)″.
+
+    Args:
+        x, x1, x2: x, x′, x″.
+        w, w1, w2: w, w′, w″.
+        WIDE, PRECISION: as in `product`.
+    """
     value = product(x, w, WIDE, PRECISION)
     first = product(x1, w, WIDE, PRECISION) + product(x, w1, WIDE, PRECISION)
     cross = product(x1, w1, WIDE, PRECISION)
@@ -41,7 +56,14 @@ def product_taylor(x, x1, x2, w, w1, w2, WIDE: tl.constexpr, PRECISION: tl.const
 def read_streams_taylor(
     X, X1, X2, U, U1, U2, pre, pre1, pre2, token, T, C, N: tl.constexpr, NP: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write u = Σ_s pre_s X_s of a block of tokens, u′ and u″."""
+    """Write u = Σ_s pre_s X_s for a block of tokens, u′ and u″.
+
+    Args:
+        X, X1, X2: streams.
+        U, U1, U2: outputs.
+        pre, pre1, pre2: coefficients.
+        token, T, C, N, NP, BLOCK_C: as in `read_streams`.
+    """
     s = tl.arange(0, NP)
     for start in range(0, C, BLOCK_C):
         c = start + tl.arange(0, BLOCK_C)
@@ -60,7 +82,13 @@ def read_streams_taylor(
 
 @triton.jit
 def of_streams(gates, gate, s):
-    """Return the gates of pre, (B, S), from those of pre and post."""
+    """Return pre's gates, (B, S), from those of pre and post.
+
+    Args:
+        gates: (B, GP).
+        gate: their numbers.
+        s: streams.
+    """
     return tl.sum(tl.where(gate[None, :, None] == s[None, None, :], gates[:, :, None], 0.0), 1)
 
 
@@ -70,7 +98,14 @@ def read_gated_taylor(
     N: tl.constexpr, NP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, LITE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write u and the coefficients A of `read_gated` with their derivatives."""
+    """Write u and the coefficients A of `read_gated` with two derivatives.
+
+    Args:
+        X … BIAS2: inputs with two derivatives.
+        P: as in `read_gated`.
+        U, U1, U2, A, A1, A2: outputs.
+        T … PRECISION: as in `read_gated`.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     live, size, outputs = token < T, N * C, 2 * N + R
     gate, column = tl.arange(0, GP), tl.arange(0, RP)
@@ -139,7 +174,15 @@ def read_hyper_taylor(
     N: tl.constexpr, NP: tl.constexpr, OP: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write u and the coefficients A of `read_hyper` with their derivatives; B is static, H the amplitude."""
+    """Write u and the coefficients A of `read_hyper` with two derivatives.
+
+    Args:
+        X … W2: inputs with two derivatives.
+        B, B1, B2: static.
+        H, H1, H2: amplitude.
+        U, U1, U2, A, A1, A2: outputs.
+        T … PRECISION: as in `read_hyper`.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     flat = tl.arange(0, BLOCK_T * NP)
     stream, outputs = flat % NP, N + 2

@@ -1,4 +1,4 @@
-"""The sizes of a connection of several streams, and how kernels pad them and cut them into blocks."""
+"""Choose paddings and block sizes for a connection with several streams."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import triton
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a connection: tokens T, streams N, channels C and logits of the mixing R (0: hyper-connections); and
-    how they are padded and cut into blocks.
+    """A connection's sizes, paddings and blocks.
 
-    Blocks are chosen for 128 threads and tiles that fit their registers; they do not depend on the device, and neither
-    do results.
+    T tokens, N streams, C channels and R mixing logits (0: hyper-connections). Blocks fit 128 threads and their
+    registers; they do not depend on the device, and neither do results.
     """
 
     tokens: int
@@ -24,7 +23,7 @@ class Shape:
 
     @property
     def outputs(self) -> int:
-        """The number of logits of a token, or of each of its streams (hyper-connections)."""
+        """The number of logits per token, or per stream (hyper-connections)."""
         return 2 * self.streams + self.options if self.options else self.streams + 2
 
     @property
@@ -41,7 +40,7 @@ class Shape:
 
     @property
     def block_tokens(self) -> int:
-        """The tokens of a program that reads; all streams of a token are rows of a product in hyper-connections."""
+        """The tokens per reading program; in hyper-connections each stream is a row."""
         return 32 if self.options else 32 // self.padded_streams
 
     @property
@@ -62,13 +61,15 @@ class Shape:
 
     @property
     def column_programs(self) -> int:
-        """The number of blocks of channels, of all streams."""
+        """The number of channel blocks over all streams."""
         return self.streams * triton.cdiv(self.width, self.block_width)
 
     @property
     def parts(self) -> int:
-        """The number of parts of the tokens whose gradients by the weights are added up apart: enough programs for a
-        GPU, not so many that the parts are more than X."""
+        """The number of token parts with separate weight gradients.
+
+        Enough programs for a GPU, without partial gradients larger than X.
+        """
         return max(1, min(triton.cdiv(self.tokens, 256), triton.cdiv(1024, self.column_programs)))
 
     @property

@@ -1,6 +1,8 @@
-"""AdamW's step (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2) in one pass over parameters, gradients and
-state, which also adds up what is asked of a step: ‖g‖, ⟨g,u⟩ and ‖u‖ with u = (θ⁺ − θ)/η, with weight decay and
-without."""
+"""Take AdamW's step and measure its norms and slope in one pass.
+
+Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2. Sums: ‖g‖, ⟨g,u⟩ and ‖u‖ with u = (θ⁺ − θ)/η, with and without
+weight decay.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ NUM_SUMS = 5
 
 @dataclass(frozen=True)
 class Probe:
-    """The account of a step, sums over all entries, float64 on the parameters' device: ⟨g,g⟩, ⟨g,δ⟩, ⟨δ,δ⟩, ⟨g,δ₀⟩ and
-    ⟨δ₀,δ₀⟩, (5,). δ = θ⁺ − θ is the step as it was rounded to the parameters' dtype, δ₀ the one from the same state
-    without weight decay. Of several steps of different parameters the probes add up.
+    """A step's sums over all entries, (5,), float64 on the parameters' device.
 
-    ``lr``: the rate η that u = δ/η is divided by; with several rates the one that they are multiples of.
+    ⟨g,g⟩, ⟨g,δ⟩, ⟨δ,δ⟩, ⟨g,δ₀⟩ and ⟨δ₀,δ₀⟩. δ = θ⁺ − θ is the step after rounding to the parameters' dtype, δ₀ the one
+    from the same state without weight decay. Probes of different parameters can be added. ``lr`` in methods is the rate
+    η in u = δ/η; for several rates, their common base.
     """
 
     sums: Tensor
@@ -60,11 +62,18 @@ def adamw_kernel(
     table, blocks, rates, scalars, sums,
     DTYPE: tl.constexpr, ACC: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Step the entries of one block of one tensor in place, and write its sums, (5,).
+    """Update one block of one tensor in place, and write its sums, (5,).
 
-    ``table``: of each tensor the addresses of θ, g, m and v, and its length; ``blocks``: of each program its tensor and
-    first entry; ``rates``: of each tensor η/(1 − β₁ᵗ) and √(1 − β₂ᵗ), float64;
-    ``scalars``: 1 − β₁, β₂, 1 − β₂, ε, 1 − ηλ, float64, since β near 1 loses its difference from 1 in float32.
+    Args:
+        table: per tensor, addresses of θ, g, m and v, and its length.
+        blocks: per program, its tensor and first entry.
+        rates: per tensor, η/(1 − β₁ᵗ) and √(1 − β₂ᵗ), float64.
+        scalars: 1 − β₁, β₂, 1 − β₂, ε, 1 − ηλ, float64: in float32, 1 − β loses digits for β near 1.
+        sums: output, (programs, 5).
+        DTYPE: of the tensors.
+        ACC: of the arithmetic.
+        ALIGNED: all addresses are multiples of 16.
+        BLOCK: entries per program.
     """
     program = tl.program_id(0)
     tensor, first = tl.load(blocks + 2 * program), tl.load(blocks + 2 * program + 1)
@@ -73,7 +82,7 @@ def adamw_kernel(
     g_at = tl.load(of_tensor + 1).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
     m_at = tl.load(of_tensor + 2).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
     v_at = tl.load(of_tensor + 3).to(tl.pointer_type(DTYPE))  # pyright: ignore[reportArgumentType]
-    if ALIGNED:  # so that neighbours are loaded together
+    if ALIGNED:  # for vectorised loads
         theta_at, g_at = tl.multiple_of(theta_at, 16), tl.multiple_of(g_at, 16)
         m_at, v_at = tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16)
         first = tl.multiple_of(first, BLOCK)
@@ -116,13 +125,25 @@ def adamw_probe(
     epsilon: float,
     weight_decay: float,
 ) -> Probe:
-    """Take one AdamW step in place, as `torch.optim.AdamW` takes it, in one launch for all tensors: m ← m + (1 − β₁)
-    (g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − ηλ)θ − η/(1 − β₁ᵗ) · m/(√v/√(1 − β₂ᵗ) + ε). Return its sums.
+    """Take one AdamW step in place for all tensors in one launch; return its sums.
 
-    ``steps``: of each tensor t ≥ 1, this step included, a scalar of float32. All tensors are on one device and of one
-    dtype: float32 or bfloat16, computed in float32, or float64; none has gaps or repeats in memory. Sums are of blocks
-    in that precision and over blocks in float64, in a fixed order. Errors: ``ValueError`` of one line for what it does
-    not take.
+    As `torch.optim.AdamW`: m ← m + (1 − β₁)(g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − ηλ)θ − η/(1 − β₁ᵗ) · m/(√v/√(1 −
+    β₂ᵗ) + ε). Sums over a block are in the precision below, over blocks in float64, in a fixed order.
+
+    Args:
+        params: θ, all on one device with one dtype: float32 or bfloat16 (computed in float32), or float64; dense in
+            memory.
+        gradients: g.
+        means: m, in the layout of θ.
+        squares: v, in the layout of θ.
+        steps: t ≥ 1 of each tensor including this step, scalar float32.
+        lr: η.
+        betas: β₁ and β₂.
+        epsilon: ε.
+        weight_decay: λ.
+
+    Raises:
+        ValueError: unsupported dtype, device or layout; one line.
     """
     require_device(params[0].device)
     gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
@@ -148,7 +169,7 @@ def adamw_probe(
 
 
 def _laid_like(gradient: Tensor, param: Tensor) -> Tensor:
-    """Return the gradient with its entries in the parameter's order in memory."""
+    """Return the gradient in the parameter's memory order and dtype."""
     if gradient.stride() == param.stride() and gradient.dtype == param.dtype:
         return gradient
     return torch.empty_like(param).copy_(gradient)
@@ -169,7 +190,7 @@ def _check(params: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Return whether the entries fill a stretch of memory, each once, in whatever order of the axes."""
+    """Return whether the entries fill a stretch of memory, each once, in any axis order."""
     filled = 1
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and step != filled:
@@ -179,7 +200,7 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def _table(*columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, bool]:
-    """Return the table and the blocks that `adamw_kernel` reads, and whether every address is a multiple of 16."""
+    """Return `adamw_kernel`'s table and blocks, and whether all addresses are multiples of 16."""
     addresses = tuple(tuple(each.data_ptr() for each in row) for row in zip(*columns, strict=True))
     lengths = tuple(each.numel() for each in columns[0])
     is_aligned = all(address % 16 == 0 for row in addresses for address in row)

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-INTERPRET = "TRITON_INTERPRET"  # as triton reads it when it is imported
+INTERPRET = "TRITON_INTERPRET"  # read by triton on import
 
 
 def is_interpreted() -> bool:

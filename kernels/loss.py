@@ -121,7 +121,7 @@ def _backward(
     constants = _constants("RVD", chosen, precision, hidden)
     to_hidden, to_weight = (_constants(axes, multiplied, precision, hidden) for axes in ("RDV", "VDR"))
     strip_columns = strip_of(rows, columns, hidden.dtype.itemsize, chosen)
-    # Triton's interpreter cuts a number to bfloat16 where a GPU rounds it, and such errors add up
+    # Triton's interpreter truncates to bfloat16 (a GPU rounds), and such errors add up
     strip_dtype = wide(hidden.dtype) if _is_interpreted_half(hidden) else hidden.dtype
     strip = torch.empty(rows, strip_columns, dtype=strip_dtype, device=device)
     feature_blocks = triton.cdiv(width, multiplied.columns)
@@ -165,7 +165,7 @@ def _second_order(
     """
     h, w, b = ([_dense(each) for each in parts] for parts in (hidden, weight, bias))
     value, target, own = h[0], _dense(targets[0]), _dense(left_out[0])
-    assert value is not None and w[0] is not None and target is not None  # of a tensor only its derivatives may be None
+    assert value is not None and w[0] is not None and target is not None  # only derivatives may be None
     columns = len(w[0])
     if not len(value):
         nothing, _ = _forward(value, w[0], b[0], target, own, precision=precision, blocks=blocks)

@@ -50,7 +50,7 @@ class Operation:
 
     def __call__(self, *tensors: Tensor | None, **settings: Any) -> Any:
         given = [tensor for tensor in tensors if tensor is not None]
-        if has_torch_function(given):  # a tensor that carries derivatives of its own: whoever made it knows what to do
+        if has_torch_function(given):  # a tensor class with its own derivatives handles the call
             return handle_torch_function(self, given, *tensors, **settings)
         require_device(given[0].device)
         return _First.apply(self, settings, *tensors)

@@ -100,9 +100,10 @@ def _kernel(op: str, name: str) -> Callable[..., Any]:
 
 
 def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, *parts: Tensor) -> Tensor:
-    """Return a kernel's result for parts (B, H, N, …), passed by ``names`` as (B, N, H, …).
+    """Return a kernel's result for parts (B, H, N, …), passed by ``names``.
 
-    q, k and v in bfloat16, strengths and decays in float32; q is not divided by √K.
+    The library's layout is (B, N, H, …). q, k and v in bfloat16, strengths and decays in float32; q is not divided by
+    √K.
     """
     batch_and_heads = like_BHNV.shape[:2]
     whole = [part.expand(*batch_and_heads, *part.shape[2:]) for part in parts]

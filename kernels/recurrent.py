@@ -25,9 +25,9 @@ from kernels._recurrent_second_order import walk_along_line
 from kernels.operation import Component, Operation, Parts
 
 Precision = Literal["ieee", "tf32"]
-CHUNK = 16  # positions computed at once: what a matrix product takes at least, and its system stays in registers
-WIDEST_KEYS = 256  # of a head, whose state of keys by 16 values then is as large as registers allow
-STATE_SIZE = 4096  # numbers of the state that a program holds
+CHUNK = 16  # positions at once: the smallest matrix product, with its system in registers
+WIDEST_KEYS = 256  # per head: the state, keys by 16 values, then fills the registers
+STATE_SIZE = 4096  # numbers of the state per program
 
 
 def decayed(
@@ -60,9 +60,9 @@ def delta_rule(
     *,
     precision: Precision | None = None,
 ) -> Tensor:
-    """Return y_t = S_tᵀ q_t for the delta rule, (B, H, N, V), float32 or wider.
+    """Return y_t = S_tᵀ q_t for the delta rule, (B, H, N, V).
 
-    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ.
+    S_t = (I − β_t k_t k_tᵀ) Diag(a_t) S_{t−1} + β_t k_t v_tᵀ, in float32 or wider.
 
     Args:
         q_BHNK: queries.
@@ -164,7 +164,7 @@ def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precisio
     states = plan.empty(plan.batch, plan.heads, triton.cdiv(plan.num, CHUNK), plan.keys, plan.values)
     settings = plan.by_chunks(precision)
     plan.launch(walk, *laid, _strides(laid), None, states, **settings)
-    # by q, k, β and ln a each block of values has a part of the gradient: no program waits for another
+    # each value block has its own partial gradients by q, k, β and ln a: no synchronisation between programs
     parts_of_each, sequence = (plan.grid[1], plan.grid[1], 1, plan.grid[1], plan.grid[1]), tensors[2].shape[:3]
     by_each = [
         None if of is None else plan.empty(parts, *sequence, of.shape[3])

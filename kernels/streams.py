@@ -1,13 +1,13 @@
-"""The residual connection of several streams, X (T tokens, N streams, C channels), in two operations.
+"""Compute residual connections with several streams, X (T tokens, N streams, C channels).
 
 `read_gated` (mHC, mHC-lite; Xie et al. 2025, arXiv:2512.24880; Yang & Gao 2026, arXiv:2601.05732) and `read_hyper`
-(hyper-connections; Zhu et al. 2024, arXiv:2409.19606) compute a token's coefficients and what its branch reads, u =
-Σ_s pre_s X_s; `join` adds what the branch gives: X' = mixᵀX + post ⊗ F. Coefficients are (T, N, N + 2) numbers of
-float32 or wider, pre_s, mix_s1 … mix_sN and post_s in row s; X, u and F are float64, float32, bfloat16 or float16.
+(hyper-connections; Zhu et al. 2024, arXiv:2409.19606) compute a token's coefficients and its branch's input u = Σ_s
+pre_s X_s; `join` adds the branch's output: X' = mixᵀX + post ⊗ F. Coefficients (T, N, N + 2) are float32 or wider, with
+pre_s, mix_s1 … mix_sN and post_s in row s; X, u and F are float64, float32, bfloat16 or float16.
 
-Each has its first derivative, exactly (Sinkhorn and Knopp's iterations one by one), and a rule that carries it to
-second order along a line; both are the same from run to run. The reading operations give X back as their third result:
-whoever joins it there has the gradients by all that read X added up while they are written.
+Each has an exact first derivative (Sinkhorn and Knopp's iterations one by one) and a rule for second order along a
+line; both are reproducible. The reading operations return X as their third result: a `join` with this X gets its total
+gradient in one pass.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _read_backward(
     through: Tensor,
     precision: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients by X and, in parts (P, N·C, O) to be added up, by the weights."""
+    """Return the gradient by X, and partial gradients by the weights (P, N·C, O)."""
     dx = empty(x, *x.shape)
     d_weight = empty(root, shape.parts, shape.streams * shape.width, shape.outputs)
     launch(
@@ -217,7 +217,7 @@ def _hyper_backward(
 def _gated_second_order(
     x: Parts, weight: Parts, bias: Parts, p: Parts, *, iterations: int = 0, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
-    """Return u, the coefficients and X with their derivatives along a line."""
+    """Return u, the coefficients and X with two derivatives along a line."""
     (value, *_), (w, *_), (b, *_) = given = [filled(part) for part in (x, weight, bias)]
     require(value, (w, b), precision)
     shape, dtype = _gated_shape(value, w, p[0], iterations), accumulating(value)
@@ -238,7 +238,7 @@ def _gated_second_order(
 def _hyper_second_order(
     x: Parts, weight: Parts, static: Parts, amplitude: Parts, *, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
-    """Return u, the coefficients and X with their derivatives along a line."""
+    """Return u, the coefficients and X with two derivatives along a line."""
     (value, *_), (w, *_), (s, *_), (a, *_) = given = [filled(part) for part in (x, weight, static, amplitude)]
     require(value, (w, s, a), precision)
     shape, dtype = _hyper_shape(value, w), accumulating(value)
