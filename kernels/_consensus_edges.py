@@ -195,7 +195,7 @@ def read_turn(
     turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, FROM_OWN: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return cosine and signed sine of the rotation by each row's target, (M, K) each.
+    """Return cosine and signed sine of each row's target rotation, (M, K) each.
 
     Args:
         turn: (2, K, J).

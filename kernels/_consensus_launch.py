@@ -52,7 +52,7 @@ class Ends(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """The number of other ends per node."""
+        """The number of edges per node in a kernel's loop."""
         if self.window is None:
             return self.other.shape[-1]
         return self.reach if self.both else 2 * self.reach + 1

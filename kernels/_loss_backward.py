@@ -37,6 +37,7 @@ def logit_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    """Write the gradients of a strip's logits; parameters as commented."""
     wide: tl.constexpr = gradient.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R
@@ -91,6 +92,7 @@ def hidden_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    """Add a strip's part to the hidden states' gradient; parameters as commented."""
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     features = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     row_ok, feature_ok = rows < R, features < D
@@ -128,6 +130,7 @@ def weight_gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    """Write the gradients of a strip's weights and biases; parameters as commented."""
     wide = tl.float64 if hidden.dtype.element_ty == tl.float64 else tl.float32
     columns = first + tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     features = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)

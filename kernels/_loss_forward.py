@@ -32,6 +32,7 @@ def sums_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    """Write a vocabulary range's sums for a block of positions; parameters as commented."""
     wide: tl.constexpr = out.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R

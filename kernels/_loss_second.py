@@ -125,6 +125,7 @@ def second_order_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    """Write a vocabulary range's sums and their derivatives; parameters as commented."""
     wide: tl.constexpr = out.dtype.element_ty
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R

@@ -28,7 +28,7 @@ def walk_back(
     DELTA: tl.constexpr, LOG_DECAY: tl.constexpr, DECAY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients by v, and partial gradients by q, k, β and ln a.
+    """Write the gradients by v, and partial gradients by the other inputs.
 
     Programs and arguments as in `_recurrent_forward.walk`; written values are recomputed.
 
@@ -109,7 +109,7 @@ def walk_back(
 
 @triton.jit
 def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the gradient by ln a (C, W) from those by three log decay products.
+    """Return the gradient by ln a from those by three decay logarithms, (C, W).
 
     Args:
         by_since_CK: from the chunk's beginning to each position.

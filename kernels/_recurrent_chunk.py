@@ -26,7 +26,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def load_rows(pointer, strides, batch, head, row_C, num_rows, feature_F, num_features, DTYPE: tl.constexpr):
-    """Return one head's rows as (C, F), with zeros past the last row or feature.
+    """Return one head's rows as (C, F), with zeros beyond the edges.
 
     Args:
         pointer: to the tensor, with contiguous features.
@@ -94,9 +94,9 @@ def summed(counts_CC, value_CW, MANY: tl.constexpr):
 
 @triton.jit
 def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether j and i are in a block's first and second half, (C, C).
+    """Return whether j and i are in one block's first and second half.
 
-    The block has 2·HALF positions. Over HALF = 1, 2, 4, … these are all pairs i > j, each once.
+    (C, C) of i and j; the block has 2·HALF positions. Over HALF = 1, 2, 4, … these are all pairs i > j, each once.
     """
     i_C1, j_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
@@ -105,10 +105,10 @@ def is_across(HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def is_between(HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Return whether the decay at l counts from position i to its border, (C, C).
+    """Return whether the decay at l counts from position i to its border.
 
-    The border is between the halves of i's block: from the border to i in the second half, from after i to the border
-    in the first.
+    (C, C) of i and l. The border is between the halves of i's block: from the border to i in the second half, from
+    after i to the border in the first.
     """
     i_C1, l_1C = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     border_C1 = i_C1 // (2 * HALF) * (2 * HALF) + HALF
@@ -184,7 +184,7 @@ def pair_gradients(
     q_CK, k_CK, log_decay_CW, scores_CC, overlaps_CC, dscores_CC, doverlaps_CC, FEATURES_DECAY: tl.constexpr,
     DELTA: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of `pair_products` by q, k (C, K) and ln a (C, W).
+    """Return the gradients of `pair_products` by q, k and ln a.
 
     Args:
         q_CK, k_CK, log_decay_CW: the inputs.

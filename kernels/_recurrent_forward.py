@@ -54,7 +54,7 @@ def walk(
         q, k, v, beta, log_decay: inputs; β with DELTA, ln a with LOG_DECAY.
         strides: of these five, as in `load_rows`.
         out: output (B, H, N, V), or None.
-        states: output (B, H, M, K, V).
+        states: output (B, H, M, K, V), M chunks.
         num_heads, num, key_width, value_width: sizes.
         DELTA, LOG_DECAY: with delta rule, with decay.
         DECAY_BLOCK: KEY_BLOCK if each feature has its own decay, else 1.

@@ -39,14 +39,14 @@ def tanh(z, WIDE: tl.constexpr):
 
 @triton.jit
 def log_sum(m, AXIS: tl.constexpr):
-    """Return ln Σ exp m over an axis with at least one finite entry."""
+    """Return ln Σ exp m over an axis with a finite entry."""
     largest = tl.max(m, AXIS)
     return largest + tl.log(tl.sum(tl.exp(m - tl.expand_dims(largest, AXIS)), AXIS))
 
 
 @triton.jit
 def normalised(m, AXIS: tl.constexpr):
-    """Return exp m over its sum along an axis with at least one finite entry."""
+    """Return exp m over its sum along an axis with a finite entry."""
     exponentials = tl.exp(m - tl.expand_dims(tl.max(m, AXIS), AXIS))
     return exponentials / tl.expand_dims(tl.sum(exponentials, AXIS), AXIS)
 
@@ -150,9 +150,9 @@ def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B:
 
 @triton.jit
 def softmax_taylor(z, z1, z2):
-    """Return softmax z over the last axis (B, R), and two derivatives along a line.
+    """Return softmax z and two derivatives along a line, (B, R).
 
-    p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ + c².
+    Over the last axis: p′ = p∘c and p″ = p∘(q − ⟨p, q⟩), c = z′ − ⟨p, z′⟩, q = z″ + c².
 
     Args:
         z: logits.

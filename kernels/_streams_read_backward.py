@@ -45,9 +45,9 @@ def gated_logits_backward(
     N: tl.constexpr, NP: tl.constexpr, GP: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, LITE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write dz (T, 2N + R) and ⟨dz, z − bias⟩ (T,), for the norm's gradient.
+    """Write dz and ⟨dz, z − bias⟩ for the norm's gradient.
 
-    Softmax and Sinkhorn's iterations are recomputed from z.
+    Shapes (T, 2N + R) and (T,). Softmax and Sinkhorn's iterations are recomputed from z.
 
     Args:
         X, DU: streams, and the gradient by u.

@@ -190,7 +190,7 @@ def _check(params: Sequence[Tensor], means: Sequence[Tensor], squares: Sequence[
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Return whether the entries fill a stretch of memory, each once, in any axis order."""
+    """Return whether the entries fill a stretch of memory, each once."""
     filled = 1
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1 and step != filled:

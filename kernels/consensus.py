@@ -13,7 +13,7 @@ u_j) and g_i = Σ_j R_ij ρ(j)ᵀ(u_i − v_j). For signals rotated by ρ these 
 The step u − η·g, rotations and products per node are computed by torch. Axes: H heads, K head width, B batch, N
 positions, J context positions, X = ξ hidden features per edge, S = 2 scalars α, β (1 at rank 0), Y = r·K. Features lead
 and nodes are contiguous. A tile of nodes with w more before it holds every pair with a node in the tile: each edge is
-computed once, or twice for w rows in each of M tiles. Nothing is added by atomics, so results are reproducible.
+computed once, except twice in w of a tile's M rows. Nothing is added by atomics, so results are reproducible.
 Backward and second order recompute the edge weights.
 
 ``precision`` of products with W_Λ: "ieee" and "tf32x3" retain float32; "tf32" and "bf16" round the factors and sum in

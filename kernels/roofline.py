@@ -56,8 +56,8 @@ class Device:
         return "memory" if is_memory else "compute"
 
 
-# NVIDIA's data sheets of the H100 and the H200 Tensor Core GPU (SXM), whose tensor-core rates are with sparsity: here
-# half of them. Shared memory: "Tuning CUDA Applications for Hopper", 1.4.2.3 (228 KiB; a block has at most 227).
+# NVIDIA's data sheets for the H100 and H200 Tensor Core GPU (SXM). Their tensor-core rates assume sparsity and are
+# halved here. Shared memory: "Tuning CUDA Applications for Hopper", 1.4.2.3 (228 KiB; a block has at most 227).
 HOPPER = {"float32": 67 * TERA, "tf32": 494.7 * TERA, "bf16": 989.4 * TERA}
 H100 = Device("H100 SXM", 3.35 * TERA, HOPPER, 132, 228 * 1024, 227 * 1024)
 H200 = Device("H200", 4.8 * TERA, HOPPER, 132, 228 * 1024, 227 * 1024)

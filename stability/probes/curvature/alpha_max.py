@@ -180,7 +180,7 @@ def _measure_steps(
 def step_terms(name: str) -> dict[str, Any]:
     """Return an optimizer's name and its non-default step attributes of `AbstractOptimizer`.
 
-    {} if the step is the rate times a function of gradient and state, and no parameter is frozen.
+    {} if the step is the rate times a function of gradient and state, and α_max holds no part of the state fixed.
     """
     part = Registry("optimizers").load(name)
     told = {key: getattr(part, key) for key in ("linear_in_lr", "is_multiplier", "first_step_zero", "frozen")}

@@ -42,7 +42,7 @@ def full_protocol(curvature: CurvatureSpec) -> str:
 def spec_of(protocol: str) -> CurvatureSpec | None:
     """Return the settings behind a file's numbers, or None if obsolete.
 
-    Obsolete: an unknown field or value. Fields newer than the file get the behaviour of their time (`BEFORE`), else the
+    Obsolete: an unknown field or value. A field newer than the file gets its earlier behaviour: `BEFORE`, or the
     default.
     """
     try:

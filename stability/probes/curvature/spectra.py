@@ -149,7 +149,7 @@ def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
     result, points = step.result, probe.curvature.spectra.profile_points
     critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
-    # densely up to the smaller mark, evenly beyond the larger
+    # a dense grid to 1.3 × the smaller mark, a coarser one to 1.3 × the larger
     even = [end * (index / points) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(points + 1)]
     alphas = sorted({-0.15 * max(marks), *even})
     losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)

@@ -78,9 +78,9 @@ def unmask(
 ) -> Iterator[None]:
     """Fill one masked position in every sequence per step; filled ones stay.
 
-    The token is drawn from the model's tempered distribution at the position. Choices of ours: the position is chosen
-    by the untempered distribution, and ties in float32 (all positions of an all-mask sequence, for a model with
-    relative positions only) go to the leftmost.
+    Choices of ours, not specified in the paper: the token is drawn from the model's tempered distribution at the
+    position; the position is chosen by the untempered distribution; ties in float32 (all positions of an all-mask
+    sequence, for a model with relative positions only) go to the leftmost.
 
     Args:
         clean_probs: tokens (B, N) → token probabilities (B, N, V).

@@ -124,7 +124,7 @@ def pdmm(
 
     Args:
         problem: the network.
-        rho: ρ > 0.
+        rho: the penalty ρ.
         iterations: T.
         schedule: "synchronous" (an iteration updates all nodes from the previous state), or "asynchronous" (an
             iteration is N updates of one uniformly drawn node from the current state).
