@@ -204,7 +204,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
 
 
 def _stepped(run: RunSpec) -> tuple[str, ...]:
-    """Return the samplers with a ``steps`` setting of a run's objective."""
+    """Return a run's possible samplers with a ``steps`` setting."""
     return Registry("objectives").load(run.objective.name).stepped
 
 
@@ -321,7 +321,7 @@ def _sample(
 
 
 def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
-    """Describe the checkpoint's samples without any randomness between them; "" if none."""
+    """Describe a checkpoint's necessarily identical samples, in words; "" if none."""
     return kind_of(run).equal_samples(run, spec, resolved_sampler(run, spec))
 
 

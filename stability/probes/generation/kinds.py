@@ -60,7 +60,7 @@ class Kind(Protocol):
         ...
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
-        """Describe the checkpoint's samples without any randomness between them; "" if none.
+        """Describe a checkpoint's necessarily identical samples, in words; "" if none.
 
         Args:
             run: the run's spec.
