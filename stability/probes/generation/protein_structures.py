@@ -99,7 +99,7 @@ def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndar
 
 
 def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name: str, folder: Path) -> Iterator[None]:
-    """Write ``folder/sample_<i>.cif``, yielding after each; the folder is replaced atomically.
+    """Write ``folder/sample_<i>.cif``, yielding after each; replace the folder once complete.
 
     Args:
         decoding: the decoder.
