@@ -100,7 +100,8 @@ def grid_table(
     """Return a table with one row per place, series in the study's order.
 
     Args:
-        title, caption: as printed.
+        title: as printed.
+        caption: as printed.
         rows: with ``order`` (`Study.probed`), ``seed`` and the places' columns.
         places: identify the table's rows; first columns.
         measures: remaining columns.

@@ -125,10 +125,10 @@ def _pieces(word: str, width: int, separators: tuple[str, ...]) -> list[str]:
 
 
 def without_folders(command: str) -> str:
-    """Return a recorded command with only the last names of paths: ``data.path=/home/me/x.txt`` becomes
-    ``data.path=x.txt``.
+    """Return a recorded command with only the last names of paths.
 
-    Paths below the working folder and names like ``openai/gpt2`` are unchanged.
+    ``data.path=/home/me/x.txt`` becomes ``data.path=x.txt``. Paths below the working folder and names like
+    ``openai/gpt2`` are unchanged.
     """
     program, *words = re.split(r" (?=[+~]*\w[\w.]*=)", command)
     return " ".join([*(_last_name(word) for word in program.split(" ")), *map(_value_without_folders, words)])

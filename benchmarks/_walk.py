@@ -145,8 +145,7 @@ class _Walker(ast.NodeVisitor):
             self._assign(target, node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        """Follow names assigned a followed value, and followed names derived from themselves, e.g. ``spec =
-        completed(spec)``."""
+        """Follow names assigned a followed value, and names derived from themselves: ``spec = completed(spec)``."""
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             for name, part in zip(target.elts, value.elts, strict=True):
                 self._assign(name, part)

@@ -13,7 +13,7 @@ JOINERS = "\u200c\u200d"  # required by Persian, Indic scripts and emoji; they m
 
 
 def visible(text: object, keep: str = "") -> str:
-    """Return the text with each control character escaped, e.g. ``\\x1b``.
+    r"""Return the text with each control character escaped, e.g. ``\x1b``.
 
     Args:
         text: Any text. C0 and C1 controls, DEL, marks of direction (U+202A–U+202E, U+2066–U+2069), separators of lines,

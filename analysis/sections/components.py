@@ -48,8 +48,7 @@ def generative_component_tables(study: Study) -> list[Table]:
 
 
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
-    """Return the tables of the total ``nll`` (a column) and its summands over ``runs``; ``about`` begins the
-    caption."""
+    """Return the tables of the total ``nll`` (a column) and its summands; ``about`` begins the caption."""
     parts = {name.capitalize(): column for name, column in parts_of(runs, nll).items() if len(finished(runs, column))}
     if not parts:
         return []

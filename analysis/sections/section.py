@@ -117,7 +117,7 @@ def by_phase(
 
 
 def numbered(name: str, number: int) -> str:
-    """Return the name of a figure or of its continuation: ``curves``, ``curves-1``, …"""
+    """Return the name of a figure or of its continuation: ``curves``, ``curves-1``."""
     return f"{name}-{number}" if number else name
 
 
