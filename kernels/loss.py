@@ -70,7 +70,7 @@ def _forward(
     precision: str,
     blocks: Blocks | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    tensors, flags = _given(hidden, weight, bias, targets, left_out)
+    tensors, flags = _launch_arguments(hidden, weight, bias, targets, left_out)
     hidden, weight = tensors[:2]
     chosen, planes = blocks or blocks_of(hidden.dtype, precision), 2 if left_out is None else 3
     if not len(hidden):
@@ -106,7 +106,7 @@ def _backward(
     blocks: Blocks | None,
 ) -> tuple[Component, ...]:
     """Return the gradients of hidden states, weights and biases, strip by strip."""
-    tensors, flags = _given(hidden, weight, bias, targets, left_out)
+    tensors, flags = _launch_arguments(hidden, weight, bias, targets, left_out)
     (hidden, weight), gradient = tensors[:2], gradient.contiguous()
     chosen = blocks or blocks_of(hidden.dtype, precision)
     multiplied = blocks or product_blocks_of(hidden.dtype, precision)
@@ -205,7 +205,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: An
     kernel[grid](*arguments, **constants)
 
 
-def _given(
+def _launch_arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, left_out: Tensor | None
 ) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
     """Return a logit kernel's first five arguments, and flags for bias and left-out columns.

@@ -95,12 +95,12 @@ def ablation_tables_beside(study: Study) -> list[Table]:
         return ablation_tables(study)
     numbers = published.numbers(published.ABLATION)
     return [
-        _beside(table, numbers) if table.title == f"Ablation of {PAPER_PART}" else table
+        _add_paper_rows(table, numbers) if table.title == f"Ablation of {PAPER_PART}" else table
         for table in ablation_tables(study)
     ]
 
 
-def _beside(table: Table, numbers: Frame) -> Table:
+def _add_paper_rows(table: Table, numbers: Frame) -> Table:
     """Return a table with the paper's rows below its own."""
     over = [text for text, span in table.groups for _ in range(span)][1:]
     fields = {heading: field for field, heading in PAPER_HEADINGS.items()}

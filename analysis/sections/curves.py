@@ -62,10 +62,10 @@ def median_curves(rows: Frame, width: int) -> dict[Key, Frame]:
     low, high = lines.T.groupby(own).min().T, lines.T.groupby(own).max().T
     found = {key: pd.DataFrame({"median": middle[key], "low": low[key], "high": high[key]}) for key in low}
     none = next(iter(found.values())).iloc[:0]
-    return {key: _known(found[key]) if key in found else none for key in keys}
+    return {key: _drop_unreached(found[key]) if key in found else none for key in keys}
 
 
-def _known(line: Frame) -> Frame:
+def _drop_unreached(line: Frame) -> Frame:
     """Return the steps reached by a run; the median only if finite."""
     line = line[line["low"].notna()]
     return line.assign(median=line["median"].where(np.isfinite(line["median"])))

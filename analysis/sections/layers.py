@@ -31,7 +31,7 @@ CONSENSUS, ATTENTION = "consensus", "attention"
 RULE = INTERVAL_RULES[POSITIVE]
 
 
-def _of(column: str) -> Callable[[Frame], Column]:
+def _median_of(column: str) -> Callable[[Frame], Column]:
     return over_rows(lambda rows: rows[column])
 
 
@@ -39,19 +39,19 @@ def _left(quantity: str) -> Callable[[Frame], Column]:
     return over_rows(lambda rows: rows[f"{quantity}_after"] / rows[f"{quantity}_before"])
 
 
-GAIN, VARIANCE = Measure("gain", _of("gain"), four_digits), Measure("variance", _left("variance"), percent)
+GAIN, VARIANCE = Measure("gain", _median_of("gain"), four_digits), Measure("variance", _left("variance"), percent)
 CONSENSUS_MEASURES = (
-    Measure("λ_max", _of("largest")),
-    Measure("1/(2λ_max)", _of("step_limit")),
-    Measure("1−2ηλ ≥ 0", _of("non_oscillating"), percent, SHARE),
-    Measure("Fiedler", _of("fiedler")),
-    Measure("lower", _of("fiedler_low")),
-    Measure("upper", _of("fiedler_high")),
+    Measure("λ_max", _median_of("largest")),
+    Measure("1/(2λ_max)", _median_of("step_limit")),
+    Measure("1−2ηλ ≥ 0", _median_of("non_oscillating"), percent, SHARE),
+    Measure("Fiedler", _median_of("fiedler")),
+    Measure("lower", _median_of("fiedler_low")),
+    Measure("upper", _median_of("fiedler_high")),
     GAIN,
     Measure("energy", _left("energy"), percent),
     VARIANCE,
 )
-ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _of("second_eigenvalue"), four_digits), VARIANCE)
+ATTENTION_MEASURES = (GAIN, Measure("second |λ|", _median_of("second_eigenvalue"), four_digits), VARIANCE)
 QK_MEASURES = tuple(
     Measure(label, over_rows(lambda rows, column=column: rows[column], how))
     for column in ("norm", "condition")

@@ -216,7 +216,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
         for ax, (_, first, second) in zip(line, PANELS, strict=True):
             for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
                 ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
-            _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
+            _panel(ax, _select(part, first), None if second is None else _select(part, second), colors)
         line[0].set_ylabel(wrapped(name, 18), fontweight="bold")
     for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
         ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
@@ -227,7 +227,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _of(rows: Frame, key: tuple[str, str]) -> Frame:
+def _select(rows: Frame, key: tuple[str, str]) -> Frame:
     return rows[(rows["matrix"] == key[0]) & (rows["quantity"] == key[1])]
 
 

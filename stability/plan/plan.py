@@ -57,7 +57,11 @@ class Plan:
         corpus, is_read = (cache.prepare_for_plan if spec.dry_run else _prepare)(spec.data, pool / "cache")
         corpus = as_read(corpus, spec.objective, pool, for_plan=spec.dry_run)
         objective = build_objective(spec, corpus.format)
-        kinds = tuple(ResolvedRun(name_kind(run, label), run, corpus.format) for label, run in runs)
+        shared = {"data_fingerprint": corpus.fingerprint}
+        kinds = tuple(
+            ResolvedRun(name_kind(run, label), run.model_copy(update=shared | {"lr_peak": own[0]}), corpus.format)
+            for (label, run), own in zip(runs, spec.rates(), strict=True)
+        )
         spec, notes = resolve_weights(spec, kinds, pool / "cache")
         plan = cls(spec, corpus, is_read, objective, kinds, spec.points(corpus.fingerprint), notes)
         check_rules(OF_PLAN, plan)

@@ -10,6 +10,7 @@ import torch
 from stability.config.curvature import CurvatureSpec
 from stability.config.parts import part
 from stability.plan.plan import Plan
+from stability.plan.resolved import name_kind
 from stability.training.machine import peak_memory_mb
 from sweeps import dry_run
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
@@ -153,3 +154,13 @@ def test_a_kinds_time_and_memory_are_its_own(tmp_path):
         assert 0 < cost.timing.step_s < cost.timing.train_s
         assert cost.timing.after_s > 0
         assert 50 < cost.timing.memory_mb < (peak_mb - 300 if Path("/proc/self/clear_refs").exists() else peak_mb + 1)
+
+
+def test_the_run_of_a_kind_is_one_of_the_plans_runs_at_its_lowest_rate(tmp_path):
+    """So a plan times steps that are trained, not a rate at which an optimizer's matrices overflow."""
+    spec, _ = make_sweep(tmp_path, "optimizer=[adamw,sgd]", "lr=[1e-2,1e-3]")
+    plan = Plan.of(spec)
+    assert len(plan.kinds) == 4
+    for kind in plan.kinds:
+        runs = [run for label, run in plan.points if name_kind(run, label) == kind.name]
+        assert kind.spec == min(runs, key=lambda run: (run.lr_peak, run.seed))
