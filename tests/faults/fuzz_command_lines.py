@@ -27,6 +27,8 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
+from hydra.core.config_store import ConfigStore
+
 from stability.cli.conf import conf_dir
 from stability.cli.entry import run_entry
 from tests.reading import compose
@@ -162,6 +164,7 @@ class Sandbox:
     def _without_work(self) -> Iterator[None]:
         """Nothing is trained, measured, drawn, asked over the network or prepared."""
         replaced: dict[str, Any] = {
+            "stability.registry._plugins": {},
             "stability.corpora.cache.prepare": self._prepare,
             "stability.corpora.cache.prepare_for_plan": lambda part, cache_dir: (self._prepare(part, cache_dir), True),
             "sweeps.dry_run.describe": lambda *args: "a plan",
@@ -174,6 +177,9 @@ class Sandbox:
         with contextlib.ExitStack() as stack:
             for name, value in replaced.items():
                 stack.enter_context(mock.patch(name, value))
+            # plugins of other tests in this process are no choices here
+            repo = {key: value for key, value in ConfigStore.instance().repo.items() if key.startswith(("hydra", "_"))}
+            stack.enter_context(mock.patch.object(ConfigStore.instance(), "repo", repo))
             yield
 
     def _prepare(self, part: Any, cache_dir: Path) -> Any:
