@@ -244,7 +244,7 @@ def _bounds(case: Case) -> str:
     if traffic is None:
         return "".join(f"{'--':>20}" for _ in DEVICES)
     cells = [
-        f"{device.seconds(traffic, case.precision) * 1e3:.3f} ms {device.bound_by(traffic, case.precision)}"
+        f"{device.seconds(traffic, case.precision) * 1e3:.3f} ms {device.find_bottleneck(traffic, case.precision)}"
         for device in DEVICES
     ]
     return "".join(f"{cell:>20}" for cell in cells)

@@ -34,7 +34,7 @@ from benchmarks._machine import machine
 from benchmarks._training import Size, interleaved, training
 from stability.config.parts import settings_of
 from stability.mechanisms import AbstractRecurrent, MixerShape
-from stability.models.auxiliary import parted
+from stability.models.auxiliary import split_loss
 from stability.registry import Registry, add_plugin
 
 LAYERS, HEADS = 4, 4
@@ -129,7 +129,7 @@ def alone(net: nn.Module, size: Size, device: str) -> Callable[[], None]:
     def call() -> None:
         for mixer in mixers:
             losses: list[Any] = []
-            y_BND = parted(mixer(x_BND), losses)
+            y_BND = split_loss(mixer(x_BND), losses)
             (y_BND.square().mean() + sum(each_B.mean() for each_B in losses)).backward()
             mixer.zero_grad()
             x_BND.grad = None

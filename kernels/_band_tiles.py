@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._rounding import INTERPRETED, rounded
+from kernels._rounding import INTERPRETED, round_to
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def product(a, b, PRECISION: tl.constexpr, ACC: tl.constexpr):
         PRECISION: of float32 products.
         ACC: dtype of the sums.
     """
-    a = rounded(a, b.dtype)
+    a = round_to(a, b.dtype)
     if INTERPRETED:  # NumPy has no bfloat16
         a = a.to(ACC)
         b = b.to(ACC)
@@ -108,7 +108,7 @@ def store_tile(base, position, inside, features, width, step, tile):
         tile: (P, F).
     """
     at = base + position.to(tl.int64)[:, None] * step + features[None, :]
-    tl.store(at, rounded(tile, base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
+    tl.store(at, round_to(tile, base.dtype.element_ty), mask=inside[:, None] & (features < width)[None, :])
 
 
 @triton.jit

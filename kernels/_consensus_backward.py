@@ -14,7 +14,6 @@ from kernels._consensus_edges import (
     gaussian_cdf,
     gaussian_density,
     gradients_of_edge,
-    moved_down,
     other_end,
     place_of_program,
     preactivation,
@@ -23,8 +22,9 @@ from kernels._consensus_edges import (
     read_lambda_weight,
     read_turn,
     read_vector,
-    turned,
-    turned_back,
+    rotate,
+    rotate_back,
+    shift_down,
     write,
 )
 
@@ -140,7 +140,7 @@ def ends_kernel(
                     turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, FROM_OWN,
                     WIDE,
                 )  # fmt: skip
-                apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
+                apart_MK = rotate_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
@@ -151,7 +151,7 @@ def ends_kernel(
                     alpha_M, beta_M, lambda_MRK, apart_MK, pull_MK, row, rank, RANKED, M, K, ROWS, SMALLEST,
                 )  # fmt: skip
                 if TURNED:
-                    of_rows_MK = turned(of_rows_MK, cos_MK, sin_MK, width_K, head_width, M, K)
+                    of_rows_MK = rotate(of_rows_MK, cos_MK, sin_MK, width_K, head_width, M, K)
                 drawn_MK += of_rows_MK
                 for first in range(0, num_hidden, X):
                     hidden_X = first + tl.arange(0, X)
@@ -169,11 +169,11 @@ def ends_kernel(
                     by_z_MX = by_hidden_MX * (gaussian_cdf(z_MX) + z_MX * gaussian_density(z_MX))
                     add_to(by_at_own, by_z_MX, own_M, kept_M, hidden_X, num_hidden, own_step, WIDE)
                     if BOTH:
-                        at_right_MX = moved_down(by_z_MX, step + 1, M, X)
+                        at_right_MX = shift_down(by_z_MX, step + 1, M, X)
                         add_to(by_at_other, at_right_MX, own_M, kept_M, hidden_X, num_hidden, own_step, WIDE)
         by_own_MK += drawn_MK
         if BOTH:
-            by_own_MK -= moved_down(drawn_MK, step + 1, M, K)
+            by_own_MK -= shift_down(drawn_MK, step + 1, M, K)
     write(by_own + h * head_width * own_step + b * num_own, by_own_MK, own_M, kept_M, width_K, head_width, own_step)
 
 
@@ -241,7 +241,7 @@ def weights_kernel(
                         turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, tl.constexpr(True),
                         WIDE,
                     )  # fmt: skip
-                    apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
+                    apart_MK = rotate_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
                     lambda_weight, lambda_bias, row, rank, head_width, num_hidden, RANKED, M, K, X, ROWS, WIDE,

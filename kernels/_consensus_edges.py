@@ -150,7 +150,7 @@ def product(left, right, MATRIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
 
 
 @triton.jit
-def moved_down(tile_MF, distance, M: tl.constexpr, F: tl.constexpr):
+def shift_down(tile_MF, distance, M: tl.constexpr, F: tl.constexpr):
     """Return the tile moved down by ``distance`` rows; zeros in the first rows.
 
     Args:
@@ -216,7 +216,7 @@ def read_turn(
 
 
 @triton.jit
-def with_halves_swapped(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+def swap_halves(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
     """Return the tile with its feature halves exchanged: column k from k ± d_H/2.
 
     Args:
@@ -232,7 +232,7 @@ def with_halves_swapped(tile_MK, width_K, head_width, M: tl.constexpr, K: tl.con
 
 
 @triton.jit
-def turned(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+def rotate(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
     """Return each row rotated by ρ(j), j its target (Eq. 42).
 
     Args:
@@ -244,11 +244,11 @@ def turned(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.
         M: rows.
         K: columns.
     """
-    return tile_MK * cos_MK + with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
+    return tile_MK * cos_MK + swap_halves(tile_MK, width_K, head_width, M, K) * sin_MK
 
 
 @triton.jit
-def turned_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
+def rotate_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K: tl.constexpr):
     """Return each row rotated back by ρ(j)ᵀ, j its target.
 
     Args:
@@ -260,7 +260,7 @@ def turned_back(tile_MK, cos_MK, sin_MK, width_K, head_width, M: tl.constexpr, K
         M: rows.
         K: columns.
     """
-    return tile_MK * cos_MK - with_halves_swapped(tile_MK, width_K, head_width, M, K) * sin_MK
+    return tile_MK * cos_MK - swap_halves(tile_MK, width_K, head_width, M, K) * sin_MK
 
 
 @triton.jit

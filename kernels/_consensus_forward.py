@@ -8,13 +8,13 @@ import triton.language as tl
 from kernels._consensus_edges import (
     edge_is_valid,
     edge_network,
-    moved_down,
     other_end,
     place_of_program,
     read,
     read_turn,
+    rotate_back,
+    shift_down,
     softplus,
-    turned_back,
     write,
 )
 
@@ -72,7 +72,7 @@ def flow_kernel(
                     turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, tl.constexpr(True),
                     WIDE,
                 )  # fmt: skip
-                apart_MK = turned_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
+                apart_MK = rotate_back(difference_MK, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 alpha_M, beta_M, lambda_MRK = edge_network(
                     at_own, at_other, own_M, other_M, valid_M, own_step, other_step, scalar_weight, scalar_bias,
@@ -88,6 +88,6 @@ def flow_kernel(
                     flow_MK += tl.sum(along_MR[:, :, None] * lambda_MRK, 1)
         g_MK += flow_MK
         if BOTH:
-            g_MK -= moved_down(flow_MK, step + 1, M, K)
+            g_MK -= shift_down(flow_MK, step + 1, M, K)
     kept_M = (own_M >= tile * (M - halo)) & (own_M < num_own)
     write(out + h * head_width * own_step + b * num_own, g_MK, own_M, kept_M, width_K, head_width, own_step)

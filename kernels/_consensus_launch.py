@@ -38,7 +38,7 @@ class Ends(NamedTuple):
     window: int | None
     turn: Tensor | None = None
 
-    def swapped(self) -> Ends:
+    def swap(self) -> Ends:
         """Return the ends with source and target exchanged."""
         return Ends(
             self.other, self.own, self.target, self.source, self.other_mask, self.own_mask, self.both, self.window,
@@ -79,7 +79,7 @@ class Network(NamedTuple):
         return 0 if self.lambda_weight is None else self.lambda_weight.shape[1] // head_width
 
 
-def checked(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network]:
+def check_inputs(ends: Ends, network: Network, precision: str) -> tuple[Ends, Network]:
     """Return ends and network in the kernels' layout and dtypes.
 
     Features lead, nodes are contiguous.

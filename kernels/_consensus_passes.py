@@ -46,7 +46,7 @@ def flow(ends: Ends, network: Network, precision: str) -> Tensor:
     return out
 
 
-def by_ends(
+def compute_end_gradients(
     gradient: Tensor, ends: Ends, network: Network, precision: str, *, from_own: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the gradients by the own nodes' signal and edge-network parts.
@@ -80,7 +80,7 @@ def by_ends(
     return by_own, by_source.to(ends.source.dtype), by_target.to(ends.target.dtype) if ends.both else None
 
 
-def by_network(gradient: Tensor, ends: Ends, network: Network, precision: str) -> tuple[Component, ...]:
+def compute_network_gradients(gradient: Tensor, ends: Ends, network: Network, precision: str) -> tuple[Component, ...]:
     """Return the gradients by the network's four tensors, summed over the programs' parts.
 
     Args:
@@ -124,7 +124,7 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
         precision: of products with W_Λ.
     """
     network, tiles = networks[0], tiles_for(ends, networks[0])
-    stacked = {name: _stacked([getattr(part, name) for part in networks]) for name in Network._fields}
+    stacked = {name: _stack([getattr(part, name) for part in networks]) for name in Network._fields}
     outs = [empty(ends.own.shape, ends.own) for _ in range(3)]
     names = ("own", "other", "source", "target")
     nodes = {
@@ -146,7 +146,7 @@ def flow_along(derivatives: tuple[Ends, Ends], networks: tuple[Network, ...], en
     return outs[0], outs[1], outs[2]
 
 
-def _stacked(parts: list[Component]) -> Component:
+def _stack(parts: list[Component]) -> Component:
     """Return a weight's value and two derivatives along a new leading axis, or None."""
     value = parts[0]
     return None if value is None else torch.stack([torch.zeros_like(value) if p is None else p for p in parts])

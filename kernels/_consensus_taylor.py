@@ -12,7 +12,6 @@ from kernels._consensus_edges import (
     edge_is_valid,
     gaussian_cdf,
     gaussian_density,
-    moved_down,
     other_end,
     place_of_program,
     preactivation,
@@ -22,9 +21,10 @@ from kernels._consensus_edges import (
     read_lambda_weight,
     read_turn,
     read_vector,
+    rotate_back,
+    shift_down,
     sigmoid,
     softplus,
-    turned_back,
     write,
 )
 
@@ -203,9 +203,9 @@ def flow_along_kernel(
                     turn, own_M, other_M, valid_M, width_K, head_width, num_targets, direction, tl.constexpr(True),
                     WIDE,
                 )  # fmt: skip
-                e0 = turned_back(d0, cos_MK, sin_MK, width_K, head_width, M, K)
-                e1 = turned_back(d1, cos_MK, sin_MK, width_K, head_width, M, K)
-                e2 = turned_back(d2, cos_MK, sin_MK, width_K, head_width, M, K)
+                e0 = rotate_back(d0, cos_MK, sin_MK, width_K, head_width, M, K)
+                e1 = rotate_back(d1, cos_MK, sin_MK, width_K, head_width, M, K)
+                e2 = rotate_back(d2, cos_MK, sin_MK, width_K, head_width, M, K)
             for row in range(0, rank_or_one, ROWS):
                 a0 = tl.zeros([M], WIDE) + tl.load(scalar_bias).to(WIDE)
                 a1 = tl.zeros([M], WIDE) + tl.load(scalar_bias + of_scalars).to(WIDE)
@@ -259,9 +259,9 @@ def flow_along_kernel(
                     f0, f1, f2 = f0 + p0, f1 + p1, f2 + p2
         g0, g1, g2 = g0 + f0, g1 + f1, g2 + f2
         if BOTH:
-            g0 -= moved_down(f0, step + 1, M, K)
-            g1 -= moved_down(f1, step + 1, M, K)
-            g2 -= moved_down(f2, step + 1, M, K)
+            g0 -= shift_down(f0, step + 1, M, K)
+            g1 -= shift_down(f1, step + 1, M, K)
+            g2 -= shift_down(f2, step + 1, M, K)
     kept_M = (own_M >= tile * (M - halo)) & (own_M < num_own)
     at_out = h * head_width * own_step + b * num_own
     write(out + at_out, g0, own_M, kept_M, width_K, head_width, own_step)

@@ -76,7 +76,7 @@ def line_block(
 
 
 @triton.jit
-def joined(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_bend):
+def merge(scale, mean, spread, bend, part_scale, part_mean, part_spread, part_bend):
     """Return the four running numbers of two parts together.
 
     They are Σe, the mean of z′ under p, Σe(z′ − mean)² and Σe·z″.
@@ -190,7 +190,7 @@ def second_order_kernel(
         part_mean = tl.sum(e * z1, 1) / nonzero(part_scale)
         away = z1 - part_mean[:, None]
         shrunk = tl.exp(maximum - base)
-        scale, mean, spread, bend = joined(
+        scale, mean, spread, bend = merge(
             scale * shrunk,
             mean,
             spread * shrunk,

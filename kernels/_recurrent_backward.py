@@ -15,7 +15,7 @@ from kernels._recurrent_chunk import (
     pair_products,
     product,
     store_rows,
-    summed,
+    sum_counted,
     unit_lower_inverse,
 )
 from kernels._recurrent_forward import decays_of_chunk
@@ -124,5 +124,5 @@ def gradient_by_decays(by_since_CK, by_until_CK, dwhole_K1, FEATURES_DECAY: tl.c
         by_whole_1W = tl.sum(dwhole_K1, 0)[None, :]
     # the decay at l is in the first for positions i ≥ l, in the second for positions j < l
     later_CC = is_later(CHUNK)
-    from_there_CW = summed(tl.trans(later_CC | is_same(CHUNK)), by_since_CW, FEATURES_DECAY)
-    return from_there_CW + summed(later_CC, by_until_CW, FEATURES_DECAY) + by_whole_1W
+    from_there_CW = sum_counted(tl.trans(later_CC | is_same(CHUNK)), by_since_CW, FEATURES_DECAY)
+    return from_there_CW + sum_counted(later_CC, by_until_CW, FEATURES_DECAY) + by_whole_1W

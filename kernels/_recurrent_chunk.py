@@ -76,7 +76,7 @@ def is_same(CHUNK: tl.constexpr):
 
 
 @triton.jit
-def summed(counts_CC, value_CW, MANY: tl.constexpr):
+def sum_counted(counts_CC, value_CW, MANY: tl.constexpr):
     """Return Σ_l value_l over the counted positions l for each position i, (C, W).
 
     Args:
@@ -135,7 +135,7 @@ def decay_of_pairs(log_decay_C1, CHUNK: tl.constexpr):
     """Return the decays between positions, (C, C): e^(Σ_{j < l ≤ i} ln a_l) for j ≤ i, else 0."""
     later_CC = is_later(CHUNK)
     up_to_CC = later_CC | is_same(CHUNK)
-    sum_CC = summed(up_to_CC, tl.where(later_CC, log_decay_C1, 0.0), True)
+    sum_CC = sum_counted(up_to_CC, tl.where(later_CC, log_decay_C1, 0.0), True)
     return tl.where(up_to_CC, tl.exp(sum_CC), 0.0)
 
 
@@ -222,7 +222,7 @@ def pair_gradients(
             dk_CK += product(of_overlaps_CC + tl.trans(of_overlaps_CC), k_CK, PRECISION)
             by_log_CC += doverlaps_CC * overlaps_CC
         # a pair (i, j) counts for the decays at j < l ≤ i
-        from_there_CC = summed(tl.trans(later_CC | is_same(CHUNK)), by_log_CC, True)
+        from_there_CC = sum_counted(tl.trans(later_CC | is_same(CHUNK)), by_log_CC, True)
         dlog_CW = tl.sum(tl.where(later_CC, from_there_CC, 0.0), 1)[:, None]
     return dq_CK, dk_CK, dlog_CW
 

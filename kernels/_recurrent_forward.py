@@ -17,7 +17,7 @@ from kernels._recurrent_chunk import (
     pair_products,
     product,
     store_rows,
-    summed,
+    sum_counted,
     unit_lower_inverse,
 )
 
@@ -35,8 +35,8 @@ def decays_of_chunk(log_CW, CHUNK: tl.constexpr, DECAY_BLOCK: tl.constexpr):
         DECAY_BLOCK: W.
     """
     later_CC = is_later(CHUNK)
-    since_CW = summed(later_CC | is_same(CHUNK), log_CW, DECAY_BLOCK > 1)
-    after_CW = summed(tl.trans(later_CC), log_CW, DECAY_BLOCK > 1)
+    since_CW = sum_counted(later_CC | is_same(CHUNK), log_CW, DECAY_BLOCK > 1)
+    after_CW = sum_counted(tl.trans(later_CC), log_CW, DECAY_BLOCK > 1)
     return tl.exp(since_CW), tl.exp(after_CW), tl.exp(tl.sum(log_CW, 0))[:, None]
 
 

@@ -10,7 +10,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
-def rounded(x, DTYPE: tl.constexpr):
+def round_to(x, DTYPE: tl.constexpr):
     """Return ``x`` in ``DTYPE``; float32 to bfloat16 rounds to nearest, ties to even."""
     # the interpreter's own cast truncates: twice the error, always towards zero
     if INTERPRETED and x.dtype == tl.float32 and DTYPE == tl.bfloat16:  # noqa: SIM300

@@ -109,7 +109,7 @@ def post_of(COEFFICIENTS, token, t, T, N: tl.constexpr):
 
 
 @triton.jit
-def mixed(
+def mix_streams(
     x_BSC, COEFFICIENTS, token, s, T, N: tl.constexpr, NP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     DIFFERENCES: tl.constexpr,
 ):  # fmt: skip
@@ -149,7 +149,7 @@ def join(
     x_BSC = tile_of(X, token, c, s, T, C, N, dtype)
     live = (token < T)[:, None] & (c < C)[None, :]
     f_BC = tl.load(ADDED + token[:, None] * C + c[None, :], live, other=0.0).to(dtype)
-    out_BTC = mixed(x_BSC, COEFFICIENTS, token, s, T, N, NP, BLOCK_T, BLOCK_C, DIFFERENCES)
+    out_BTC = mix_streams(x_BSC, COEFFICIENTS, token, s, T, N, NP, BLOCK_T, BLOCK_C, DIFFERENCES)
     out_BTC += post_of(COEFFICIENTS, token, s, T, N)[:, :, None] * f_BC[:, None, :]
     if DIFFERENCES:
         out_BTC += x_BSC

@@ -56,7 +56,7 @@ def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ie
             raise ValueError(f"weights and coefficients of {tensor.dtype}: give {accumulating(x_TSC)}")
 
 
-def filled(parts: Parts) -> list[Tensor]:
+def fill_missing(parts: Parts) -> list[Tensor]:
     """Return value and derivatives, contiguous and with one dtype, zeros for None."""
     if parts[0] is None:
         raise ValueError("a tensor that has derivatives along a line has a value")

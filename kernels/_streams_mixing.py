@@ -45,14 +45,14 @@ def log_sum(m, AXIS: tl.constexpr):
 
 
 @triton.jit
-def normalised(m, AXIS: tl.constexpr):
+def normalise(m, AXIS: tl.constexpr):
     """Return exp m over its sum along an axis with a finite entry."""
     exponentials = tl.exp(m - tl.expand_dims(tl.max(m, AXIS), AXIS))
     return exponentials / tl.expand_dims(tl.sum(exponentials, AXIS), AXIS)
 
 
 @triton.jit
-def bordered(m_STB, s, t, N: tl.constexpr):
+def pad_matrices(m_STB, s, t, N: tl.constexpr):
     """Return N-stream matrices in the corner of padded ones, without interaction.
 
     0 on the rest of the diagonal, −∞ elsewhere.
@@ -84,7 +84,7 @@ def sinkhorn(m_STB, K: tl.constexpr, NP: tl.constexpr, B: tl.constexpr):
         g_TB = log_sum(m_STB - f_SB[:, None, :], 0)
         f_SB = log_sum(m_STB - g_TB[None, :, :], 1)
     g_TB = log_sum(m_STB - f_SB[:, None, :], 0)
-    return normalised(m_STB - g_TB[None, :, :], 1)
+    return normalise(m_STB - g_TB[None, :, :], 1)
 
 
 @triton.jit
@@ -110,14 +110,14 @@ def sinkhorn_backward(m_STB, adjoint_STB, HISTORY, K: tl.constexpr, NP: tl.const
         tl.store(HISTORY + (2 * k + 1) * NP * B + place, g_TB)
         f_SB = log_sum(m_STB - g_TB[None, :, :], 1)
     tl.debug_barrier()  # another thread may read the numbers
-    h_STB = adjoint_STB * normalised(m_STB - g_TB[None, :, :], 1)
+    h_STB = adjoint_STB * normalise(m_STB - g_TB[None, :, :], 1)
     for step in range(K):
         k = K - 1 - step
         g_TB = tl.load(HISTORY + (2 * k + 1) * NP * B + place)
-        rows_STB = normalised(m_STB - g_TB[None, :, :], 1)
+        rows_STB = normalise(m_STB - g_TB[None, :, :], 1)
         h_STB -= rows_STB * tl.sum(h_STB, 1)[:, None, :]
         f_SB = tl.load(HISTORY + 2 * k * NP * B + place)
-        columns_STB = normalised(m_STB - f_SB[:, None, :], 0)
+        columns_STB = normalise(m_STB - f_SB[:, None, :], 0)
         h_STB -= columns_STB * tl.sum(h_STB, 0)[None, :, :]
     return h_STB
 
@@ -138,11 +138,11 @@ def sinkhorn_taylor(m_STB, m1_STB, m2_STB, K: tl.constexpr, NP: tl.constexpr, B:
     p_STB = m_STB
     for _ in range(K):
         g_TB = log_sum(m_STB - f_SB[:, None, :], 0)
-        p_STB = normalised(m_STB - f_SB[:, None, :], 0)
+        p_STB = normalise(m_STB - f_SB[:, None, :], 0)
         m1_STB -= tl.sum(p_STB * m1_STB, 0)[None, :, :]
         m2_STB -= tl.sum(p_STB * (m2_STB + m1_STB * m1_STB), 0)[None, :, :]
         f_SB = log_sum(m_STB - g_TB[None, :, :], 1)
-        p_STB = normalised(m_STB - g_TB[None, :, :], 1)
+        p_STB = normalise(m_STB - g_TB[None, :, :], 1)
         m1_STB -= tl.sum(p_STB * m1_STB, 1)[:, None, :]
         m2_STB -= tl.sum(p_STB * (m2_STB + m1_STB * m1_STB), 1)[:, None, :]
     return p_STB, p_STB * m1_STB, p_STB * (m2_STB + m1_STB * m1_STB)
@@ -159,7 +159,7 @@ def softmax_taylor(z, z1, z2):
         z1: z′, 0 if z is −∞.
         z2: z″, 0 if z is −∞.
     """
-    p = normalised(z, 1)
+    p = normalise(z, 1)
     c = z1 - tl.sum(p * z1, 1)[:, None]
     q = z2 + c * c
     return p, p * c, p * (q - tl.sum(p * q, 1)[:, None])

@@ -10,7 +10,7 @@ Sizes: NP streams, GP gates, RP mixing logits and OP outputs, padded; BLOCK_T to
 import triton
 import triton.language as tl
 
-from kernels._streams_mixing import bordered, normalised, product, sinkhorn, tanh
+from kernels._streams_mixing import normalise, pad_matrices, product, sinkhorn, tanh
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def read_streams(X, U, pre_BS, token, T, C, N: tl.constexpr, NP: tl.constexpr, B
 
 
 @triton.jit
-def stored_mix(COEFFICIENTS, mix, base, live, s, t, N: tl.constexpr):
+def store_mix(COEFFICIENTS, mix, base, live, s, t, N: tl.constexpr):
     """Write mixing matrices.
 
     Args:
@@ -122,15 +122,15 @@ def read_gated(
     tl.store(COEFFICIENTS + base[:, None] + place[None, :], gates, live[:, None] & (gate < 2 * N)[None, :])
     s, entry = tl.arange(0, NP), tl.arange(0, NP * NP)
     if LITE:
-        weights = normalised(tl.where(there[None, :], z_mix, float("-inf")), 1)
+        weights = normalise(tl.where(there[None, :], z_mix, float("-inf")), 1)
         matrices = permutations(P, column, entry, R, N, NP).to(dtype)
         mix = product(weights, matrices, WIDE, "ieee")
-        stored_mix(COEFFICIENTS, mix, base[:, None], live[:, None], entry[None, :] // NP, entry[None, :] % NP, N)
+        store_mix(COEFFICIENTS, mix, base[:, None], live[:, None], entry[None, :] // NP, entry[None, :] % NP, N)
     else:
         from_STB, to_STB = s[:, None, None], s[None, :, None]
-        logits = bordered(tl.reshape(tl.trans(z_mix), (NP, NP, BLOCK_T)), from_STB, to_STB, N)
+        logits = pad_matrices(tl.reshape(tl.trans(z_mix), (NP, NP, BLOCK_T)), from_STB, to_STB, N)
         mix = sinkhorn(logits, K, NP, BLOCK_T)
-        stored_mix(COEFFICIENTS, mix, base[None, None, :], live[None, None, :], from_STB, to_STB, N)
+        store_mix(COEFFICIENTS, mix, base[None, None, :], live[None, None, :], from_STB, to_STB, N)
     pre_BS = tl.sum(tl.where(gate[None, :, None] == s[None, None, :], gates[:, :, None], 0.0), 1)
     read_streams(X, U, pre_BS, token, T, C, N, NP, BLOCK_C)
 

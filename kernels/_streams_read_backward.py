@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels._streams_join import tile_of
-from kernels._streams_mixing import bordered, normalised, product, sinkhorn_backward, tanh
+from kernels._streams_mixing import normalise, pad_matrices, product, sinkhorn_backward, tanh
 from kernels._streams_read import gate_places, mix_columns, permutations
 
 
@@ -81,7 +81,7 @@ def gated_logits_backward(
         option, there = mix_columns(column, R, N, NP, LITE)
         known = live[:, None] & there[None, :]
         z = tl.load(Z + row[:, None] + 2 * N + option[None, :], known, other=0.0)
-        weights = normalised(tl.where(there[None, :], z, float("-inf")), 1)
+        weights = normalise(tl.where(there[None, :], z, float("-inf")), 1)
         from_stream, to_stream = entry[None, :] // NP, entry[None, :] % NP
         inside = live[:, None] & (from_stream < N) & (to_stream < N)
         d_mix = tl.load(
@@ -99,7 +99,7 @@ def gated_logits_backward(
         z = tl.load(Z + row[None, None, :] + 2 * N + option, inside, other=0.0)
         d_mix = tl.load(DCOEFFICIENTS + base[None, None, :] + from_STB * (N + 2) + 1 + to_STB, inside, other=0.0)
         room = HISTORY + tl.program_id(0).to(tl.int64) * (2 * K * NP * BLOCK_T)
-        dz = sinkhorn_backward(bordered(z, from_STB, to_STB, N), d_mix, room, K, NP, BLOCK_T)
+        dz = sinkhorn_backward(pad_matrices(z, from_STB, to_STB, N), d_mix, room, K, NP, BLOCK_T)
         y = z - tl.load(BIAS + 2 * N + option, (from_STB < N) & (to_STB < N), other=0.0)
         tl.store(DZ + row[None, None, :] + 2 * N + option, dz, inside)
         along += tl.sum(tl.sum(tl.where(inside, dz * y, 0.0), 0), 0)

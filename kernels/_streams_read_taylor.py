@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels._streams_mixing import (
-    bordered,
+    pad_matrices,
     product,
     root_taylor,
     sigmoid_taylor,
@@ -17,11 +17,11 @@ from kernels._streams_mixing import (
     softmax_taylor,
     tanh_taylor,
 )
-from kernels._streams_read import gate_places, mix_columns, permutations, stored_mix
+from kernels._streams_read import gate_places, mix_columns, permutations, store_mix
 
 
 @triton.jit
-def loaded(A, A1, A2, place, known, dtype: tl.constexpr):
+def load_tiles(A, A1, A2, place, known, dtype: tl.constexpr):
     """Return a value and its derivatives as tiles from the same place.
 
     Args:
@@ -70,7 +70,7 @@ def read_streams_taylor(
         live = (token < T)[:, None] & (c < C)[None, :]
         there = live[:, None, :] & (s < N)[None, :, None]
         place = ((token[:, None] * N + s[None, :]) * C)[:, :, None] + c[None, None, :]
-        x, x1, x2 = loaded(X, X1, X2, place, there, pre.dtype)
+        x, x1, x2 = load_tiles(X, X1, X2, place, there, pre.dtype)
         u = tl.sum(pre[:, :, None] * x, 1)
         u1 = tl.sum(pre1[:, :, None] * x + pre[:, :, None] * x1, 1)
         u2 = tl.sum(pre2[:, :, None] * x + 2 * pre1[:, :, None] * x1 + pre[:, :, None] * x2, 1)
@@ -81,7 +81,7 @@ def read_streams_taylor(
 
 
 @triton.jit
-def of_streams(gates, gate, s):
+def select_pre_gates(gates, gate, s):
     """Return pre's gates, (B, S), from those of pre and post.
 
     Args:
@@ -120,25 +120,25 @@ def read_gated_taylor(
     for start in range(0, size, BLOCK_C):
         g = start + tl.arange(0, BLOCK_C)
         inside = live[:, None] & (g < size)[None, :]
-        x, x1, x2 = loaded(X, X1, X2, token[:, None] * size + g[None, :], inside, dtype)
+        x, x1, x2 = load_tiles(X, X1, X2, token[:, None] * size + g[None, :], inside, dtype)
         s0 += x * x
         s1 += 2 * x * x1
         s2 += 2 * (x1 * x1 + x * x2)
         row = g[:, None].to(tl.int64) * outputs
         known = (g < size)[:, None] & (gate < 2 * N)[None, :]
-        w, w1, w2 = loaded(W, W1, W2, row + gate[None, :], known, dtype)
+        w, w1, w2 = load_tiles(W, W1, W2, row + gate[None, :], known, dtype)
         y, y1, y2 = product_taylor(x, x1, x2, w, w1, w2, WIDE, PRECISION)
         g0, g1, g2 = g0 + y, g1 + y1, g2 + y2
         known = (g < size)[:, None] & there[None, :]
-        w, w1, w2 = loaded(W, W1, W2, row + 2 * N + option[None, :], known, dtype)
+        w, w1, w2 = load_tiles(W, W1, W2, row + 2 * N + option[None, :], known, dtype)
         y, y1, y2 = product_taylor(x, x1, x2, w, w1, w2, WIDE, PRECISION)
         m0, m1, m2 = m0 + y, m1 + y1, m2 + y2
     q0, q1, q2 = tl.sum(s0, 1) / size + epsilon, tl.sum(s1, 1) / size, tl.sum(s2, 1) / size
     g0, g1, g2 = root_taylor(g0, g1, g2, q0, q1, q2)
     m0, m1, m2 = root_taylor(m0, m1, m2, q0, q1, q2)
-    b, b1, b2 = loaded(BIAS, BIAS1, BIAS2, gate, gate < 2 * N, dtype)
+    b, b1, b2 = load_tiles(BIAS, BIAS1, BIAS2, gate, gate < 2 * N, dtype)
     g0, g1, g2 = sigmoid_taylor(g0 + b[None, :], g1 + b1[None, :], g2 + b2[None, :])
-    b, b1, b2 = loaded(BIAS, BIAS1, BIAS2, 2 * N + option, there, dtype)
+    b, b1, b2 = load_tiles(BIAS, BIAS1, BIAS2, 2 * N + option, there, dtype)
     m0, m1, m2 = m0 + b[None, :], m1 + b1[None, :], m2 + b2[None, :]
 
     top = tl.where(gate < N, 1.0, 2.0).to(dtype)[None, :]
@@ -153,18 +153,18 @@ def read_gated_taylor(
         p0, p1, p2 = softmax_taylor(tl.where(there[None, :], m0, float("-inf")), m1, m2)
         matrices = permutations(P, column, entry, R, N, NP).to(dtype)
         from_, to, at, ok = entry[None, :] // NP, entry[None, :] % NP, base[:, None], live[:, None]
-        stored_mix(A, product(p0, matrices, WIDE, "ieee"), at, ok, from_, to, N)
-        stored_mix(A1, product(p1, matrices, WIDE, "ieee"), at, ok, from_, to, N)
-        stored_mix(A2, product(p2, matrices, WIDE, "ieee"), at, ok, from_, to, N)
+        store_mix(A, product(p0, matrices, WIDE, "ieee"), at, ok, from_, to, N)
+        store_mix(A1, product(p1, matrices, WIDE, "ieee"), at, ok, from_, to, N)
+        store_mix(A2, product(p2, matrices, WIDE, "ieee"), at, ok, from_, to, N)
     else:
         from_, to, at, ok = s[:, None, None], s[None, :, None], base[None, None, :], live[None, None, :]
-        m0 = bordered(tl.reshape(tl.trans(m0), (NP, NP, BLOCK_T)), from_, to, N)
+        m0 = pad_matrices(tl.reshape(tl.trans(m0), (NP, NP, BLOCK_T)), from_, to, N)
         m1, m2 = tl.reshape(tl.trans(m1), (NP, NP, BLOCK_T)), tl.reshape(tl.trans(m2), (NP, NP, BLOCK_T))
         a0, a1, a2 = sinkhorn_taylor(m0, m1, m2, K, NP, BLOCK_T)
-        stored_mix(A, a0, at, ok, from_, to, N)
-        stored_mix(A1, a1, at, ok, from_, to, N)
-        stored_mix(A2, a2, at, ok, from_, to, N)
-    pre, pre1, pre2 = of_streams(g0, gate, s), of_streams(g1, gate, s), of_streams(g2, gate, s)
+        store_mix(A, a0, at, ok, from_, to, N)
+        store_mix(A1, a1, at, ok, from_, to, N)
+        store_mix(A2, a2, at, ok, from_, to, N)
+    pre, pre1, pre2 = select_pre_gates(g0, gate, s), select_pre_gates(g1, gate, s), select_pre_gates(g2, gate, s)
     read_streams_taylor(X, X1, X2, U, U1, U2, pre, pre1, pre2, token, T, C, N, NP, BLOCK_C)
 
 
@@ -196,21 +196,21 @@ def read_hyper_taylor(
     z1, z2 = z0, z0
     for start in range(0, C, BLOCK_C):
         c = start + tl.arange(0, BLOCK_C)
-        x, x1, x2 = loaded(
+        x, x1, x2 = load_tiles(
             X, X1, X2, row[:, None] * C + c[None, :], live[:, None] & (c < C)[None, :], dtype
         )  # fmt: skip
         s0 += x * x
         s1 += 2 * x * x1
         s2 += 2 * (x1 * x1 + x * x2)
         known = (c < C)[:, None] & (o < outputs)[None, :]
-        w, w1, w2 = loaded(W, W1, W2, c[:, None] * outputs + o[None, :], known, dtype)
+        w, w1, w2 = load_tiles(W, W1, W2, c[:, None] * outputs + o[None, :], known, dtype)
         y, y1, y2 = product_taylor(x, x1, x2, w, w1, w2, WIDE, PRECISION)
         z0, z1, z2 = z0 + y, z1 + y1, z2 + y2
     z0, z1, z2 = root_taylor(z0, z1, z2, tl.sum(s0, 1) / C + epsilon, tl.sum(s1, 1) / C, tl.sum(s2, 1) / C)
     z0, z1, z2 = tanh_taylor(z0, z1, z2, WIDE)
     known = live[:, None] & (o < outputs)[None, :]
-    b, b1, b2 = loaded(B, B1, B2, stream[:, None] * outputs + o[None, :], known, dtype)
-    h, h1, h2 = loaded(H, H1, H2, o[None, :], (o < outputs)[None, :], dtype)
+    b, b1, b2 = load_tiles(B, B1, B2, stream[:, None] * outputs + o[None, :], known, dtype)
+    h, h1, h2 = load_tiles(H, H1, H2, o[None, :], (o < outputs)[None, :], dtype)
     a, a1, a2 = b + h * z0, b1 + h1 * z0 + h * z1, b2 + h2 * z0 + 2 * h1 * z1 + h * z2
     place, first = row[:, None] * outputs + o[None, :], (o == 0)[None, :]
     tl.store(A + place, a, known)

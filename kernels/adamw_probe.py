@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels._rounding import rounded
+from kernels._rounding import round_to
 from kernels.availability import require_device
 
 BLOCK = 4096  # entries of one program
@@ -99,12 +99,12 @@ def adamw_kernel(
     m = m + rest1 * (g - m)
     v = beta2 * v + rest2 * g * g
     step = rate * (m / (tl.sqrt(v) / root + epsilon))
-    after = rounded(theta * kept - step, DTYPE)
+    after = round_to(theta * kept - step, DTYPE)
     tl.store(theta_at + entry, after, mask=inside)
-    tl.store(m_at + entry, rounded(m, DTYPE), mask=inside)
-    tl.store(v_at + entry, rounded(v, DTYPE), mask=inside)
+    tl.store(m_at + entry, round_to(m, DTYPE), mask=inside)
+    tl.store(v_at + entry, round_to(v, DTYPE), mask=inside)
     moved = after.to(ACC) - theta
-    alone = rounded(theta - step, DTYPE).to(ACC) - theta
+    alone = round_to(theta - step, DTYPE).to(ACC) - theta
     tl.store(sums + 5 * program, tl.sum(g * g))
     tl.store(sums + 5 * program + 1, tl.sum(g * moved))
     tl.store(sums + 5 * program + 2, tl.sum(moved * moved))
@@ -205,11 +205,11 @@ def _table(*columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, bool]:
     lengths = tuple(each.numel() for each in columns[0])
     is_aligned = all(address % 16 == 0 for row in addresses for address in row)
     device = columns[0][0].device
-    return _on_device(addresses, lengths, device), _blocks(lengths, device), is_aligned
+    return _copy_to_device(addresses, lengths, device), _blocks(lengths, device), is_aligned
 
 
 @lru_cache(maxsize=16)
-def _on_device(addresses: tuple[tuple[int, ...], ...], lengths: tuple[int, ...], device: torch.device) -> Tensor:
+def _copy_to_device(addresses: tuple[tuple[int, ...], ...], lengths: tuple[int, ...], device: torch.device) -> Tensor:
     rows = [[*row, length] for row, length in zip(addresses, lengths, strict=True)]
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from kernels import _consensus_passes as passes
-from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, checked, tiles_of
+from kernels._consensus_launch import LARGEST, Ends, Network, Tiles, check_inputs, tiles_of
 from kernels.operation import Component, Operation, Parts
 
 __all__ = ["LARGEST", "Tiles", "cross_consensus", "self_consensus", "tiles_of"]
@@ -37,7 +37,7 @@ __all__ = ["LARGEST", "Tiles", "cross_consensus", "self_consensus", "tiles_of"]
 Given = tuple[Ends, Network]
 
 
-def _of_self(nodes: Any, network: Any, constants: Any, window: int) -> Given:
+def _pack_self(nodes: Any, network: Any, constants: Any, window: int) -> Given:
     (u, source, target), (mask, turn) = nodes, _optional(constants, 2)
     return Ends(u, u, source, target, mask, mask, True, window, turn), Network(*network)
 
@@ -57,31 +57,33 @@ def _self_forward(
     precision: str = "ieee",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_self((u_HKBN, source_HXBN, target_HXBN), network, (mask_BN, turn_2KN), window), precision)
+    given = check_inputs(
+        *_pack_self((u_HKBN, source_HXBN, target_HXBN), network, (mask_BN, turn_2KN), window), precision
+    )
     return passes.flow(*given, precision), ()
 
 
 def _self_backward(gradient, needed, saved, u, source, target, *rest, window, precision="ieee") -> list[Component]:
-    ends, network = checked(*_of_self((u, source, target), rest[:4], rest[4:], window), precision)
+    ends, network = check_inputs(*_pack_self((u, source, target), rest[:4], rest[4:], window), precision)
     found: list[Any] = [None] * len(needed)
     gradient = gradient.contiguous()
     if any(needed[:3]):
-        found[:3] = passes.by_ends(gradient, ends, network, precision)
+        found[:3] = passes.compute_end_gradients(gradient, ends, network, precision)
     if any(needed[3:7]):
-        found[3:7] = passes.by_network(gradient, ends, network, precision)
+        found[3:7] = passes.compute_network_gradients(gradient, ends, network, precision)
     return found
 
 
 def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Parts:
-    nodes, constants = [_filled(each) for each in (u, source, target)], [each[0] for each in rest[4:]]
+    nodes, constants = [_fill_missing(each) for each in (u, source, target)], [each[0] for each in rest[4:]]
     orders = [
-        _of_self([node[order] for node in nodes], [each[order] for each in rest[:4]], constants, window)
+        _pack_self([node[order] for node in nodes], [each[order] for each in rest[:4]], constants, window)
         for order in range(3)
     ]
     return _along(orders, precision)
 
 
-def _of_cross(nodes: Any, network: Any, constants: Any, window: int | None) -> Given:
+def _pack_cross(nodes: Any, network: Any, constants: Any, window: int | None) -> Given:
     (u, v, source, target), (mask, context_mask, turn) = nodes, _optional(constants, 3)
     return Ends(u, v, source, target, mask, context_mask, False, window, turn), Network(*network)
 
@@ -104,27 +106,27 @@ def _cross_forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     nodes = (u_HKBN, v_HKBJ, source_HXBN, target_HXBJ)
     network = (scalar_weight_HSX, scalar_bias_HS, lambda_weight_HYX, lambda_bias_HY)
-    given = checked(*_of_cross(nodes, network, (mask_BN, context_mask_BJ, turn_2KJ), window), precision)
+    given = check_inputs(*_pack_cross(nodes, network, (mask_BN, context_mask_BJ, turn_2KJ), window), precision)
     return passes.flow(*given, precision), ()
 
 
 def _cross_backward(gradient, needed, saved, *tensors, window, precision="ieee") -> list[Component]:
-    ends, network = checked(*_of_cross(tensors[:4], tensors[4:8], tensors[8:], window), precision)
+    ends, network = check_inputs(*_pack_cross(tensors[:4], tensors[4:8], tensors[8:], window), precision)
     found: list[Any] = [None] * len(needed)
     gradient = gradient.contiguous()
     if needed[0] or needed[2]:
-        found[0], found[2], _ = passes.by_ends(gradient, ends, network, precision)
+        found[0], found[2], _ = passes.compute_end_gradients(gradient, ends, network, precision)
     if needed[1] or needed[3]:
-        found[1], found[3], _ = passes.by_ends(gradient, ends.swapped(), network, precision, from_own=False)
+        found[1], found[3], _ = passes.compute_end_gradients(gradient, ends.swap(), network, precision, from_own=False)
     if any(needed[4:8]):
-        found[4:8] = passes.by_network(gradient, ends, network, precision)
+        found[4:8] = passes.compute_network_gradients(gradient, ends, network, precision)
     return found
 
 
 def _cross_second_order(*parts, window, precision="ieee") -> Parts:
-    nodes, constants = [_filled(each) for each in parts[:4]], [each[0] for each in parts[8:]]
+    nodes, constants = [_fill_missing(each) for each in parts[:4]], [each[0] for each in parts[8:]]
     orders = [
-        _of_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], constants, window)
+        _pack_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], constants, window)
         for order in range(3)
     ]
     return _along(orders, precision)
@@ -135,7 +137,7 @@ def _optional(given: Sequence[Component], number: int) -> list[Component]:
     return [*given, *(number - len(given)) * [None]]
 
 
-def _filled(parts: Parts) -> list[Tensor]:
+def _fill_missing(parts: Parts) -> list[Tensor]:
     """Return value and derivatives of a node tensor in equal layout."""
     value = parts[0]
     assert value is not None
@@ -144,8 +146,8 @@ def _filled(parts: Parts) -> list[Tensor]:
 
 
 def _along(orders: Sequence[Given], precision: str) -> Parts:
-    """Return (g, g′, g″) from `checked`'s arguments with two derivatives each."""
-    ends, network = checked(*orders[0], precision)
+    """Return (g, g′, g″) from `check_inputs`'s arguments with two derivatives each."""
+    ends, network = check_inputs(*orders[0], precision)
     (first, by_first), (second, by_second) = orders[1:]
     return passes.flow_along((first, second), (network, by_first, by_second), ends, precision)
 

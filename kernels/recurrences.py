@@ -33,7 +33,7 @@ def lacking(device: torch.device | None = None) -> str | None:
     return "device=cuda" if device is not None and device.type != "cuda" else None
 
 
-def decayed(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -> Tensor:
+def gated_linear_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor) -> Tensor:
     """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ.
 
     (B, H, N, V), float32. B and H may be 1 except in v.
@@ -66,7 +66,7 @@ def delta_rule(
         k_BHNK: keys.
         v_BHNV: values.
         beta_BHN: β.
-        log_decay: ln a as in `decayed`; None: no decay.
+        log_decay: ln a as in `gated_linear_attention`; None: no decay.
 
     Raises:
         RuntimeError: the kernels cannot run.
@@ -91,12 +91,12 @@ def _kernel(op: str, name: str) -> Callable[..., Any]:
         raise RuntimeError(f"impl=fla needs {what}; impl=reference computes the same")
     kernel = getattr(importlib.import_module(f"fla.ops.{op}"), name)
 
-    def on_cuda(**parts: Any) -> Any:
+    def run_on_cuda(**parts: Any) -> Any:
         if not parts["q"].is_cuda:
             raise RuntimeError("impl=fla computes on CUDA, and the model is on a CPU; use device=cuda")
         return kernel(**parts)
 
-    return on_cuda
+    return run_on_cuda
 
 
 def _run(kernel: Callable[..., Any], names: tuple[str, ...], like_BHNV: Tensor, *parts: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ WIDEST_KEYS = 256  # per head: the state, keys by 16 values, then fills the regi
 STATE_SIZE = 4096  # numbers of the state per program
 
 
-def decayed(
+def gated_linear_attention(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor, *, precision: Precision | None = None
 ) -> Tensor:
     """Return y_t = S_tᵀ q_t with S_t = Diag(a_t) S_{t−1} + k_t v_tᵀ.
@@ -69,8 +69,8 @@ def delta_rule(
         k_BHNK: keys.
         v_BHNV: values.
         beta_BHN: β.
-        log_decay: ln a as in `decayed`; None: no decay.
-        precision: as in `decayed`.
+        log_decay: ln a as in `gated_linear_attention`; None: no decay.
+        precision: as in `gated_linear_attention`.
 
     Raises:
         ValueError: more than 256 key features in a head.
@@ -127,7 +127,7 @@ class Plan:
             "DTYPE": tl.float64 if self.dtype == torch.float64 else tl.float32,
         }
 
-    def by_chunks(self, precision: Precision) -> dict[str, Any]:
+    def choose_chunk_constants(self, precision: Precision) -> dict[str, Any]:
         """Return the constants for the chunk-wise kernels."""
         rounding = "ieee" if self.dtype == torch.float64 else precision
         return {**self.blocks, "CHUNK": CHUNK, "LEVELS": CHUNK.bit_length() - 1, "PRECISION": rounding}
@@ -141,7 +141,7 @@ class Plan:
             kernel[self.grid](*arguments, *self.sizes, **settings)
 
 
-def _laid(tensor: Component) -> Component:
+def _make_contiguous(tensor: Component) -> Component:
     """Return the tensor with contiguous features; any strides otherwise."""
     return tensor if tensor is None or tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -152,17 +152,17 @@ def _strides(tensors: Sequence[Component]) -> tuple[tuple[int, ...], ...]:
 
 
 def _forward(*tensors: Any, precision: Precision) -> tuple[Tensor, tuple[Tensor, ...]]:
-    plan, laid = Plan(*tensors), [_laid(each) for each in tensors]
+    plan, laid = Plan(*tensors), [_make_contiguous(each) for each in tensors]
     out = plan.empty(plan.batch, plan.heads, plan.num, plan.values)
-    plan.launch(walk, *laid, _strides(laid), out, None, **plan.by_chunks(precision))
+    plan.launch(walk, *laid, _strides(laid), out, None, **plan.choose_chunk_constants(precision))
     return out, ()
 
 
 def _backward(gradient: Tensor, needed: Any, saved: Any, *tensors: Any, precision: Precision) -> tuple[Component, ...]:
     """Return the gradients by all given tensors, even if not needed: one pass computes all."""
-    plan, laid, dout = Plan(*tensors), [_laid(each) for each in tensors], _laid(gradient)
+    plan, laid, dout = Plan(*tensors), [_make_contiguous(each) for each in tensors], _make_contiguous(gradient)
     states = plan.empty(plan.batch, plan.heads, triton.cdiv(plan.num, CHUNK), plan.keys, plan.values)
-    settings = plan.by_chunks(precision)
+    settings = plan.choose_chunk_constants(precision)
     plan.launch(walk, *laid, _strides(laid), None, states, **settings)
     # each value block has its own partial gradients by q, k, β and ln a: no synchronisation between programs
     parts_of_each, sequence = (plan.grid[1], plan.grid[1], 1, plan.grid[1], plan.grid[1]), tensors[2].shape[:3]
@@ -184,13 +184,13 @@ def _second_order(*parts: Any, precision: Precision) -> Parts:
     Without matrix products, so ``precision`` has no effect.
     """
     plan = Plan(*(value for value, _, _ in parts))
-    filled = [(None,) * 3 if each[0] is None else tuple(map(_laid, _filled(*each))) for each in parts]
+    filled = [(None,) * 3 if each[0] is None else tuple(map(_make_contiguous, _fill_missing(*each))) for each in parts]
     out = plan.empty(3, plan.batch, plan.heads, plan.num, plan.values)
     plan.launch(walk_along_line, *filled, tuple(map(_strides, filled)), out, **plan.blocks)
     return out[0], out[1], out[2]
 
 
-def _filled(value: Tensor, first: Component, second: Component) -> tuple[Tensor, Tensor, Tensor]:
+def _fill_missing(value: Tensor, first: Component, second: Component) -> tuple[Tensor, Tensor, Tensor]:
     """Return the parts with zeros (expanded, without memory) for None."""
     zeros = value.new_zeros(value.shape[-1:]).expand(value.shape)
     return value, zeros if first is None else first, zeros if second is None else second

@@ -50,7 +50,7 @@ class Device:
         """Return a launch's least time, max(bytes / bandwidth, operations / peak), in seconds."""
         return max(traffic.bytes / self.bandwidth, traffic.flops / self.peaks[precision])
 
-    def bound_by(self, traffic: Traffic, precision: str = "float32") -> str:
+    def find_bottleneck(self, traffic: Traffic, precision: str = "float32") -> str:
         """Return the limiting resource, "memory" or "compute"."""
         is_memory = traffic.bytes / self.bandwidth >= traffic.flops / self.peaks[precision]
         return "memory" if is_memory else "compute"

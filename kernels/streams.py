@@ -26,7 +26,7 @@ from kernels._streams_launch import (
     accumulating,
     dense,
     empty,
-    filled,
+    fill_missing,
     launch,
     require,
     three_like,
@@ -218,7 +218,7 @@ def _gated_second_order(
     x: Parts, weight: Parts, bias: Parts, p: Parts, *, iterations: int = 0, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
     """Return u, the coefficients and X with two derivatives along a line."""
-    (value, *_), (w, *_), (b, *_) = given = [filled(part) for part in (x, weight, bias)]
+    (value, *_), (w, *_), (b, *_) = given = [fill_missing(part) for part in (x, weight, bias)]
     require(value, (w, b), precision)
     shape, dtype = _gated_shape(value, w, p[0], iterations), accumulating(value)
     u = three_like(value, shape.tokens, shape.width)
@@ -239,7 +239,7 @@ def _hyper_second_order(
     x: Parts, weight: Parts, static: Parts, amplitude: Parts, *, precision: str = "ieee"
 ) -> tuple[Parts, Parts, Parts]:
     """Return u, the coefficients and X with two derivatives along a line."""
-    (value, *_), (w, *_), (s, *_), (a, *_) = given = [filled(part) for part in (x, weight, static, amplitude)]
+    (value, *_), (w, *_), (s, *_), (a, *_) = given = [fill_missing(part) for part in (x, weight, static, amplitude)]
     require(value, (w, s, a), precision)
     shape, dtype = _hyper_shape(value, w), accumulating(value)
     u = three_like(value, shape.tokens, shape.width)

@@ -52,7 +52,7 @@ def as_read(corpus: AbstractCorpus, objective: Part, pool: Path, *, for_plan: bo
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:
     """Return the data's description for a run's example length."""
     # the objective may read a few tokens more or fewer than the model has positions
-    return corpus.described(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
+    return corpus.describe(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
 
 
 def build_model(spec: RunSpec, data_format: Any) -> Backbone:

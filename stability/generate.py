@@ -76,7 +76,7 @@ def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
         if generating.is_done(directory, folder, phase, spec):
             tell_skipped(0, 1, "generated already with these settings")
             return []
-        found = generating.replaced(directory, folder, phase, spec)
+        found = generating.describe_replaced(directory, folder, phase, spec)
         generating.refuse_to_replace([] if found is None else [(directory, phase, found)], spec)
         _warn_of_equal_samples([run], spec)
         steps = generating.generate_checkpoint(directory, folder, phase, spec, cache_dir=cache_dir, device=device)
@@ -96,9 +96,9 @@ def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
 
 
 def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
-    from stability.probes.generation.generating import equal_samples, resolved_sampler
+    from stability.probes.generation.generating import equal_samples, resolve_sampler
 
-    for which, sampler in sorted({(equal_samples(run, spec), resolved_sampler(run, spec)) for run in runs}):
+    for which, sampler in sorted({(equal_samples(run, spec), resolve_sampler(run, spec)) for run in runs}):
         if which:
             how = f"sampler={sampler} with temperature={spec.temperature:g}"
             print_note(f"warning: {how} leaves nothing to chance: {which} will be equal")

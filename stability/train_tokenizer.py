@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     corpus = prepare(spec.data, Path(spec.runs_dir) / "cache")
     if not isinstance(corpus, ProteinCorpus):
         raise ValueError(f"data={spec.data.name} holds no protein structures; give data=protein")
-    print_text(corpus.described(spec.positions))
+    print_text(corpus.describe(spec.positions))
     run = spec.run(corpus.fingerprint)
     directory = directory_of(spec.runs_dir, tokenizer_id(run))
     print_text(f"tokenizer {directory.run_id}: {directory.path}")

@@ -39,7 +39,7 @@ class AbstractCorpus:
     def format(self) -> Any:
         raise NotImplementedError
 
-    def described(self, positions: int) -> str:
+    def describe(self, positions: int) -> str:
         """Return the description, with the effect of drawing ``positions`` at a time.
 
         ``positions`` is an objective's `tokens_needed`.
@@ -118,7 +118,7 @@ class AbstractCorpus:
             except OSError:  # a non-empty folder cannot be replaced: the loser of a race discards its copy
                 if not folder.is_dir():
                     raise
-                if disk.verified_meta(folder).get("fingerprint") != self.fingerprint:
+                if disk.read_verified_meta(folder).get("fingerprint") != self.fingerprint:
                     raise ValueError(f"{folder} holds another corpus; choose another folder") from None
 
     def _write(self, folder: Path) -> None:
@@ -138,7 +138,7 @@ class AbstractCorpus:
 class AbstractRowCorpus(AbstractCorpus):
     """Base of corpora with two sides, each a pair of arrays with matching rows.
 
-    A subclass implements `_gathered`.
+    A subclass implements `_gather_rows`.
 
     Attributes:
         files: file of each array by name; both sides' first arrays, then their second ones.
@@ -169,7 +169,7 @@ class AbstractRowCorpus(AbstractCorpus):
         """
         side = self._side(split)
         rows = torch.randint(len(side[0]), (num,), generator=generator, device=generator.device)
-        return self._gathered(side, rows.cpu().numpy())
+        return self._gather_rows(side, rows.cpu().numpy())
 
     def windows(self, split: str, num: int, positions: int) -> Any:
         """Return evenly spaced rows from first to last.
@@ -181,14 +181,14 @@ class AbstractRowCorpus(AbstractCorpus):
         """
         side = self._side(split)
         count = min(num, len(side[0]))
-        return self._gathered(side, np.arange(count) * (len(side[0]) - 1) // max(count - 1, 1))
+        return self._gather_rows(side, np.arange(count) * (len(side[0]) - 1) // max(count - 1, 1))
 
     def _side(self, split: str) -> Any:
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
         return self.train if split == "train" else self.val
 
-    def _gathered(self, side: Any, rows: np.ndarray) -> Any:
+    def _gather_rows(self, side: Any, rows: np.ndarray) -> Any:
         """Return the batch of these rows of a side."""
         raise NotImplementedError
 

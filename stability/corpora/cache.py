@@ -31,7 +31,7 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     source = Registry("data").load(part.name)
     key = source.cache_key(part.settings)
     entry = None if key is None else cache_dir / "index" / _entry_name(part.name, source.corpus.version, key)
-    if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
+    if entry is not None and (fingerprint := _read_index_entry(entry, cache_dir)):
         return load(cache_dir, fingerprint)
     try:
         # unnamed files must be on the cache's disk, but invalid data should not create the cache's folder
@@ -67,7 +67,7 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
     if stand_in is None:
         return prepare(part, cache_dir), True
     entry = _entry_name(part.name, source.corpus.version, source.cache_key(part.settings))
-    fingerprint = _indexed(cache_dir / "index" / entry, cache_dir)
+    fingerprint = _read_index_entry(cache_dir / "index" / entry, cache_dir)
     return (stand_in, False) if fingerprint is None else (load(cache_dir, fingerprint), True)
 
 
@@ -82,7 +82,7 @@ def load(cache_dir: Path, fingerprint: str) -> Any:
         raise ValueError(
             f"no prepared data with the fingerprint {fingerprint} under {cache_dir}; a sweep on the same data makes it"
         )
-    corpus = _class_of(disk.verified_meta(folder).get("kind", Corpus.kind), folder).load(folder)
+    corpus = _class_of(disk.read_verified_meta(folder).get("kind", Corpus.kind), folder).load(folder)
     if corpus.fingerprint != fingerprint:
         raise ValueError(
             f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again."
@@ -112,7 +112,7 @@ def _entry_name(name: str, version: int, key: str) -> str:
     return hashlib.sha256(f"{name}\n{version}\n{key}".encode()).hexdigest()
 
 
-def _indexed(entry: Path, cache_dir: Path) -> str | None:
+def _read_index_entry(entry: Path, cache_dir: Path) -> str | None:
     """Return an index entry's fingerprint, or None if its corpus is missing."""
     try:
         fingerprint = entry.read_text(encoding="ascii").strip()

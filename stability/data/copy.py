@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.questions.corpus import QuestionCorpus, Side
-from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, some_of
+from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, draw_different
 from stability.corpora.tokens.synthetic_genome import Draws
 from stability.data._base import AbstractDataSource
 
@@ -82,9 +82,9 @@ def sequences(config: CopyConfig, draws: Draws, num: int) -> Side:
         num: number of sequences.
     """
     copied, mark, before = config.copied, config.vocab_size - 1, config.length - config.copied
-    said_MC = 1 + draws.below(config.vocab_size - 2, num * copied).reshape(num, copied).astype(np.uint16)
+    said_MC = 1 + draws.draw_below(config.vocab_size - 2, num * copied).reshape(num, copied).astype(np.uint16)
     places_MC = (
-        np.sort(some_of(draws, num, before, copied), axis=1)
+        np.sort(draw_different(draws, num, before, copied), axis=1)
         if config.selective
         else np.tile(np.arange(copied), (num, 1))
     )

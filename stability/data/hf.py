@@ -31,7 +31,7 @@ from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
 from stability.corpora.tokens.records import split_records
 from stability.corpora.tokens.settings import AbstractTokenized
 from stability.corpora.tokens.split import split_documents
-from stability.corpora.tokens.text_files import checked_text
+from stability.corpora.tokens.text_files import check_text
 from stability.data._base import AbstractDataSource
 
 # Increment if the same dataset would give other documents.
@@ -184,7 +184,7 @@ def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str | None]]:
                 f"{place} has no column '{config.field}'; it has: {', '.join(map(str, row)) or 'none'}; name one "
                 "with data.field=COLUMN"
             )
-        if (text := checked_text(row[config.field], place, config.field)) != "":
+        if (text := check_text(row[config.field], place, config.field)) != "":
             yield number, text
 
 

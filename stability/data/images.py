@@ -157,7 +157,7 @@ def _corpus(
         _refuse_hold_out(config, f"{origin} has")
         train, val = (piles[side].side(shape) for side in ("train", "val"))
     else:
-        train, val = _held_out(piles["train"].side(shape), config.hold_out or HOLD_OUT, origin, scratch)
+        train, val = _hold_out(piles["train"].side(shape), config.hold_out or HOLD_OUT, origin, scratch)
     return ImageCorpus.of(train, val, names, origin)
 
 
@@ -177,7 +177,7 @@ def _refuse_hold_out(config: ImagesConfig, who: str) -> None:
         )
 
 
-def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> tuple[Side, Side]:
+def _hold_out(whole: Side, share: float, origin: str, scratch: Path | None) -> tuple[Side, Side]:
     """Return (training side, held-out side), both in the order of their digests."""
     num = len(whole.labels_M)
     if num < 2:

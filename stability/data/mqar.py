@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from stability.config import Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.questions.corpus import QuestionCorpus, Side
-from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, some_of, weighted_some_of
+from stability.corpora.questions.drawing import AbstractDrawn, corpus_of, draw_different, draw_different_weighted
 from stability.corpora.tokens.synthetic_genome import Draws
 from stability.data._base import AbstractDataSource
 
@@ -90,7 +90,7 @@ class MultiQueryRecall(AbstractDataSource):
             f"associative recall, drawn ({config.pairs} pairs{fewer}, {config.num_queries} queries, "
             f"{config.vocab_size} tokens, {config.length} a sequence)"
         )
-        return corpus_of(config, partial(_drawn, config), origin)
+        return corpus_of(config, partial(_draw_side, config), origin)
 
     @classmethod
     def cache_key(cls, config: MqarConfig) -> str:
@@ -101,7 +101,7 @@ class MultiQueryRecall(AbstractDataSource):
         return f"{config.vocab_size} keys and values"
 
 
-def _drawn(config: MqarConfig, draws: Draws, num: int, is_training: bool) -> Side:
+def _draw_side(config: MqarConfig, draws: Draws, num: int, is_training: bool) -> Side:
     """Draw ``num`` sequences of one side; held-out ones always have all pairs."""
     if not is_training or config.fewest_pairs is None:
         return sequences(config, draws, num, config.pairs)
@@ -123,15 +123,15 @@ def sequences(config: MqarConfig, draws: Draws, num: int, pairs: int) -> Side:
     """
     half, places = config.vocab_size // 2, (config.length - 2 * pairs) // 2
     queries = pairs if config.queries is None else config.queries
-    keys_MP = 1 + some_of(draws, num, half - 1, pairs)
-    values_MP = half + some_of(draws, num, config.vocab_size - half, pairs)
+    keys_MP = 1 + draw_different(draws, num, half - 1, pairs)
+    values_MP = half + draw_different(draws, num, config.vocab_size - half, pairs)
     weights = np.arange(1, places + 1) ** (config.power - 1)
-    places_MQ = weighted_some_of(draws, num, weights, queries)
+    places_MQ = draw_different_weighted(draws, num, weights, queries)
     # keys are in random order, so the first ones are a random choice; further queries repeat them in rounds
     asked_Q = np.arange(queries) % pairs
     tokens_MN = np.full((num, config.length), BLANK, dtype=np.uint16)
     if config.filler == "random":
-        tokens_MN[:] = draws.below(config.vocab_size, tokens_MN.size).reshape(tokens_MN.shape)
+        tokens_MN[:] = draws.draw_below(config.vocab_size, tokens_MN.size).reshape(tokens_MN.shape)
     answers_MN = np.full_like(tokens_MN, config.vocab_size)
     tokens_MN[:, : 2 * pairs : 2], tokens_MN[:, 1 : 2 * pairs : 2] = keys_MP, values_MP
     np.put_along_axis(tokens_MN, 2 * pairs + 2 * places_MQ, keys_MP[:, asked_Q].astype(np.uint16), axis=1)

@@ -29,7 +29,7 @@ class BitLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         x = nn.functional.rms_norm(input, input.shape[-1:], eps=EPSILON) if self.config.norm else input
         weight = _straight_through(self.weight, self.ternary())
-        return nn.functional.linear(_straight_through(x, self._rounded(x)), weight, self.bias)
+        return nn.functional.linear(_straight_through(x, self._round(x)), weight, self.bias)
 
     @torch.no_grad()
     def ternary(self) -> Tensor:
@@ -38,7 +38,7 @@ class BitLinear(nn.Linear):
         return (self.weight / gamma).round().clamp(-1, 1) * gamma
 
     @torch.no_grad()
-    def _rounded(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor) -> Tensor:
         unit = x.abs().amax(-1, keepdim=True).clamp_min(EPSILON) / (2 ** (self.config.bits - 1) - 1)
         return (x / unit).round() * unit
 

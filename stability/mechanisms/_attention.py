@@ -136,7 +136,7 @@ class AbstractDotProductAttention(AbstractAttention):
         """
         of_heads_SKD = self.qkv.weight.unflatten(0, (self.heads + 2 * self.kv_heads, -1))
         w_q_HKD, w_k_GKD, _ = of_heads_SKD.split((self.heads, self.kv_heads, self.kv_heads))
-        return w_q_HKD, self._of_each_query_head(w_k_GKD, 0)
+        return w_q_HKD, self._repeat_per_query_head(w_k_GKD, 0)
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv`` into queries, keys and values, (B, H, N, K) each.
@@ -150,9 +150,9 @@ class AbstractDotProductAttention(AbstractAttention):
         q_BHNK, k_BGNK = (part.transpose(1, 2) for part in turned.split((self.heads, self.kv_heads), 2))
         if self.log_temperature is not None:
             q_BHNK = q_BHNK * (self.log_temperature.exp() * math.sqrt(q_BHNK.shape[-1]))
-        return q_BHNK, self._of_each_query_head(k_BGNK, 1), self._of_each_query_head(v_BNGK.transpose(1, 2), 1)
+        return q_BHNK, self._repeat_per_query_head(k_BGNK, 1), self._repeat_per_query_head(v_BNGK.transpose(1, 2), 1)
 
-    def _of_each_query_head(self, of_kv_heads: Tensor, dim: int) -> Tensor:
+    def _repeat_per_query_head(self, of_kv_heads: Tensor, dim: int) -> Tensor:
         """Repeat key-value heads along ``dim``, one per query head."""
         group = self.heads // self.kv_heads
         return of_kv_heads if group == 1 else of_kv_heads.repeat_interleave(group, dim)
@@ -226,7 +226,7 @@ def beyond_the_band_kernels(use: Use) -> str | None:
     return f"heads of width {use.head_width} > {WIDEST_HEAD}" if use.head_width > WIDEST_HEAD else None
 
 
-def attended(
+def attend(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
 ) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over visible keys by torch's scaled_dot_product_attention.

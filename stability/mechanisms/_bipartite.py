@@ -33,7 +33,7 @@ class WindowedEdges:
             [at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1
         )
 
-    def at_targets(self, at_context: Tensor) -> Tensor:
+    def gather_at_targets(self, at_context: Tensor) -> Tensor:
         """Return the context's value at each edge's target, (…, P)."""
         return torch.cat([at_context[..., j] for j in self.targets], -1)
 
@@ -55,7 +55,7 @@ class CompleteEdges:
         """Return at_rows + at_context for each edge, (…, P)."""
         return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
 
-    def at_targets(self, at_context: Tensor) -> Tensor:
+    def gather_at_targets(self, at_context: Tensor) -> Tensor:
         """Return the context's value at each edge's target, (…, P)."""
         return at_context[..., None, :].expand(*at_context.shape[:-1], self.num_rows, -1).flatten(-2)
 

@@ -15,7 +15,7 @@ from stability.mechanisms._impl import Use
 from stability.models.precision import at_least_float32, in_float32
 
 
-def decayed(
+def gated_linear_attention(
     q_BHNK: Float[Tensor, "... N K"],
     k_BHNK: Float[Tensor, "... N K"],
     v_BHNV: Float[Tensor, "B H N V"],
@@ -43,10 +43,10 @@ def decayed(
         parts = (q_BHNK, k_BHNK, v_BHNV, log_decay)
         q_BHMCK, k_BHMCK, v_BHMCV, log_decay = (_in_chunks(at_least_float32(part), chunk) for part in parts)
         until = log_decay.cumsum(-2)  # from the chunk's start, each position's own decay included
-        whole, between = until[..., -1:, :], _between(log_decay)
+        whole, between = until[..., -1:, :], _sum_between(log_decay)
         y_BHMCV = _scores(q_BHMCK, k_BHMCK, between) @ v_BHMCV
         written_BHMKV = (k_BHMCK * between[..., -1, :, :].exp()).mT @ v_BHMCV
-        before_BHMKV = _at_the_beginnings(whole.exp().mT, written_BHMKV)
+        before_BHMKV = _carry_states(whole.exp().mT, written_BHMKV)
         y_BHMCV = y_BHMCV + (q_BHMCK * until.exp()) @ before_BHMKV
         return y_BHMCV.flatten(2, 3)[:, :, :num]
 
@@ -56,7 +56,7 @@ def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
 
 
-def _between(log_decay: Float[Tensor, "B H M C width"]) -> Float[Tensor, "B H M C C width"]:
+def _sum_between(log_decay: Float[Tensor, "B H M C width"]) -> Float[Tensor, "B H M C C width"]:
     """Return Σ_{j < l ≤ i} ln a_l for pairs j ≤ i in each chunk, −∞ for others."""
     num = log_decay.shape[-2]
     not_later_CC = torch.ones(num, num, dtype=torch.bool, device=log_decay.device).triu()  # [i, j]: i ≤ j
@@ -73,7 +73,7 @@ def _scores(q_BHMCK: Tensor, k_BHMCK: Tensor, between: Tensor) -> Float[Tensor, 
     return (q_BHMCK[..., :, None, :] * between.exp() * k_BHMCK[..., None, :, :]).sum(-1)
 
 
-def _at_the_beginnings(kept: Tensor, written_BHMKV: Float[Tensor, "B H M K V"]) -> Float[Tensor, "B H M K V"]:
+def _carry_states(kept: Tensor, written_BHMKV: Float[Tensor, "B H M K V"]) -> Float[Tensor, "B H M K V"]:
     """Return the state at each chunk's start: S ← a S + w, from zero.
 
     ``kept``: a, the chunk's total decay, (…, M, K, 1) or (…, M, 1, 1).
@@ -87,7 +87,7 @@ def _at_the_beginnings(kept: Tensor, written_BHMKV: Float[Tensor, "B H M K V"]) 
 
 
 def products(heads: int, keys: int, values: int, num_positions: int, chunk: int) -> float:
-    """Return the multiply-adds in `decayed` for one sequence.
+    """Return the multiply-adds in `gated_linear_attention` for one sequence.
 
     Within a chunk: the scores and their product with the values. Between chunks: writing and reading the state. The
     last chunk counts in full, as computed.
@@ -104,7 +104,7 @@ def products(heads: int, keys: int, values: int, num_positions: int, chunk: int)
     return float(computed * heads * (chunk * (keys + values) + 2 * keys * values))
 
 
-def of_heads(x_BND: Tensor, heads: int) -> Float[Tensor, "B H N K"]:
+def split_heads(x_BND: Tensor, heads: int) -> Float[Tensor, "B H N K"]:
     """Split head-major features into heads, (B, H, N, K)."""
     return x_BND.unflatten(-1, (heads, -1)).transpose(1, 2)
 

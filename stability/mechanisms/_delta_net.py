@@ -16,7 +16,7 @@ from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._delta_rule import chunk_size, products_per_chunk
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._impl import ImplOrFla
-from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, of_length_one
+from stability.mechanisms._recurrent import HeadNorm, ShortConvolution, l2_normalise
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -100,12 +100,10 @@ class AbstractDeltaNet(AbstractWithKernels):
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
-        y_BHNV = self.by_delta_rule(self.config, *self.written_and_read(x_BND, mask_BN))
-        return self.out(self.gated(self.norm(y_BHNV.transpose(1, 2)), x_BND).flatten(2))
+        y_BHNV = self.run_delta_rule(self.config, *self.project(x_BND, mask_BN))
+        return self.out(self.apply_gate(self.norm(y_BHNV.transpose(1, 2)), x_BND).flatten(2))
 
-    def written_and_read(
-        self, x_BND: Tensor, mask_BN: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return the arguments for `delta_rule`; β and ln a are 0 at padding.
 
         x must be zero at padding. The result is q, k (B, H, N, K), v (B, H, N, V), β (B, H, N) and ln a (B, H, N, K or
@@ -122,10 +120,10 @@ class AbstractDeltaNet(AbstractWithKernels):
             beta_BNH = beta_BNH.masked_fill(~mask_BN[..., None], 0.0)
         if mask_BN is not None and log_decay is not None:
             log_decay = log_decay.masked_fill(~mask_BN[..., None, None], 0.0)
-        scaled_BHNK = of_length_one(q_BHNK) / math.sqrt(self.key_width)
+        scaled_BHNK = l2_normalise(q_BHNK) / math.sqrt(self.key_width)
         return (
             scaled_BHNK,
-            of_length_one(k_BHNK),
+            l2_normalise(k_BHNK),
             v_BHNV,
             beta_BNH.transpose(1, 2),
             None if log_decay is None else log_decay.transpose(1, 2),
@@ -135,12 +133,12 @@ class AbstractDeltaNet(AbstractWithKernels):
         """Return ln a ≤ 0 per head, (…, K) or (…, 1) for all features; None if a = 1."""
         return None
 
-    def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
+    def apply_gate(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
         """Return the input to the output projection, from normed reads."""
         return y_BNHV
 
 
-def started_rates(num: int, least: float, most: float = 16.0) -> nn.Parameter:
+def draw_rates(num: int, least: float, most: float = 16.0) -> nn.Parameter:
     """Return A_log, (num,), with e^A_log drawn from U(least, most).
 
     Mamba2 and its followers use most = 16.
@@ -153,7 +151,7 @@ def started_rates(num: int, least: float, most: float = 16.0) -> nn.Parameter:
     return nn.Parameter(torch.empty(num).uniform_(least, most).log())
 
 
-def started_steps(num: int) -> nn.Parameter:
+def draw_step_biases(num: int) -> nn.Parameter:
     """Return dt_bias, (num,), with softplus(dt_bias) log-uniform in [0.001, 0.1], as released."""
     dt = torch.empty(num).uniform_(math.log(1e-3), math.log(1e-1)).exp()
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))

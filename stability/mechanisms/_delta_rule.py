@@ -46,7 +46,7 @@ def delta_rule(
             q_first = q
         else:
             decay = _in_chunks(log_decay, size).exp()
-            scores, overlaps, since, until = _decayed_products(q, k, decay)
+            scores, overlaps, since, until = _compute_decayed_products(q, k, decay)
             first, last, q_first = k * since, k * until, q * since
             kept = since[..., -1, :, None] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
         # (I + strictly lower part of β_i k_i·k_j) U = β v; with the state S before the chunk it is U − W S
@@ -86,7 +86,7 @@ def _in_chunks(x: Tensor, size: int) -> Float[Tensor, "B H M C *"]:
     return F.pad(at_least_float32(x), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
 
 
-def _decayed_products(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_decayed_products(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return decayed products q·k and k·k, and decays from each chunk's start and to its end.
 
     The products are Σ_K q_i k_j Π_{j < l ≤ i} a_l for pairs j ≤ i in each chunk, 0 for others, and the same with k for

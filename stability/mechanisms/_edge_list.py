@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stability.mechanisms._graphs import Edges
-from stability.mechanisms._rotation import cos_sin, turned
+from stability.mechanisms._rotation import cos_sin, rotate
 from stability.models.position import Rope
 
 
@@ -29,28 +29,28 @@ class EdgeList:
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
         """Return the sum of source part and target part per edge, (H, 1, X, B·E)."""
-        return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
+        return (_gather(source_HXBN, self.source_M) + _gather(target_HXBN, self.target_M))[:, None]
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
         """Return the disagreement per edge, (H, 1, K, B, E)."""
-        at_i_HKBE = _gathered(u_HKBN, self.source_M).unflatten(-1, self.shape)
+        at_i_HKBE = _gather(u_HKBN, self.source_M).unflatten(-1, self.shape)
         if self.relative is not None:
             # ρ(i − j)u_i; the tables are indexed by |i − j|, and sin is odd
             distance_BE = self.edges.source_BE - self.edges.target_BE
             tables = cos_sin(at_i_HKBE, self.num_positions, self.relative)
             cos, sin = (table[:, distance_BE.abs()] for table in tables)
-            at_i_HKBE = turned(at_i_HKBE, cos, sin * distance_BE.sign())
-        return (at_i_HKBE - _gathered(u_HKBN, self.target_M).unflatten(-1, self.shape))[:, None]
+            at_i_HKBE = rotate(at_i_HKBE, cos, sin * distance_BE.sign())
+        return (at_i_HKBE - _gather(u_HKBN, self.target_M).unflatten(-1, self.shape))[:, None]
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
         """Return g, (…, N): each edge's flow added at its source, subtracted at its target."""
-        return self._at_ends(flow_HKBE, -1)
+        return self._add_at_ends(flow_HKBE, -1)
 
     def degrees(self, weight_HBE: Tensor) -> Tensor:
         """Return the sum over each node's out-edges and in-edges, (H, B, N)."""
-        return self._at_ends(weight_HBE, 1)
+        return self._add_at_ends(weight_HBE, 1)
 
-    def _at_ends(self, of_edges: Tensor, sign: int) -> Tensor:
+    def _add_at_ends(self, of_edges: Tensor, sign: int) -> Tensor:
         """Return (…, B, N): each edge's number added at its source, times ``sign`` at its target."""
         if self.factor_BE is not None:
             of_edges = of_edges * self.factor_BE
@@ -59,7 +59,7 @@ class EdgeList:
         nodes = nodes.index_add(-1, self.source_M, flat).index_add(-1, self.target_M, sign * flat)
         return nodes.unflatten(-1, (self.shape[0], self.num_positions))
 
-    def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def list_directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return sources, targets and R (times the gate) for the existing edges.
 
         Raises:
@@ -75,6 +75,6 @@ class EdgeList:
         return self.edges.source_BE[0][kept_E], self.edges.target_BE[0][kept_E], r_BHEKK[:, :, kept_E]
 
 
-def _gathered(at_nodes: Tensor, index_M: Tensor) -> Tensor:
+def _gather(at_nodes: Tensor, index_M: Tensor) -> Tensor:
     """Gather (…, B, N) at the ends of edges: (…, M)."""
     return at_nodes.flatten(-2).index_select(-1, index_M)

@@ -194,7 +194,7 @@ class EdgeNetwork(nn.Module):
             u_DM = u_DM + projection.bias[:, None]
         return u_DM.unflatten(0, (self.heads, -1)).unflatten(-1, x_BND.shape[:2])
 
-    def joined(self, projection: nn.Linear, u_HKBN: Tensor) -> Tensor:
+    def join_heads(self, projection: nn.Linear, u_HKBN: Tensor) -> Tensor:
         """Join the heads side by side and project them, (B, N, D)."""
         y_MD = F.linear(u_HKBN.flatten(0, 1).flatten(1).t(), projection.weight, projection.bias)
         return y_MD.unflatten(0, u_HKBN.shape[2:])
@@ -211,7 +211,7 @@ class EdgeNetwork(nn.Module):
         at_once = 1 if device.type == "cpu" else self.heads
         return [slice(head, head + at_once) for head in range(0, self.heads, at_once)]
 
-    def at_ends(self, x_BND: Tensor, ends: slice = slice(None)) -> list[Tensor]:
+    def compute_end_terms(self, x_BND: Tensor, ends: slice = slice(None)) -> list[Tensor]:
         """Return each node's first-layer terms as edge source and as target, (H, X, B, N) each.
 
         ``ends`` selects one of the two. The layer is linear in [y_i; y_j]: two products per node, one sum per edge.
@@ -225,7 +225,7 @@ class EdgeNetwork(nn.Module):
         )
         return [node_HXM.unflatten(-1, x_BND.shape[:2]) for node_HXM in biased]
 
-    def for_kernels(self) -> tuple[Tensor | None, ...]:
+    def list_kernel_arguments(self) -> tuple[Tensor | None, ...]:
         """Return the edge MLPs' second layers in the argument order of `kernels.consensus`."""
         of_lambda = (self.lambda_weight, self.lambda_bias) if self.config.rank else (None, None)
         return self.scalar_weight, self.scalar_bias, *of_lambda

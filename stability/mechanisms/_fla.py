@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import recurrences
-from stability.mechanisms._decayed import decayed
+from stability.mechanisms._decayed import gated_linear_attention
 from stability.mechanisms._delta_rule import delta_rule
 from stability.mechanisms._impl import Use
 from stability.mechanisms._recurrent import AbstractRecurrent
@@ -38,10 +38,10 @@ class AbstractWithKernels(AbstractRecurrent):
         return use.head_width
 
     @staticmethod
-    def decayed_by(
+    def run_linear_attention(
         config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, log_decay: Tensor
     ) -> Float[Tensor, "B H N V"]:
-        """Compute `decayed` by the implementation in ``config``.
+        """Compute `gated_linear_attention` by the implementation in ``config``.
 
         Args:
             config: settings with ``impl`` and ``chunk``.
@@ -51,15 +51,15 @@ class AbstractWithKernels(AbstractRecurrent):
             log_decay: ln a ≤ 0.
         """
         if config.impl == "fla":
-            return recurrences.decayed(q_BHNK, k_BHNK, v_BHNV, log_decay)
+            return recurrences.gated_linear_attention(q_BHNK, k_BHNK, v_BHNV, log_decay)
         if config.impl == "triton":
             from kernels import recurrent
 
-            return recurrent.decayed(q_BHNK, k_BHNK, v_BHNV, log_decay)
-        return decayed(q_BHNK, k_BHNK, v_BHNV, log_decay, chunk=config.chunk)
+            return recurrent.gated_linear_attention(q_BHNK, k_BHNK, v_BHNV, log_decay)
+        return gated_linear_attention(q_BHNK, k_BHNK, v_BHNV, log_decay, chunk=config.chunk)
 
     @staticmethod
-    def by_delta_rule(
+    def run_delta_rule(
         config: Any, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, beta_BHN: Tensor, log_decay: Tensor | None
     ) -> Float[Tensor, "B H N V"]:
         """Compute `delta_rule` by the implementation in ``config``.

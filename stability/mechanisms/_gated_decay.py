@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import nothing_at_padding, of_heads, products
+from stability.mechanisms._decayed import nothing_at_padding, products, split_heads
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._recurrent import HeadNorm
 
@@ -22,7 +22,7 @@ class AbstractGatedDecay(AbstractWithKernels):
     b_o. At padding a = 1 and v = 0.
 
     ``qkvg`` projects to queries, keys, values and gates. A subclass implements `head_widths` and `log_decay`. It
-    overrides `turned` to rotate queries and keys, and `projected` if they are not linear in one position. ``centred``:
+    overrides `rotate` to rotate queries and keys, and `project` if they are not linear in one position. ``centred``:
     whether each head's norm subtracts the mean.
     """
 
@@ -47,14 +47,14 @@ class AbstractGatedDecay(AbstractWithKernels):
         """
         raise NotImplementedError
 
-    def projected(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
+    def project(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
         """Return queries, keys, values and gates, (B, N, ·) each, with the sizes in `widths`.
 
         x must be zero at padding. Results at padding are arbitrary.
         """
         return self.qkvg(x_BND).split(self.widths, -1)
 
-    def turned(self, u_BHNK: Tensor) -> Tensor:
+    def rotate(self, u_BHNK: Tensor) -> Tensor:
         """Return queries or keys rotated by position; by default unchanged."""
         return u_BHNK
 
@@ -91,11 +91,11 @@ class AbstractGatedDecay(AbstractWithKernels):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Return the mixed positions; values at padding are ignored."""
         x_BND = without_padding(x_BND, mask_BN)
-        q_BHNK, k_BHNK, v_BHNV, g_BHNV = (of_heads(part, self.heads) for part in self.projected(x_BND, mask_BN))
-        o_BHNV = self.decayed_by(
+        q_BHNK, k_BHNK, v_BHNV, g_BHNV = (split_heads(part, self.heads) for part in self.project(x_BND, mask_BN))
+        o_BHNV = self.run_linear_attention(
             self.config,
-            self.turned(q_BHNK) / math.sqrt(q_BHNK.shape[-1]),
-            self.turned(k_BHNK),
+            self.rotate(q_BHNK) / math.sqrt(q_BHNK.shape[-1]),
+            self.rotate(k_BHNK),
             nothing_at_padding(v_BHNV, mask_BN),
             nothing_at_padding(self.log_decay(x_BND), mask_BN),
         )

@@ -50,7 +50,7 @@ def cycle_edges(window: int, num_positions: int, device: torch.device) -> Edges:
     """
     position_N = torch.arange(num_positions, device=device)
     ahead_NN = (position_N - position_N[:, None]) % num_positions
-    return _listed((ahead_NN > 0) & ((ahead_NN <= window) | (ahead_NN >= num_positions - window)))
+    return _list_edges((ahead_NN > 0) & ((ahead_NN <= window) | (ahead_NN >= num_positions - window)))
 
 
 def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edges:
@@ -76,7 +76,7 @@ def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edg
     )
 
 
-def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
+def convert_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
     """Check a caller's edges and convert them to `Edges`.
 
     Self-loops are dropped (they contribute nothing).
@@ -109,10 +109,10 @@ def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.dev
             f"{expected}"
         )
     edges = edges.to(device)
-    return _listed(edges) if adjacency else _checked(edges if edges.ndim == 3 else edges[None], num_positions)
+    return _list_edges(edges) if adjacency else _check_edges(edges if edges.ndim == 3 else edges[None], num_positions)
 
 
-def _listed(adjacency: Tensor) -> Edges:
+def _list_edges(adjacency: Tensor) -> Edges:
     """List an adjacency's edges by row, with filler after shorter rows."""
     adjacency_BNN = adjacency if adjacency.ndim == 3 else adjacency[None]
     adjacency_BNN = adjacency_BNN & ~torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
@@ -127,7 +127,7 @@ def _listed(adjacency: Tensor) -> Edges:
     return Edges(source_BE, target_BE, torch.arange(empty_BE.shape[1], device=row_M.device) < count_B[:, None])
 
 
-def _checked(edges_BE2: Tensor, num_positions: int) -> Edges:
+def _check_edges(edges_BE2: Tensor, num_positions: int) -> Edges:
     """Return edges (B, E, 2) as `Edges` without self-loops and filler.
 
     Raises:

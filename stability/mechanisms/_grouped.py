@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from stability.mechanisms._attention import attended
+from stability.mechanisms._attention import attend
 from stability.models.precision import at_least_float32
 
 # smallest block of queries in the window, as in `sw`
@@ -51,16 +51,16 @@ def over_blocks(
     chosen, is_chosen = (F.pad(part, (0, 0, 0, fill)) for part in (chosen_BGNS, is_chosen_BGNS))
     valid = None if mask_BN is None else F.pad(mask_BN, (0, fill))
     visible = _visible_in_blocks(chosen, is_chosen, length, valid)[:, :, None]
-    near = [(part[:, :, None, :1], _beside_the_block_before(part)[:, :, None]) for part in (k_BGMLK, v_BGMLK)]
+    near = [(part[:, :, None, :1], _prepend_previous_block(part)[:, :, None]) for part in (k_BGMLK, v_BGMLK)]
     scaled = q_BGRMLK / math.sqrt(q_BGRMLK.shape[-1])
     logits = [scaled @ k.mT for k in near[0]]
     if chosen.shape[-1]:
-        logits.append(_each_by_itself(scaled, _gathered(k_BGMLK, chosen).mT))
+        logits.append(_multiply_each(scaled, _gather_blocks(k_BGMLK, chosen).mT))
     a = softmax_over(torch.cat(logits, -1), visible)
     a_first, a_near, a_free = F.dropout(a, dropped).split((length, 2 * length, visible.shape[-1] - 3 * length), -1)
     y = a_first @ near[1][0] + a_near @ near[1][1]
     if chosen.shape[-1]:
-        y = y + _each_by_itself(a_free, _gathered(v_BGMLK, chosen))
+        y = y + _multiply_each(a_free, _gather_blocks(v_BGMLK, chosen))
     return y.flatten(3, 4)[:, :, :, :num_positions]
 
 
@@ -87,13 +87,13 @@ def _visible_in_blocks(
     return torch.cat([fixed.expand(*free.shape[:4], -1), free], -1)
 
 
-def _each_by_itself(x_BGRMLI: Tensor, of_each_BGNIO: Tensor) -> Float[Tensor, "B G R M L O"]:
+def _multiply_each(x_BGRMLI: Tensor, of_each_BGNIO: Tensor) -> Float[Tensor, "B G R M L O"]:
     """Return the products with one matrix per position and group."""
     y_BGNRO = x_BGRMLI.flatten(3, 4).transpose(2, 3) @ of_each_BGNIO
     return y_BGNRO.transpose(2, 3).unflatten(3, x_BGRMLI.shape[3:5])
 
 
-def _gathered(x_BGMLK: Tensor, chosen_BGNS: Tensor) -> Float[Tensor, "B G N J K"]:
+def _gather_blocks(x_BGMLK: Tensor, chosen_BGNS: Tensor) -> Float[Tensor, "B G N J K"]:
     """Gather the chosen blocks at each position, (B, G, N, S·L, K)."""
     batch, groups, num_blocks, length, width = x_BGMLK.shape
     first = torch.arange(batch * groups, device=x_BGMLK.device).view(batch, groups, 1, 1) * num_blocks
@@ -102,7 +102,7 @@ def _gathered(x_BGMLK: Tensor, chosen_BGNS: Tensor) -> Float[Tensor, "B G N J K"
     return rows.view(batch, groups, num_positions, num_chosen * length, width)
 
 
-def _beside_the_block_before(x_BGMLK: Tensor) -> Float[Tensor, "B G M J K"]:
+def _prepend_previous_block(x_BGMLK: Tensor) -> Float[Tensor, "B G M J K"]:
     """Return each block after its predecessor, (B, G, M, 2L, K); zeros before the first."""
     return torch.cat([F.pad(x_BGMLK, (0, 0, 0, 0, 1, 0))[:, :, :-1], x_BGMLK], -2)
 
@@ -144,7 +144,7 @@ def over_window(
     if mask_BN is not None:
         visible = (visible & mask_BN[:, key_M1J.clamp(0, num_positions - 1)])[:, None]
     of_group = visible.repeat(*(1,) * (visible.ndim - 2), group, 1)  # the group's queries are stacked
-    y_BGMQK = attended(q_BGMRCK.flatten(3, 4), k_BGMJK, v_BGMJK, of_group, dropped)
+    y_BGMQK = attend(q_BGMRCK.flatten(3, 4), k_BGMJK, v_BGMJK, of_group, dropped)
     return y_BGMQK.unflatten(3, (group, block)).transpose(2, 3).flatten(3, 4)[:, :, :, :num_positions]
 
 

@@ -36,10 +36,10 @@ def inner_part(owner: str, name: str, settings: Any, choices: tuple[str, ...], o
     try:
         return part("mechanisms", {"name": name, **(settings or {})})
     except ValueError as error:
-        raise ValueError(told(error, owner, name)) from None
+        raise ValueError(prefix_error(error, owner, name)) from None
 
 
-def told(error: ValueError, owner: str, name: str) -> str:
+def prefix_error(error: ValueError, owner: str, name: str) -> str:
     """Return a part's error under its owner's path.
 
     Args:

@@ -61,7 +61,7 @@ class Unrolled:
     carry: Tensor
     write: Tensor
 
-    def at_starts(self, chunk: int) -> tuple[Tensor, Tensor]:
+    def shift_to_chunk_starts(self, chunk: int) -> tuple[Tensor, Tensor]:
         """Return ``read`` and ``inside`` for the memory before each position's chunk."""
         length = self.inside.shape[-1]
         before_L = torch.arange(length, device=self.inside.device) // chunk * chunk
@@ -71,7 +71,7 @@ class Unrolled:
         return read, F.pad(self.inside, (0, 0, 1, 0)).index_select(-2, before_L)
 
 
-def unrolled(gates: Gates) -> Unrolled:
+def unroll(gates: Gates) -> Unrolled:
     """Return the unrolled recurrence for gates in blocks, (B, H, G, L)."""
     kept = _products(gates.log_kept)
     added = kept * gates.added[..., None, :]
@@ -117,12 +117,12 @@ def linear_memory(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, gates: Gates, 
     num = k_BHNK.shape[2]
     length = linear_block(num, chunk)
     q, k, v = (in_blocks(part, length) for part in (q_BHNK, k_BHNK, v_BHNV))
-    u = unrolled(gates.map(lambda part: in_blocks(part[..., None], length)[..., 0]))
-    read, inside = u.at_starts(chunk)
-    asked = torch.cat([_by_state(k, read), _by_state(q, u.read)], -2)
+    u = unroll(gates.map(lambda part: in_blocks(part[..., None], length)[..., 0]))
+    read, inside = u.shift_to_chunk_starts(chunk)
+    asked = torch.cat([_multiply_by_factors(k, read), _multiply_by_factors(q, u.read)], -2)
     told = u.inside * (q @ k.mT)
     solving = None if length == chunk else _inverse(2 * inside * (k @ k.mT))
-    written = _by_state(k, u.write).mT
+    written = _multiply_by_factors(k, u.write).mT
     state = k.new_zeros(*k.shape[:2], u.read.shape[-1], k.shape[-1] * v.shape[-1])
     outputs = []
     for n, (asked_n, v_n, told_n, written_n, carry_n) in enumerate(
@@ -154,7 +154,7 @@ def in_blocks(x: Tensor, length: int) -> Float[Tensor, "B H G L K"]:
     return F.pad(x, (0, 0, 0, num_blocks * length - x.shape[2])).unflatten(2, (num_blocks, length))
 
 
-def _by_state(x: Tensor, factor: Tensor) -> Float[Tensor, "*rows L RK"]:
+def _multiply_by_factors(x: Tensor, factor: Tensor) -> Float[Tensor, "*rows L RK"]:
     """Return x (…, L, K) times each factor (…, L, R), concatenated.
 
     One product then reads, or writes, both M and S.
@@ -203,8 +203,8 @@ def mlp_memory(
     (batch, heads, num, _), hidden, phi = k_BHNK.shape, first_HFK.shape[1], ACTIVATIONS[activation]
     scale = 1 / math.sqrt(hidden)
     q, k, v = (in_blocks(part, chunk) for part in (q_BHNK, k_BHNK, v_BHNV))
-    u = unrolled(gates.map(lambda part: in_blocks(part[..., None], chunk)[..., 0]))
-    asked, told, written = _by_state(q, u.read), u.inside * (q @ k.mT), _by_state(k, u.write).mT
+    u = unroll(gates.map(lambda part: in_blocks(part[..., None], chunk)[..., 0]))
+    asked, told, written = _multiply_by_factors(q, u.read), u.inside * (q @ k.mT), _multiply_by_factors(k, u.write).mT
     of_first = first_HFK.mT.expand(batch, -1, -1, -1)[:, :, None]
     first = torch.cat([of_first, of_first.new_zeros(batch, heads, u.read.shape[-1] - 1, *of_first.shape[3:])], 2)
     second = v.new_zeros(batch, heads, u.read.shape[-1], hidden, v.shape[-1])
@@ -217,13 +217,13 @@ def mlp_memory(
         error = 2 * (z @ second[:, :, 0] - v_n)
         gradient = (error @ second[:, :, 0].mT) * slope
         z_q = scale * phi(asked_n @ first.flatten(2, 3) - told_n @ gradient)[0]
-        recalled = _by_state(z_q, read_n) @ second.flatten(2, 3)
+        recalled = _multiply_by_factors(z_q, read_n) @ second.flatten(2, 3)
         outputs.append(recalled - (inside_n * (z_q @ z.mT)) @ error)
-        first = _carried(carry_n, first) - (written_n @ gradient).view_as(first)
-        second = _carried(carry_n, second) - (_by_state(z, write_n).mT @ error).view_as(second)
+        first = _carry(carry_n, first) - (written_n @ gradient).view_as(first)
+        second = _carry(carry_n, second) - (_multiply_by_factors(z, write_n).mT @ error).view_as(second)
     return torch.cat(outputs, 2)[:, :, :num]
 
 
-def _carried(carry_BHRR: Tensor, state: Tensor) -> Tensor:
+def _carry(carry_BHRR: Tensor, state: Tensor) -> Tensor:
     """Return M and S, (B, H, R, I, O), after a block without gradients."""
     return (carry_BHRR @ state.flatten(3)).view_as(state)

@@ -73,7 +73,7 @@ class HeadNorm(nn.Module):
             return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
 
 
-def of_length_one(x: Float[Tensor, "*rows K"], *, epsilon: float = 1e-6) -> Float[Tensor, "*rows K"]:
+def l2_normalise(x: Float[Tensor, "*rows K"], *, epsilon: float = 1e-6) -> Float[Tensor, "*rows K"]:
     """Return x / √(Σ x² + ε) over the last axis, in float32 or wider.
 
     Twice differentiable at zero too; torch's ``normalize`` gives NaN there.

@@ -46,7 +46,7 @@ def turn_of_kernels(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack([torch.cat([cos, cos]), torch.cat([-sin, sin])])
 
 
-def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
+def rotate(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
     """Return u ⊙ cos + (P u) ⊙ sin (Eq. 42).
 
     Args:
@@ -59,13 +59,13 @@ def turned(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim)
 
 
-def turned_back(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
-    """Return the inverse of `turned`.
+def rotate_back(u_HKBP: Tensor, cos: Tensor, sin: Tensor, *, dim: int = 1) -> Tensor:
+    """Return the inverse of `rotate`.
 
     Args:
         u_HKBP: signal.
-        cos: as in `turned`.
-        sin: as in `turned`.
+        cos: as in `rotate`.
+        sin: as in `rotate`.
         dim: the axis K.
     """
-    return turned(u_HKBP, cos, -sin, dim=dim)
+    return rotate(u_HKBP, cos, -sin, dim=dim)

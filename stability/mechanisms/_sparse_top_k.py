@@ -67,10 +67,10 @@ def best(ranking: Ranking, members: Bool[Tensor, "B H R N"], k: int) -> tuple[Te
     count = _in_order(members, ranking).cumsum(-1)
     rank_k = torch.arange(1, k + 1, device=members.device)
     place = torch.searchsorted(count, rank_k.expand(*count.shape[:-1], k).contiguous()).clamp(max=num_positions - 1)
-    return _expanded(ranking.position, count).gather(-1, place), rank_k <= count[..., -1:]
+    return _expand(ranking.position, count).gather(-1, place), rank_k <= count[..., -1:]
 
 
-def among_best(place: Int64[Tensor, "... 1 M"], members: Bool[Tensor, "... I M"], k: int) -> Bool[Tensor, "... I M"]:
+def mark_best(place: Int64[Tensor, "... 1 M"], members: Bool[Tensor, "... I M"], k: int) -> Bool[Tensor, "... I M"]:
     """Return True at the k best members of each set.
 
     Args:
@@ -113,12 +113,12 @@ def thresholds(
     counts = F.pad(is_member.cumsum(-1), (1, 0))
     sums = F.pad((is_member * z[:, :, None]).cumsum(-1), (1, 0))
     # Number of scores above each edge, and by 1 or more: the same rounded u − 1 as among the edges.
-    above = _expanded(torch.searchsorted(-z, -edges), counts)
-    full = _expanded(torch.searchsorted(-(z - 1), -edges), counts)
+    above = _expand(torch.searchsorted(-z, -edges), counts)
+    full = _expand(torch.searchsorted(-(z - 1), -edges), counts)
     num_full = counts.gather(-1, full)
     num_free = counts.gather(-1, above) - num_full
     sum_free = sums.gather(-1, above) - sums.gather(-1, full)
-    edges = _expanded(edges, counts)
+    edges = _expand(edges, counts)
     totals = num_full + sum_free - num_free * edges
 
     shape = own_members.shape[:-1]
@@ -141,7 +141,7 @@ def thresholds(
     return Thresholds(tau, counts[..., -1:] + own_members.sum(-1) <= k)
 
 
-def _expanded(of_all: Tensor, like: Tensor) -> Tensor:
+def _expand(of_all: Tensor, like: Tensor) -> Tensor:
     """Repeat a (B, H, M) tensor shared by all R sets, once per set."""
     return of_all[:, :, None].expand(*like.shape[:-1], of_all.shape[-1])
 
@@ -149,4 +149,4 @@ def _expanded(of_all: Tensor, like: Tensor) -> Tensor:
 def _in_order(members: Tensor, ranking: Ranking) -> Tensor:
     batch, heads, _ = ranking.position.shape
     members = members.expand(batch, heads, *members.shape[2:])
-    return members.gather(-1, _expanded(ranking.position, members))
+    return members.gather(-1, _expand(ranking.position, members))

@@ -27,7 +27,7 @@ def rising(mechanism: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def drawn_steps(num: int, dt_range: tuple[float, float]) -> Float[Tensor, " F"]:
+def draw_steps(num: int, dt_range: tuple[float, float]) -> Float[Tensor, " F"]:
     """Return softplus⁻¹(Δ) = ln(e^Δ − 1) for ``num`` steps Δ, log-uniform in ``dt_range``.
 
     As a bias before softplus it yields Δ.

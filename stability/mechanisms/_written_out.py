@@ -18,7 +18,7 @@ from stability.models.precision import at_least_float32
 
 
 class AbstractWrittenOutAttention(AbstractDotProductAttention):
-    """Self-attention with explicit weights A, defined by a subclass in `weighed`.
+    """Self-attention with explicit weights A, defined by a subclass in `weigh`.
 
     ``qkv`` projects to queries, keys and values. Torch's fused attention supports softmax weights only, and under
     autocast rounds additions to the logits to bfloat16; here A is in float32 or wider. Dropout on A applies in training
@@ -44,12 +44,12 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
-        a_BHNN = self.weighed(self.logits(q_BHNK, k_BHNK), x_BND, mask_BN)
+        a_BHNN = self.weigh(self.logits(q_BHNK, k_BHNK), x_BND, mask_BN)
         if self.dropped:
             a_BHNN = F.dropout(a_BHNN, self.dropped)
         return self.joined(self.mixed(a_BHNN.to(v_BHNK.dtype), v_BHNK), x_BND)
 
-    def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+    def weigh(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         """Return A, 0 at invisible pairs.
 
         Args:
@@ -63,7 +63,7 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
         """Return q̃_i·k̃_j / √K for all pairs, in float32 or wider."""
         return at_least_float32(q_BHNK @ k_BHNK.mT) / math.sqrt(q_BHNK.shape[-1])
 
-    def seen(self, x_BND: Tensor, mask_BN: Tensor | None) -> Bool[Tensor, "B 1 N N"]:
+    def find_visible(self, x_BND: Tensor, mask_BN: Tensor | None) -> Bool[Tensor, "B 1 N N"]:
         """Return the visible pairs: True if a query (third axis) sees a key (fourth).
 
         A visible key is valid, and j ≤ i if causal.
@@ -73,4 +73,4 @@ class AbstractWrittenOutAttention(AbstractDotProductAttention):
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, _ = self.split(self.qkv(x_BND))
-        return self.weighed(self.logits(q_BHNK, k_BHNK), x_BND, mask_BN)
+        return self.weigh(self.logits(q_BHNK, k_BHNK), x_BND, mask_BN)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, visible_pairs
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and its ViT (4.1)
@@ -63,20 +63,20 @@ class AttentionX(AbstractSoftmaxAttention):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
-        return self.joined(v_BHNK - self.gamma * self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
+        return self.joined(v_BHNK - self.gamma * self._attend(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
         """Return the discrepancy Φ = v − γAv."""
         return v_BHNK - self.gamma * (a_BHNN @ v_BHNK)
 
-    def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+    def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return softmax(q̃k̃ᵀ/√K) v, zero in empty rows."""
         if mask_BN is None and not self.mask_diagonal:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal, dropout_p=self.dropped)
         visible = visible_pairs(
             q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
         )
-        return attended(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped)
+        return attend(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped)
 
 
 EXPORT = AttentionX

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attended
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import in_blocks, present
 
@@ -119,9 +119,9 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         parts = []
         if num_global:
             seen = present(torch.arange(num_positions, device=x_BND.device)[None], num_positions, mask_BN)
-            parts.append(attended(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped))
+            parts.append(attend(q_BHNK[:, :, :num_global], k_BHNK, v_BHNK, seen, self.dropped))
         if plan:
-            parts.append(self._gathered(q_BHNK, k_BHNK, v_BHNK, plan, mask_BN))
+            parts.append(self._attend_blocks(q_BHNK, k_BHNK, v_BHNK, plan, mask_BN))
         return self.joined(torch.cat(parts, 2), x_BND)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
@@ -132,7 +132,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         visible_NN = of_blocks[:num_positions, :num_positions]
         return visible_NN.tril() if self.causal else visible_NN
 
-    def _gathered(
+    def _attend_blocks(
         self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, plan: tuple[tuple[int, ...], ...], mask_BN: Tensor | None
     ) -> Tensor:
         """Return the attention output for query blocks in ``plan``: the last positions, (B, H, M, K)."""
@@ -146,7 +146,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
             query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
             seen = seen & (key <= query[..., None])
         k, v = (_blocks_at(in_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
-        y = attended(in_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
+        y = attend(in_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, : num_positions - first * block]
 
 

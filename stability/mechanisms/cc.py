@@ -25,7 +25,7 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._rotation import cos_sin, exact_cos_sin, turn_of_kernels, turned, turned_back
+from stability.mechanisms._rotation import cos_sin, exact_cos_sin, rotate, rotate_back, turn_of_kernels
 from stability.models.position import Rope
 
 # Size of the largest tensor (Λ) in one block of source rows: 64 MiB in float32. For a backward pass autograd stores
@@ -90,11 +90,11 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         if config.graph == "window" and num_context != num_positions:
             lengths = f"a context as long as model.positions={num_positions}, got objective.context={num_context}"
             raise ValueError(f"cross.graph=window needs {lengths}; choose auto or complete")
-        if cls._windowed(config, num_positions, num_context) and config.window >= num_positions:
+        if cls._is_windowed(config, num_positions, num_context) and config.window >= num_positions:
             raise ValueError(f"cross.window={config.window} must be below model.positions={num_positions}")
 
     @staticmethod
-    def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
+    def _is_windowed(config: Any, num_positions: int, num_context: int) -> bool:
         """Return whether the edges are limited to the window."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
@@ -108,7 +108,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
-        windowed = cls._windowed(config, num_positions, num_context)
+        windowed = cls._is_windowed(config, num_positions, num_context)
         edges = WindowedEdges(config.window, num_positions).num_edges if windowed else num_positions * num_context
         of_nodes = shape.width**2 * (2 * num_positions + num_context)
         of_features = shape.width * config.edge_hidden * mlps_of(config) * (num_positions + num_context)
@@ -146,29 +146,32 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             else (_or_all(mask_BN, x_BND), _or_all(context_mask_BJ, context_BJD))
         )
         if self.config.impl == "triton":
-            updated_HKBN = self._updated_by_kernels(x_BND, context_BJD, masks or (None, None))
-            return self.joined(self.out, updated_HKBN)
+            updated_HKBN = self._update_by_kernels(x_BND, context_BJD, masks or (None, None))
+            return self.join_heads(self.out, updated_HKBN)
         slices = self.heads_in_turn(x_BND.device)
         updated = [
             torch.cat(
                 [
-                    self._updated(edges, heads, sides, masks)
+                    self._update(edges, heads, sides, masks)
                     for edges in self._blocks(x_BND, context_BJD, len(sides.u_HKBN))
                 ],
                 -1,
             )
             for heads, sides in zip(slices, self._sides(x_BND, context_BJD).split(slices[0].stop), strict=True)
         ]
-        return self.joined(self.out, torch.cat(updated))
+        return self.join_heads(self.out, torch.cat(updated))
 
     def _sides(self, x_BND: Tensor, context_BJD: Tensor) -> _Sides:
         u_HKBN, v_HKBJ = self.per_head(self.source, x_BND), self.per_head(self.context, context_BJD)
-        (source_HXBN,), (target_HXBJ,) = self.at_ends(x_BND, slice(0, 1)), self.at_ends(context_BJD, slice(1, 2))
-        return _Sides(u_HKBN, self._turned(v_HKBJ), source_HXBN, target_HXBJ)
+        (source_HXBN,), (target_HXBJ,) = (
+            self.compute_end_terms(x_BND, slice(0, 1)),
+            self.compute_end_terms(context_BJD, slice(1, 2)),
+        )
+        return _Sides(u_HKBN, self._rotate(v_HKBJ), source_HXBN, target_HXBJ)
 
-    def _turned(self, u_HKBN: Tensor) -> Tensor:
+    def _rotate(self, u_HKBN: Tensor) -> Tensor:
         if self.rotation == "relative":
-            return turned(u_HKBN, *self._angles(u_HKBN))
+            return rotate(u_HKBN, *self._angles(u_HKBN))
         return u_HKBN if self.rotation == "none" else self.rope(u_HKBN, position_dim=-1, width_dim=1)
 
     def _angles(self, u_HKBN: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,9 +208,9 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
                 f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; "
                 "choose auto or complete"
             )
-        return self._windowed(self.config, num_positions, num_context)
+        return self._is_windowed(self.config, num_positions, num_context)
 
-    def _updated_by_kernels(
+    def _update_by_kernels(
         self, x_BND: Tensor, context_BJD: Tensor, masks: tuple[Tensor | None, Tensor | None]
     ) -> Tensor:
         """Return u′ (H, K, B, N) for all heads, without edge weights in memory."""
@@ -220,14 +223,14 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         if self.rotation == "relative":
             constants.append(turn_of_kernels(*(table[:, 0] for table in self._angles(others[0]))))
         for step_size in self.step_sizes():
-            turned_HKBN = self._turned(u_HKBN)
-            g_HKBN = cross_consensus(turned_HKBN, *others, *self.for_kernels(), *constants, **settings)
+            turned_HKBN = self._rotate(u_HKBN)
+            g_HKBN = cross_consensus(turned_HKBN, *others, *self.list_kernel_arguments(), *constants, **settings)
             if self.rotation == "gradient":
                 g_HKBN = self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True)
             u_HKBN = u_HKBN - step_size * g_HKBN
         return u_HKBN
 
-    def _updated(
+    def _update(
         self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """Return u′ for the rows covered by ``edges`` (Algorithm 6, lines 14 to 17)."""
@@ -237,12 +240,12 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         u = sides.u_HKBN[..., rows]
         angles = () if self.rotation == "none" else [table[..., rows] for table in self._angles(sides.u_HKBN)]
         for step_size in self.step_sizes():
-            difference = edges.sums(turned(u, *angles) if angles else u, -sides.v_HKBJ)
+            difference = edges.sums(rotate(u, *angles) if angles else u, -sides.v_HKBJ)
             if self.rotation == "relative":  # ρ(i − j)u_i − v_j = ρ(j)ᵀ(ũ_i − ṽ_j)
-                of_context = (edges.at_targets(table) for table in self._angles(sides.v_HKBJ))
-                difference = turned_back(difference, *of_context)
+                of_context = (edges.gather_at_targets(table) for table in self._angles(sides.v_HKBJ))
+                difference = rotate_back(difference, *of_context)
             g = edges.collect(weights.flow(difference[:, None]) * valid_BP)
-            u = u - step_size * (turned_back(g, *angles) if self.rotation == "gradient" else g)
+            u = u - step_size * (rotate_back(g, *angles) if self.rotation == "gradient" else g)
         return u
 
     def _weights(

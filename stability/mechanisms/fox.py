@@ -92,8 +92,8 @@ class ForgettingAttention(AbstractWrittenOutAttention):
         of_keys = super().state_size(config, shape, num_positions)
         return None if of_keys is None else of_keys + shape.heads * num_positions
 
-    def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
-        visible = self.seen(x_BND, mask_BN)
+    def weigh(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+        visible = self.find_visible(x_BND, mask_BN)
         # A padded row may be empty, and its derivative NaN: let the row see all keys, then zero its output.
         given = visible | ~visible.any(-1, keepdim=True)
         decayed_BHNN = logits_BHNN + self.decay(x_BND, mask_BN)

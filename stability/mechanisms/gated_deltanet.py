@@ -14,9 +14,9 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms._delta_net import (
     AbstractDeltaNet,
     DeltaSettings,
+    draw_rates,
+    draw_step_biases,
     log_of_decay,
-    started_rates,
-    started_steps,
 )
 from stability.models.precision import at_least_float32
 
@@ -46,8 +46,8 @@ class GatedDeltaNet(AbstractDeltaNet):
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
         self.decay = nn.Linear(shape.width, shape.heads, bias=False)
-        self.A_log = started_rates(shape.heads, SLOWEST, config.fastest)
-        self.dt_bias = started_steps(shape.heads)
+        self.A_log = draw_rates(shape.heads, SLOWEST, config.fastest)
+        self.dt_bias = draw_step_biases(shape.heads)
         self.gate = nn.Linear(shape.width, self.rows[2], bias=False)
 
     @property
@@ -62,7 +62,7 @@ class GatedDeltaNet(AbstractDeltaNet):
     def log_decay(self, x_BND: Tensor) -> Float[Tensor, "B N H 1"]:
         return log_of_decay(self.A_log, self.decay(x_BND) + at_least_float32(self.dt_bias))[..., None]
 
-    def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
+    def apply_gate(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
         return y_BNHV * F.silu(at_least_float32(self.gate(x_BND))).unflatten(2, (self.heads, -1))
 
 

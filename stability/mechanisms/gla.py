@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
-from stability.mechanisms._decayed import of_heads, share_of_head
+from stability.mechanisms._decayed import share_of_head, split_heads
 from stability.mechanisms._gated_decay import AbstractGatedDecay
 from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import ShortConvolution
@@ -107,9 +107,9 @@ class GatedLinearAttention(AbstractGatedDecay):
         keys, values = cls.head_widths(config, shape)
         return shape.heads * (2 * keys + values)
 
-    def projected(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
+    def project(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, ...]:
         if self.conv is None:
-            return super().projected(x_BND, mask_BN)
+            return super().project(x_BND, mask_BN)
         qkv_BND, g_BND = self.qkvg(x_BND).split((sum(self.widths[:3]), self.widths[3]), -1)
         return *F.silu(self.conv(qkv_BND, mask_BN=mask_BN)).split(self.widths[:3], -1), g_BND
 
@@ -117,7 +117,7 @@ class GatedLinearAttention(AbstractGatedDecay):
         """Return ln α, in float32 or wider."""
         with in_float32(x_BND.device):
             score_BND = self.forget(self.forget_down(at_least_float32(x_BND)))
-            return of_heads(F.logsigmoid(score_BND) / self.divisor, self.heads)
+            return split_heads(F.logsigmoid(score_BND) / self.divisor, self.heads)
 
 
 EXPORT = GatedLinearAttention

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import nothing_at_padding, of_heads, products, share_of_head
+from stability.mechanisms._decayed import nothing_at_padding, products, share_of_head, split_heads
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import HeadNorm
@@ -137,8 +137,8 @@ class ExpandedRecurrence(AbstractWithKernels):
         x_BND = without_padding(x_BND, mask_BN)
         q_BND, i_BND = self.qi(x_BND).split(self.widths, -1)
         log_f_BHNK, k_BHNK = (nothing_at_padding(part, mask_BN) for part in self.gates(x_BND))
-        q_BHNK, i_BHNV = of_heads(F.silu(q_BND), self.heads), of_heads(i_BND, self.heads)
-        o_BHNV = self.decayed_by(self.config, q_BHNK, k_BHNK, i_BHNV, log_f_BHNK)
+        q_BHNK, i_BHNV = split_heads(F.silu(q_BND), self.heads), split_heads(i_BND, self.heads)
+        o_BHNV = self.run_linear_attention(self.config, q_BHNK, k_BHNK, i_BHNV, log_f_BHNK)
         return self.out(self.norm(o_BHNV.transpose(1, 2).flatten(2)))
 
     def gates(self, x_BND: Tensor) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
@@ -155,7 +155,7 @@ class ExpandedRecurrence(AbstractWithKernels):
                 both_2BND = torch.stack([log_bound_K.expand_as(log_f_BND), log_rest_K + log_f_BND])
                 log_f_BND = both_2BND.logsumexp(0)
                 taken_BND = taken_BND * log_rest_K.exp()
-            return of_heads(log_f_BND, self.heads), of_heads(taken_BND, self.heads)
+            return split_heads(log_f_BND, self.heads), split_heads(taken_BND, self.heads)
 
     def log_bounds(self, like: Tensor) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
         """Return ln lb and ln(1 − lb) for this layer, unless it is the first.

@@ -14,9 +14,9 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms._delta_net import (
     AbstractDeltaNet,
     DeltaSettings,
+    draw_rates,
+    draw_step_biases,
     log_of_decay,
-    started_rates,
-    started_steps,
 )
 from stability.models.precision import at_least_float32
 
@@ -40,8 +40,8 @@ class KimiDeltaAttention(AbstractDeltaNet):
         rank = shape.head_width
         self.decay_down = nn.Linear(shape.width, rank, bias=False)
         self.decay_up = nn.Linear(rank, shape.width, bias=False)
-        self.A_log = started_rates(shape.heads, 1.0)
-        self.dt_bias = started_steps(shape.width)
+        self.A_log = draw_rates(shape.heads, 1.0)
+        self.dt_bias = draw_step_biases(shape.width)
         self.gate_down = nn.Linear(shape.width, rank, bias=False)
         self.gate_up = nn.Linear(rank, self.rows[2])
 
@@ -63,7 +63,7 @@ class KimiDeltaAttention(AbstractDeltaNet):
         steps_BND = self.decay_up(self.decay_down(x_BND)) + at_least_float32(self.dt_bias)
         return log_of_decay(self.A_log[:, None], steps_BND.unflatten(2, (self.heads, -1)))
 
-    def gated(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
+    def apply_gate(self, y_BNHV: Tensor, x_BND: Tensor) -> Float[Tensor, "B N H V"]:
         gate_BND = at_least_float32(self.gate_up(self.gate_down(x_BND))).sigmoid()
         return y_BNHV * gate_BND.unflatten(2, (self.heads, -1))
 

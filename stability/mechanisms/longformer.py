@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._attention import attended, beyond_the_band_kernels
+from stability.mechanisms._attention import attend, beyond_the_band_kernels
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -146,7 +146,7 @@ class LongformerAttention(AbstractAttention):
                 seen = seen & (key <= key[:, None])
             else:
                 q, k, v = self._global_heads(x_BND)
-            parts.append(attended(q, k, v, seen, self.dropped))
+            parts.append(attend(q, k, v, seen, self.dropped))
         if num_positions > few:
             parts.append(self._near(q_BHNK[:, :, few:], k_BHNK, v_BHNK, mask_BN))
         return self.joined(torch.cat(parts, 2), x_BND)
@@ -210,7 +210,7 @@ class LongformerAttention(AbstractAttention):
         to_global = present(torch.arange(few, device=key.device), k_BHNK.shape[2], mask_BN)[..., None, None, None, :]
         seen = torch.cat([to_global.expand(*seen.shape[:-1], few), seen], -1)
         k, v = (self._windows(part, block, before, after) for part in (k_BHNK, v_BHNK))
-        y = attended(in_blocks(in_classes(q_BHMK, dilation), block), k, v, seen, self.dropped)
+        y = attend(in_blocks(in_classes(q_BHMK, dilation), block), k, v, seen, self.dropped)
         return out_of_classes(y.flatten(3, 4), num_near)
 
     def _windows(self, of_all: Tensor, block: int, before: int, after: int) -> Tensor:

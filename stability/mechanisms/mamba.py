@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._recurrent import AbstractRecurrent, ShortConvolution
-from stability.mechanisms._steps import Pair, drawn_steps, rising
+from stability.mechanisms._steps import Pair, draw_steps, rising
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -66,7 +66,7 @@ class Mamba(AbstractRecurrent):
         self.D = nn.Parameter(torch.ones(inner))
         self.out = nn.Linear(inner, shape.width)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(drawn_steps(inner, config.dt_range))
+            self.dt_proj.bias.copy_(draw_steps(inner, config.dt_range))
 
     @property
     def own_init(self) -> frozenset[str]:
@@ -162,7 +162,7 @@ def selective_scan(
         added_BMFS = taken_BMF[..., None] * b_BMS[..., None, :]
         kept = (dt_BMF[..., None] * a_1FS).exp() * states_BMFS[-1] if states_BMFS else 0.0
         states_BMFS.append(kept + added_BMFS)
-    before_BMFS = _at_the_beginnings((until_CBMF[-1][..., None] * a_1FS).exp(), states_BMFS[-1])
+    before_BMFS = _carry_states((until_CBMF[-1][..., None] * a_1FS).exp(), states_BMFS[-1])
     read_BMF = []
     for state_BMFS, until_BMF, c_BMS in zip(states_BMFS, until_CBMF.unbind(), c_CBMS.unbind(), strict=True):
         state_BMFS = state_BMFS + (until_BMF[..., None] * a_1FS).exp() * before_BMFS
@@ -178,7 +178,7 @@ def _side_by_side(x_BNF: Tensor, chunk: int) -> Float[Tensor, "C B M F"]:
     return F.pad(x_BNF, (0, 0, 0, -x_BNF.shape[1] % chunk)).unflatten(1, (-1, chunk)).permute(2, 0, 1, 3)
 
 
-def _at_the_beginnings(
+def _carry_states(
     kept_BMFS: Float[Tensor, "B M F S"], added_BMFS: Float[Tensor, "B M F S"]
 ) -> Float[Tensor, "B M F S"]:
     """Return the state at each chunk's start: S ← kept ⊙ S + added, from zero."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import decayed
+from stability.mechanisms._decayed import gated_linear_attention
 from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution
-from stability.mechanisms._steps import Pair, drawn_steps, rising
+from stability.mechanisms._steps import Pair, draw_steps, rising
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -67,7 +67,7 @@ class Mamba2(AbstractRecurrent):
         self.norm = HeadNorm(inner)
         self.out = nn.Linear(inner, shape.width)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(drawn_steps(shape.heads, config.dt_range))
+            self.dt_proj.bias.copy_(draw_steps(shape.heads, config.dt_range))
 
     @property
     def own_init(self) -> frozenset[str]:
@@ -133,7 +133,9 @@ class Mamba2(AbstractRecurrent):
             dt_BHN1 = dt_BNH.transpose(1, 2)[..., None]
             u_BHNK = u_BNF.unflatten(-1, (len(self.D), -1)).transpose(1, 2)
             log_decay_BHN1 = dt_BHN1 * -self.A_log.exp()[:, None, None]
-            s_BHNK = decayed(c_BNS[:, None], b_BNS[:, None], dt_BHN1 * u_BHNK, log_decay_BHN1, chunk=self.chunk)
+            s_BHNK = gated_linear_attention(
+                c_BNS[:, None], b_BNS[:, None], dt_BHN1 * u_BHNK, log_decay_BHN1, chunk=self.chunk
+            )
             s_BHNK = s_BHNK + self.D[:, None, None] * u_BHNK
             s_BNF = self.norm(s_BHNK.transpose(1, 2).flatten(2) * F.silu(at_least_float32(z_BNF)))
         return self.out(s_BNF)

@@ -14,7 +14,7 @@ from stability.config.identity import Family, Since
 from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
-from stability.mechanisms._inner import inner_part, load, told
+from stability.mechanisms._inner import inner_part, load, prefix_error
 from stability.registry import Registry, near_misses
 
 
@@ -54,7 +54,7 @@ class Mix(AbstractMechanism):
             if not isinstance(values, dict):
                 return values
             pattern = _pattern(values.get("pattern", cls.model_fields["pattern"].default))
-            given = _given({key: item for key, item in values.items() if key not in ("pattern", "order")})
+            given = _collect_parts({key: item for key, item in values.items() if key not in ("pattern", "order")})
             return {
                 **{key: item for key, item in values.items() if key == "order"},
                 "pattern": pattern,
@@ -73,7 +73,7 @@ class Mix(AbstractMechanism):
         """
         if len(config.pattern) > shape.num_layers:
             raise ValueError(
-                f"mechanism.mix.pattern={_listed(config.pattern)} has {len(config.pattern)} entries for "
+                f"mechanism.mix.pattern={_format_list(config.pattern)} has {len(config.pattern)} entries for "
                 f"{shape.num_layers} layers; give at most {shape.num_layers}"
             )
         # check the whole pattern: this one layer may support the direction
@@ -81,7 +81,7 @@ class Mix(AbstractMechanism):
             raise ValueError(
                 f"mix of {', '.join(config.pattern)} cannot be {shape.direction}; choose parts that all can"
             )
-        mechanism, settings = _of_layer(config, shape)
+        mechanism, settings = _choose_mechanism(config, shape)
         return mechanism.build(settings, shape)
 
     @classmethod
@@ -109,7 +109,7 @@ class Mix(AbstractMechanism):
             try:
                 load(item.name).check_positions(item.settings, num_positions)
             except ValueError as error:
-                raise ValueError(told(error, "mix", item.name)) from None
+                raise ValueError(prefix_error(error, "mix", item.name)) from None
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
@@ -122,7 +122,7 @@ class Mix(AbstractMechanism):
             try:
                 load(item.name).check_heads(item.settings, heads)
             except ValueError as error:
-                raise ValueError(told(error, "mix", item.name)) from None
+                raise ValueError(prefix_error(error, "mix", item.name)) from None
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
@@ -154,7 +154,7 @@ class Mix(AbstractMechanism):
             shape: width, heads, direction and layer.
             num_positions: N.
         """
-        mechanism, settings = _of_layer(config, shape)
+        mechanism, settings = _choose_mechanism(config, shape)
         return mechanism.cost(settings, shape, num_positions)
 
     @classmethod
@@ -166,11 +166,11 @@ class Mix(AbstractMechanism):
             shape: width, heads, direction and layer.
             num_positions: positions read so far.
         """
-        mechanism, settings = _of_layer(config, shape)
+        mechanism, settings = _choose_mechanism(config, shape)
         return mechanism.state_size(settings, shape, num_positions)
 
 
-def _of_layer(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], Settings]:
+def _choose_mechanism(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], Settings]:
     length = len(config.pattern)
     place = shape.layer % length if config.order == "cycled" else shape.layer * length // shape.num_layers
     name = config.pattern[place]
@@ -192,13 +192,13 @@ def _pattern(value: Any) -> tuple[str, ...]:
     for name in value:
         if name not in _choices():
             raise ValueError(
-                f"mechanism.mix.pattern={_listed(value)}: '{name}' cannot stand in a pattern; "
+                f"mechanism.mix.pattern={_format_list(value)}: '{name}' cannot stand in a pattern; "
                 f"{near_misses(name, _choices())}"
             )
     return tuple(value)
 
 
-def _given(values: dict[str, Any]) -> dict[str, Part]:
+def _collect_parts(values: dict[str, Any]) -> dict[str, Part]:
     """Return the explicitly written parts by name: from ``parts`` and direct keys."""
     parts = values.pop("parts", ())
     if not isinstance(parts, list | tuple) or not all(
@@ -221,7 +221,7 @@ def _part(name: str, settings: Any) -> Part:
     return inner_part("mix", name, settings, _choices(), ("pattern", "order"))
 
 
-def _listed(names: Any) -> str:
+def _format_list(names: Any) -> str:
     return f"[{','.join(names)}]"
 
 

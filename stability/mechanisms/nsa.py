@@ -171,12 +171,12 @@ class NativeSparseAttention(AbstractAttention):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         """Compute the three branches and their gated sum: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
-        q_BGRNK, turned_BGRNK, keys, values = self._projected(x_BND)
-        p_BGRNC = self._compressed_weights(q_BGRNK, keys[0], mask_BN)
+        q_BGRNK, turned_BGRNK, keys, values = self._project(x_BND)
+        p_BGRNC = self._weigh_blocks(q_BGRNK, keys[0], mask_BN)
         chosen_BGNS, is_chosen_BGNS = self._selection(p_BGRNC)
         dropped, length = self.dropout if self.training else 0.0, self.config.selected_block
         parts = (
-            F.dropout(p_BGRNC, dropped) @ self._compressed_values(values[0])[:, :, None],
+            F.dropout(p_BGRNC, dropped) @ self._compress_values(values[0])[:, :, None],
             over_blocks(turned_BGRNK, keys[1], values[1], chosen_BGNS, is_chosen_BGNS, length, mask_BN, dropped),
             over_window(turned_BGRNK, keys[2], values[2], self.config.window, mask_BN, dropped),
         )
@@ -191,7 +191,7 @@ class NativeSparseAttention(AbstractAttention):
         gated_BHNK = (gate_BNCH.permute(0, 2, 3, 1)[..., None] * y_BHNK.unflatten(1, (BRANCHES, self.heads))).sum(1)
         return self.out(gated_BHNK.transpose(1, 2).flatten(2))
 
-    def _projected(self, x_BND: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _project(self, x_BND: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return queries, rotated queries, and the branches' keys and values.
 
         Queries are (B, G, R, N, K) with R heads per group, keys and values (B, G, N, K) each. Keys for selection and
@@ -204,14 +204,14 @@ class NativeSparseAttention(AbstractAttention):
         grouped = (self.kv_heads, self.group)
         return q_BHNK.unflatten(1, grouped), turn(q_BHNK).unflatten(1, grouped), (k_c, turn(k_s), turn(k_w)), (*values,)
 
-    def _compressed_weights(self, q_BGRNK: Tensor, k_BGNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+    def _weigh_blocks(self, q_BGRNK: Tensor, k_BGNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return the softmax over complete blocks (B, G, R, N, C), Eq. 8; zero in empty rows."""
         k_BGCK = self.compress_key(blocks_of(k_BGNK, self.config.block, self.config.stride))
         block, stride = self.config.block, self.config.stride
         visible = complete_blocks(k_BGNK.shape[2], block, stride, mask_BN, k_BGNK.device)[:, None]
         return softmax_over(q_BGRNK @ k_BGCK[:, :, None].mT / math.sqrt(k_BGNK.shape[-1]), visible)
 
-    def _compressed_values(self, v_BGNK: Tensor) -> Float[Tensor, "B G C K"]:
+    def _compress_values(self, v_BGNK: Tensor) -> Float[Tensor, "B G C K"]:
         return self.compress_value(blocks_of(v_BGNK, self.config.block, self.config.stride))
 
     def _scores(self, p_BGRNC: Tensor) -> Float[Tensor, "B G N S"]:
@@ -247,8 +247,8 @@ class NativeSparseAttention(AbstractAttention):
 
         It is the minimum over valid positions; inf if all blocks with a score are selected.
         """
-        q_BGRNK, _, keys, _ = self._projected(without_padding(x_BND, mask_BN))
-        score_BGNS = self._scores(self._compressed_weights(q_BGRNK, keys[0], mask_BN))
+        q_BGRNK, _, keys, _ = self._project(without_padding(x_BND, mask_BN))
+        score_BGNS = self._scores(self._weigh_blocks(q_BGRNK, keys[0], mask_BN))
         if not FIXED < self.config.selected < score_BGNS.shape[-1]:
             return score_BGNS.new_tensor(math.inf)
         best_BGNS = score_BGNS.topk(self.config.selected - FIXED + 1, -1).values
@@ -261,9 +261,9 @@ class NativeSparseAttention(AbstractAttention):
         A compressed value is placed at its block's last position, the first that sees it. So compression weights are
         nonzero only there.
         """
-        q_BGRNK, turned_BGRNK, keys, _ = self._projected(without_padding(x_BND, mask_BN))
+        q_BGRNK, turned_BGRNK, keys, _ = self._project(without_padding(x_BND, mask_BN))
         num_positions = x_BND.shape[1]
-        p_BGRNC = self._compressed_weights(q_BGRNK, keys[0], mask_BN)
+        p_BGRNC = self._weigh_blocks(q_BGRNK, keys[0], mask_BN)
         chosen_BGNS, is_chosen_BGNS = self._selection(p_BGRNC)
         position_N = torch.arange(num_positions, device=x_BND.device)
         ahead_NN = position_N - position_N[:, None]
@@ -284,9 +284,9 @@ class NativeSparseAttention(AbstractAttention):
 
         The compression's are φ of a block at its last position, 0 elsewhere.
         """
-        values = self._projected(x_BND)[3]
+        values = self._project(x_BND)[3]
         ends_CN = self._ends(x_BND.shape[1], x_BND)
-        of_blocks = ends_CN.mT.to(values[0].dtype) @ self._compressed_values(values[0])
+        of_blocks = ends_CN.mT.to(values[0].dtype) @ self._compress_values(values[0])
         return torch.cat([part.repeat_interleave(self.group, 1) for part in (of_blocks, *values[1:])], 1)
 
     def _ends(self, num_positions: int, like: Tensor) -> Bool[Tensor, "C N"]:

@@ -54,7 +54,7 @@ class MultiScaleRetention(AbstractGatedDecay):
     def head_widths(cls, config: Any, shape: MixerShape) -> tuple[int, int]:
         return shape.head_width, share_of_head(config.expand_v, shape)
 
-    def turned(self, u_BHNK: Tensor) -> Tensor:
+    def rotate(self, u_BHNK: Tensor) -> Tensor:
         return u_BHNK if self.rope is None else self.rope(u_BHNK)
 
     def log_decay(self, x_BND: Tensor) -> Float[Tensor, "1 H N 1"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, require_groups, visible_pairs
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attend, require_groups, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 
@@ -61,12 +61,12 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
-        return self.joined(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
+        return self.joined(self._attend(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
-    def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+    def _attend(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return softmax(q̃k̃ᵀ/√K) v per head, (B, H, N, K), by torch's fused attention."""
         if self.mask_diagonal:
-            return attended(
+            return attend(
                 q_BHNK,
                 k_BHNK,
                 v_BHNK,

@@ -28,11 +28,11 @@ from stability.mechanisms._edge_weights import (
     mlps_of,
     precision_on,
 )
-from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges
+from stability.mechanisms._graphs import Edges, convert_edges, cycle_edges, top_edges
 from stability.mechanisms._impl import Use
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
-from stability.mechanisms._rotation import exact_cos_sin, turn_of_kernels, turned
+from stability.mechanisms._rotation import exact_cos_sin, rotate, turn_of_kernels
 from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
@@ -146,10 +146,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         u_HKBN = self.per_head(self.source, x_BND)
         graph = self._graph(x_BND, mask_BN, edges)
         if self.config.impl == "triton":
-            u_HKBN = self._updated_by_kernels(u_HKBN, x_BND, mask_BN)
+            u_HKBN = self._update_by_kernels(u_HKBN, x_BND, mask_BN)
         elif graph.shape[1]:
-            u_HKBN = self._updated(u_HKBN, self._hidden(x_BND, graph), graph)
-        return self.joined(self.out, u_HKBN)
+            u_HKBN = self._update(u_HKBN, self._hidden(x_BND, graph), graph)
+        return self.join_heads(self.out, u_HKBN)
 
     def _graph(self, x_BND: Tensor, mask_BN: Tensor | None, edges: Tensor | None) -> Pairs | EdgeList:
         """Return one forward pass's graph: `Pairs` for window and complete graphs, else `EdgeList`."""
@@ -165,16 +165,16 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         elif self.config.graph == "top_w":
             listed = top_edges(self._scores(x_BND), window, mask_BN)
         else:
-            listed = self._given(edges, x_BND)
+            listed = self._convert_edges(edges, x_BND)
         return EdgeList(listed, batch, num_positions, mask_BN, relative)
 
-    def _given(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
+    def _convert_edges(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
         if edges is None:
             raise ValueError(
                 "mechanism.sc.graph=given needs edges: forward(x, edges=…), e.g. int64 (E, 2) with a row [i, j] for "
                 "each edge i → j"
             )
-        return given_edges(edges, x_BND.shape[0], x_BND.shape[1], x_BND.device)
+        return convert_edges(edges, x_BND.shape[0], x_BND.shape[1], x_BND.device)
 
     def _scores(self, x_BND: Tensor) -> Tensor:
         """Return s_ij = q_i·k_j / √K, (B, N, N)."""
@@ -182,7 +182,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     def _hidden(self, x_BND: Tensor, graph: Pairs | EdgeList) -> Tensor:
         """Return GELU(first layer) per edge, (H, T, X, B·P)."""
-        return F.gelu(graph.sums(*self.at_ends(x_BND)))
+        return F.gelu(graph.sums(*self.compute_end_terms(x_BND)))
 
     def _weights(self, hidden_HTXM: Tensor, heads: slice, graph: Pairs | EdgeList) -> EdgeWeights:
         """Return R for some ``heads``, divided by the bound of λ_max with ``step="bounded"``."""
@@ -191,7 +191,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             return weights
         return weights.over(largest_eigenvalue(graph, weights.norm_HBP))
 
-    def _updated(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
+    def _update(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
         """Return u after all steps u ← u − η·g, one or all heads at a time."""
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
         at_once = slices[0].stop
@@ -202,35 +202,35 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         if len(step_sizes) > 1:
             weights = list(weights)
         for step_size in step_sizes:  # for a single step each head's Λ is freed before the next head's
-            differences = graph.differences(self._turned(u_HKBN)).split(at_once)
+            differences = graph.differences(self._rotate(u_HKBN)).split(at_once)
             flows = [of_heads.flow(difference) for of_heads, difference in zip(weights, differences, strict=True)]
-            u_HKBN = u_HKBN - step_size * self._turned_back(graph.collect(torch.cat(flows)))
+            u_HKBN = u_HKBN - step_size * self._rotate_back(graph.collect(torch.cat(flows)))
         return u_HKBN
 
-    def _turned(self, u_HKBN: Tensor) -> Tensor:
+    def _rotate(self, u_HKBN: Tensor) -> Tensor:
         """Return ũ if disagreements use ũ, else u."""
         is_turned = self.rotation in ("absolute", "gradient")
         return self.rope(u_HKBN, position_dim=-1, width_dim=1) if is_turned else u_HKBN
 
-    def _turned_back(self, g_HKBN: Tensor) -> Tensor:
+    def _rotate_back(self, g_HKBN: Tensor) -> Tensor:
         """Return the step's direction: ρ(i)ᵀg_i with ``rope="gradient"``, else g."""
         is_turned = self.rotation == "gradient"
         return self.rope(g_HKBN, position_dim=-1, width_dim=1, back=True) if is_turned else g_HKBN
 
-    def _updated_by_kernels(self, u_HKBN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Return `_updated`'s result on the window graph, without edge weights in memory."""
+    def _update_by_kernels(self, u_HKBN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """Return `_update`'s result on the window graph, without edge weights in memory."""
         from kernels.consensus import self_consensus
 
-        at_ends, network = self.at_ends(x_BND), self.for_kernels()
+        at_ends, network = self.compute_end_terms(x_BND), self.list_kernel_arguments()
         settings = {"window": self.config.window, "precision": precision_on(x_BND.device)}
-        turn, constants = self._turned, [mask_BN]
+        turn, constants = self._rotate, [mask_BN]
         if self.rotation == "relative":
             cos, sin = exact_cos_sin(u_HKBN, u_HKBN.shape[-1], self.rope)
-            turn = partial(turned, cos=cos[:, None], sin=sin[:, None])
+            turn = partial(rotate, cos=cos[:, None], sin=sin[:, None])
             constants.append(turn_of_kernels(cos, sin))
         for step_size in self.step_sizes():
             g_HKBN = self_consensus(turn(u_HKBN), *at_ends, *network, *constants, **settings)
-            u_HKBN = u_HKBN - step_size * self._turned_back(g_HKBN)
+            u_HKBN = u_HKBN - step_size * self._rotate_back(g_HKBN)
         return u_HKBN
 
     def edge_weights(
@@ -252,7 +252,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
                 else f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2"
             )
         weights = self._weights(self._hidden(x_BND, graph), slice(None), graph)
-        return graph.directed(weights.dense(self.source.out_features // self.heads))
+        return graph.list_directed(weights.dense(self.source.out_features // self.heads))
 
 
 def largest_eigenvalue(graph: Pairs | EdgeList, norm_HBP: Tensor) -> Tensor:

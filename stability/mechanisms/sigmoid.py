@@ -60,9 +60,9 @@ class SigmoidAttention(AbstractWrittenOutAttention):
             qkv_BND = torch.cat([self.q_norm(q_BNHK), self.k_norm(k_BNHK), v_BNHK], 2).flatten(2)
         return super().split(qkv_BND)
 
-    def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+    def weigh(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
         a_BHNN = (logits_BHNN + self.bias(x_BND, mask_BN)).sigmoid()
-        return a_BHNN.masked_fill(~self.seen(x_BND, mask_BN), 0.0)
+        return a_BHNN.masked_fill(~self.find_visible(x_BND, mask_BN), 0.0)
 
     def bias(self, x_BND: Tensor, mask_BN: Tensor | None) -> float | Float[Tensor, "B 1 1 1"]:
         """Return b = −ln n."""

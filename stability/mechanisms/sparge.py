@@ -115,10 +115,10 @@ class SpargeAttention(AbstractTrainingFree):
     def pairs(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Pairs:
         num_positions = q_BHNK.shape[2]
         visible = self._visible(num_positions, mask_BN, q_BHNK.device)
-        chosen_BHNJ = self._chosen(self._predicted(q_BHNK, k_BHNK, mask_BN))
-        scored = self._of_pairs(chosen_BHNJ, num_positions) & visible
+        chosen_BHNJ = self._choose_blocks(self._predict(q_BHNK, k_BHNK, mask_BN))
+        scored = self._repeat_per_key(chosen_BHNJ, num_positions) & visible
         late_BHNJ = self._behind(q_BHNK, k_BHNK, scored, mask_BN) < self.skip
-        return Pairs(scored, scored & ~self._of_pairs(late_BHNJ, num_positions))
+        return Pairs(scored, scored & ~self._repeat_per_key(late_BHNJ, num_positions))
 
     def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         """Return the smallest distance of any selecting quantity from its threshold.
@@ -127,7 +127,7 @@ class SpargeAttention(AbstractTrainingFree):
         2's logit gap from λ. A selection may need more than this to change, if no single distance decides it alone.
         """
         q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
-        found = self._predicted(q_BHNK, k_BHNK, mask_BN)
+        found = self._predict(q_BHNK, k_BHNK, mask_BN)
         scored, _ = self.pairs(q_BHNK, k_BHNK, mask_BN)
         behind = self._behind(q_BHNK, k_BHNK, scored, mask_BN)
         distances = [(behind - self.skip)[behind.isfinite()].abs()]
@@ -139,7 +139,7 @@ class SpargeAttention(AbstractTrainingFree):
             distances.append((alike - self.theta).abs())
         return torch.cat(distances).min() if sum(map(len, distances)) else torch.tensor(math.inf)
 
-    def _predicted(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Prediction:
+    def _predict(self, q_BHNK: Tensor, k_BHNK: Tensor, mask_BN: Tensor | None) -> Prediction:
         """Return the compressed attention from query blocks to key blocks, and self-similarities."""
         num_positions = q_BHNK.shape[2]
         valid_BN = self._valid(num_positions, mask_BN, q_BHNK.device)
@@ -162,7 +162,7 @@ class SpargeAttention(AbstractTrainingFree):
         own_NJ = (block_J == own_N1) if self.causal else torch.zeros_like(block_J == own_N1)
         return Prediction(mass_BHNJ, unit_q_BHNK.square().sum(-1), alike_k_BHJ, own_NJ)
 
-    def _chosen(self, found: Prediction) -> Tensor:
+    def _choose_blocks(self, found: Prediction) -> Tensor:
         """Return the key blocks each query scores by stage 1, (B, H, N, J).
 
         They may contain invisible pairs.
@@ -210,7 +210,7 @@ class SpargeAttention(AbstractTrainingFree):
         means = cells.cumsum(-2) / counts.cumsum(-2).clamp(min=1)
         return means.flatten(2, 3)[:, :, : x_BHNK.shape[2]]
 
-    def _of_pairs(self, of_blocks_BHNJ: Tensor, num_positions: int) -> Tensor:
+    def _repeat_per_key(self, of_blocks_BHNJ: Tensor, num_positions: int) -> Tensor:
         """Repeat values per key block, once per key."""
         return of_blocks_BHNJ.repeat_interleave(min(self.key_block, num_positions), -1)[..., :num_positions]
 

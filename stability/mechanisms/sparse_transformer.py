@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, attended
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
@@ -128,7 +128,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         qkv_BHNK = self.split(self.qkv(x_BND))
         first, last = [part[:, : self.num_near] for part in qkv_BHNK], [part[:, self.num_near :] for part in qkv_BHNK]
         if self.config.pattern == "strided":
-            of_near, of_far = self._band(first, mask_BN), self._strided(last, mask_BN)
+            of_near, of_far = self._band(first, mask_BN), self._attend_strided(last, mask_BN)
         else:
             of_near, of_far = self._block(first, mask_BN), self._summaries(last, mask_BN)
         return self.joined(torch.cat([of_near, of_far], 1), x_BND)
@@ -154,10 +154,10 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         query, key = band_positions(num_positions, block, before, after, q_BHNK.device)
         seen = (key >= query - before) & (key <= query + after) & present(key, num_positions, mask_BN)
         k, v = (bands(part, block, before, after) for part in (k_BHNK, v_BHNK))
-        y = attended(in_blocks(q_BHNK, block), k, v, seen, self.dropped)
+        y = attend(in_blocks(q_BHNK, block), k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, :num_positions]
 
-    def _strided(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
+    def _attend_strided(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
         """Attend to every l-th position: those with equal remainder form a separate sequence."""
         num_positions, stride = qkv_BHNK[0].shape[2], self.config.stride
         position = torch.arange(stride * -(-num_positions // stride), device=qkv_BHNK[0].device)
@@ -166,7 +166,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= key.mT)
         q, k, v = (in_classes(part, stride) for part in qkv_BHNK)
-        y = attended(q, k, v, seen, self.dropped)
+        y = attend(q, k, v, seen, self.dropped)
         return out_of_classes(y, num_positions)
 
     def _block(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -177,7 +177,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= query)
         q, k, v = (in_blocks(part, stride) for part in qkv_BHNK)
-        y = attended(q, k, v, seen, self.dropped)
+        y = attend(q, k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _summaries(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -191,7 +191,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         if self.causal:
             seen = seen & (key <= torch.arange(num_positions, device=key.device)[:, None])
         k, v = (in_blocks(part, stride)[..., first:, :].flatten(2, 3) for part in (k_BHNK, v_BHNK))
-        return attended(q_BHNK, k, v, seen, self.dropped)
+        return attend(q_BHNK, k, v, seen, self.dropped)
 
 
 def num_near(heads: int) -> int:

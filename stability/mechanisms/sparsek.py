@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
-from stability.mechanisms._sparse_top_k import Ranking, Thresholds, among_best, best, thresholds
+from stability.mechanisms._sparse_top_k import Ranking, Thresholds, best, mark_best, thresholds
 from stability.models.precision import at_least_float32, in_float32
 
 MIN_BLOCK = 32  # smallest block of queries
@@ -130,14 +130,14 @@ class SparseKAttention(AbstractAttention):
         valid_BN = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device) if mask_BN is None else mask_BN
         valid_BN = F.pad(valid_BN, (0, fill))
         position, soft, seen = (self._before_and_own if self.causal else self._global)(u_BHN, valid_BN, block)
-        keys, values = (_picked(part, position) for part in (k, v))
+        keys, values = (_gather_at(part, position) for part in (k, v))
         if self.window is not None:
             in_band = self._in_band(valid_BN, block)
             keys, values = (torch.cat([ours, self._band(of, block)], -2) for ours, of in ((keys, k), (values, v)))
             in_band = in_band.expand(*seen.shape[:-1], -1)
             soft = torch.cat([soft.expand(seen.shape), torch.ones_like(in_band, dtype=soft.dtype)], -1)
             seen = torch.cat([seen, in_band], -1)
-        y = self._attended(q.unflatten(2, (num_blocks, block)), keys, values, soft, seen)
+        y = self._attend(q.unflatten(2, (num_blocks, block)), keys, values, soft, seen)
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
 
     def split(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ class SparseKAttention(AbstractAttention):
         with in_float32(x_BND.device):
             return self.scorer(at_least_float32(x_BND)).transpose(1, 2)
 
-    def _attended(self, q: Tensor, keys: Tensor, values: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
         """Return Σ softmax(q·(m k) / √K) m v for each block's queries, zero in empty rows."""
         a = self._averaging(q @ keys.mT, soft * seen, seen)
         return F.dropout(a, self.dropout, self.training) @ values
@@ -171,7 +171,7 @@ class SparseKAttention(AbstractAttention):
         position, exists = best(ranking, members, min(self.k, u_BHN.shape[-1]))
         nothing = members.new_zeros(*members.shape[:-1], 1, 0)
         level = thresholds(u_BHN, ranking, members, nothing[..., 0, :].to(u_BHN.dtype), nothing, self.k)
-        soft = level.soft(_picked(u_BHN, position)[..., None, :])
+        soft = level.soft(_gather_at(u_BHN, position)[..., None, :])
         queries = torch.arange(u_BHN.shape[-1], device=u_BHN.device).view(num_blocks, block, 1)
         seen = exists[..., None, :] & ~self._is_near(queries, position[..., None, :])
         return position.expand(-1, -1, num_blocks, -1), soft, seen
@@ -192,9 +192,9 @@ class SparseKAttention(AbstractAttention):
 
         position = torch.cat([before, own.expand(*before.shape[:-1], -1)], -1)
         visible = torch.cat([exists[..., None, :].expand(*own_members.shape[:-1], -1), own_members], -1)
-        kept = among_best(_picked(ranking.place, position)[..., None, :], visible, self.k)
+        kept = mark_best(_gather_at(ranking.place, position)[..., None, :], visible, self.k)
         seen = kept & ~self._is_near(own[..., None], position[..., None, :])
-        return position, tau.soft(_picked(u_BHN, position)[..., None, :]), seen
+        return position, tau.soft(_gather_at(u_BHN, position)[..., None, :]), seen
 
     def _is_near(self, query: Tensor, key: Tensor) -> Bool[Tensor, "*rows M"]:
         """Return whether key positions are within the window of query positions."""
@@ -240,7 +240,7 @@ class SparseKAttention(AbstractAttention):
         position = torch.arange(x_BND.shape[1], device=x_BND.device)
         is_near = self._is_near(position[:, None], position)
         soft = torch.where(is_near, 1.0, tau.soft(u_BHN[:, :, None, None])[:, :, 0])
-        seen = visible & (is_near | among_best(Ranking.of(u_BHN).place[:, :, None], visible, self.k))
+        seen = visible & (is_near | mark_best(Ranking.of(u_BHN).place[:, :, None], visible, self.k))
         q_BHNK, k_BHNK, _ = self.split(x_BND)
         return self._averaging(q_BHNK @ k_BHNK.mT, soft * seen, seen)
 
@@ -272,7 +272,7 @@ def _num_before(k: int, block: int, num_blocks: int) -> int:
     return min(k, (num_blocks - 1) * block)
 
 
-def _picked(of_all: Tensor, position: Tensor) -> Tensor:
+def _gather_at(of_all: Tensor, position: Tensor) -> Tensor:
     """Gather (B, H, N) or (B, H, N, K) at positions (B, H, blocks, M)."""
     flat = position.flatten(2)
     if of_all.ndim == 4:

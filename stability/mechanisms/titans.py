@@ -18,7 +18,7 @@ from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._grouped import over_window, window_block
 from stability.mechanisms._neural_memory import Gates, linear_block, linear_memory, mlp_memory
-from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, of_length_one
+from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, l2_normalise
 from stability.models.precision import at_least_float32, in_float32
 
 MLP_CHUNK = 16
@@ -197,20 +197,20 @@ class Titans(AbstractRecurrent):
         """Return the recall, or attention gated by the recall: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         if self.config.form == "memory_only":
-            return self._joined(self.norm(self.recalled(x_BND, mask_BN=mask_BN)))
-        y_BHNK = self.attention_norm(self._attended(x_BND, mask_BN))
+            return self._join_heads(self.norm(self.recall(x_BND, mask_BN=mask_BN)))
+        y_BHNK = self.attention_norm(self._attend(x_BND, mask_BN))
         if self.config.memory != "none":
             with in_float32(x_BND.device):
-                y_BHNK = y_BHNK * self.norm(self.recalled(x_BND, mask_BN=mask_BN)).sigmoid()
-        return self._joined(y_BHNK)
+                y_BHNK = y_BHNK * self.norm(self.recall(x_BND, mask_BN=mask_BN)).sigmoid()
+        return self._join_heads(y_BHNK)
 
-    def recalled(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N K"]:
+    def recall(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N K"]:
         """Return M_t(q_t) per head, in float32 or wider."""
         read_BNE = F.silu(at_least_float32(self.conv(self.qkv(x_BND), mask_BN=mask_BN)))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in read_BNE.chunk(3, -1))
         gates, chunk = self.gates(x_BND, mask_BN), min(self.config.chunk_length, x_BND.shape[1])
         with in_float32(x_BND.device):
-            q, k = of_length_one(q), of_length_one(k)
+            q, k = l2_normalise(q), l2_normalise(k)
             if self.config.memory == "linear":
                 return linear_memory(q, k, v, gates, chunk)
             return mlp_memory(q, k, v, self.first_HFK, gates, chunk, self.config.activation)
@@ -230,7 +230,7 @@ class Titans(AbstractRecurrent):
             gates = gates.map(lambda part: part.masked_fill(~mask_BN[..., None], 0.0))
         return gates.map(lambda part: part.transpose(1, 2))
 
-    def _attended(self, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N K"]:
+    def _attend(self, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N K"]:
         parts = self.attention(x_BND).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         if self.rope is not None:
@@ -238,7 +238,7 @@ class Titans(AbstractRecurrent):
         dropped = self.dropout if self.training else 0.0
         return over_window(q[:, :, None], k, v, self.config.window, mask_BN, dropped)[:, :, 0]
 
-    def _joined(self, y_BHNK: Tensor) -> Float[Tensor, "B N D"]:
+    def _join_heads(self, y_BHNK: Tensor) -> Float[Tensor, "B N D"]:
         return self.out(y_BHNK.transpose(1, 2).flatten(2))
 
 

@@ -15,8 +15,8 @@ from stability.config.identity import Family
 from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
-from stability.mechanisms._inner import inner_part, load, told
-from stability.models.auxiliary import joined, parted
+from stability.mechanisms._inner import inner_part, load, prefix_error
+from stability.models.auxiliary import attach_losses, split_loss
 from stability.registry import Registry, near_misses
 
 
@@ -53,7 +53,7 @@ class TwoWay(AbstractMechanism):
                 for name, item in given.items()
             }
             own = {key: item for key, item in values.items() if key in cls.model_fields}
-            return {**own, "of": _chosen(values.get("of", "sa"), parts)}
+            return {**own, "of": _choose_part(values.get("of", "sa"), parts)}
 
     directions = frozenset({BIDIRECTIONAL})
 
@@ -82,7 +82,7 @@ class TwoWay(AbstractMechanism):
         try:
             load(config.of.name).check_positions(config.of.settings, num_positions)
         except ValueError as error:
-            raise ValueError(told(error, "two_way", config.of.name)) from None
+            raise ValueError(prefix_error(error, "two_way", config.of.name)) from None
 
     @classmethod
     def check_heads(cls, config: Any, heads: int) -> None:
@@ -94,7 +94,7 @@ class TwoWay(AbstractMechanism):
         try:
             load(config.of.name).check_heads(config.of.settings, heads)
         except ValueError as error:
-            raise ValueError(told(error, "two_way", config.of.name)) from None
+            raise ValueError(prefix_error(error, "two_way", config.of.name)) from None
 
     @classmethod
     def blind_to_order(cls, config: Any) -> bool:
@@ -132,12 +132,12 @@ class TwoWay(AbstractMechanism):
         ahead, back = self.mixers[0], self.mixers[-1]
         losses: list[Tensor] = []
         if mask_BN is None:
-            y_BND = parted(ahead(x_BND), losses) + parted(back(x_BND.flip(1)), losses).flip(1)
-            return joined(y_BND, losses)
+            y_BND = split_loss(ahead(x_BND), losses) + split_loss(back(x_BND.flip(1)), losses).flip(1)
+            return attach_losses(y_BND, losses)
         places_BN = reversal(mask_BN)
         index_BND = places_BN[..., None].expand_as(x_BND)
-        y_BND = parted(back(x_BND.gather(1, index_BND), mask_BN=mask_BN.gather(1, places_BN)), losses)
-        return joined(parted(ahead(x_BND, mask_BN=mask_BN), losses) + y_BND.gather(1, index_BND), losses)
+        y_BND = split_loss(back(x_BND.gather(1, index_BND), mask_BN=mask_BN.gather(1, places_BN)), losses)
+        return attach_losses(split_loss(ahead(x_BND, mask_BN=mask_BN), losses) + y_BND.gather(1, index_BND), losses)
 
 
 def reversal(mask_BN: Tensor) -> Int64[Tensor, "B N"]:
@@ -168,7 +168,7 @@ def _choices() -> tuple[str, ...]:
     )
 
 
-def _chosen(value: Any, parts: dict[str, Part]) -> Part:
+def _choose_part(value: Any, parts: dict[str, Part]) -> Part:
     """Return the part named by ``of``, with its written settings."""
     if isinstance(value, Part):
         return value

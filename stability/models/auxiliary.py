@@ -28,7 +28,7 @@ class WithLoss(NamedTuple):
     loss_B: Tensor
 
 
-def parted(found: Any, losses: list[Tensor]) -> Any:
+def split_loss(found: Any, losses: list[Tensor]) -> Any:
     """Return a part's output; append its loss, if any, to ``losses``.
 
     Raises:
@@ -47,20 +47,20 @@ def parted(found: Any, losses: list[Tensor]) -> Any:
     return found.output
 
 
-def joined(output: Any, losses: Sequence[Tensor]) -> Any:
+def attach_losses(output: Any, losses: Sequence[Tensor]) -> Any:
     """Return the output, with the sum of ``losses`` if not empty."""
-    return WithLoss(output, added(losses)) if losses else output
+    return WithLoss(output, sum_losses(losses)) if losses else output
 
 
-def averaged(losses: Sequence[Tensor]) -> list[Tensor]:
+def average_losses(losses: Sequence[Tensor]) -> list[Tensor]:
     """Return the mean of one part's losses over its evaluations, as a list.
 
     The list is empty without a loss.
     """
-    return [added(losses) / len(losses)] if len(losses) > 1 else [*losses]
+    return [sum_losses(losses) / len(losses)] if len(losses) > 1 else [*losses]
 
 
-def added(losses: Sequence[Tensor]) -> Tensor:
+def sum_losses(losses: Sequence[Tensor]) -> Tensor:
     """Return the sum of one or more losses, (B)."""
     loss_B, *others = losses
     for other_B in others:

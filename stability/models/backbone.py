@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from stability.models.auxiliary import joined, parted
+from stability.models.auxiliary import attach_losses, split_loss
 from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 from stability.models.init import OwnInit
@@ -155,22 +155,22 @@ class Backbone(OwnInit):
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state, own = residual.enter(self.dropout(at_least_float32(self.embedding(tokens_BN)))), []
-        for block in self.passed():
-            state = parted(block(state, mask_BN, context, inputs, condition_BC), own)
+        for block in self.list_passes():
+            state = split_loss(block(state, mask_BN, context, inputs, condition_BC), own)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
-            hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
+            hidden_BND = self.final_modulation(condition_BC).shift_and_scale(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
-        result = self._read(hidden_BND, readout)
-        return joined(result, own) if losses else result
+        result = self._read_out(hidden_BND, readout)
+        return attach_losses(result, own) if losses else result
 
-    def _read(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
+    def _read_out(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
         if readout is None and isinstance(self.head, nn.Linear):
             return self.head(hidden_BND)
         return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)
 
-    def passed(self) -> list[Block]:
+    def list_passes(self) -> list[Block]:
         """Return the blocks in the state's order: all of them, ``loops`` times."""
         return cast(list[Block], [*self.blocks]) * self.loops
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stability.models.auxiliary import averaged, joined, parted
+from stability.models.auxiliary import attach_losses, average_losses, split_loss
 from stability.models.condition import UNMODULATED, Modulation
 
 
@@ -129,16 +129,16 @@ class Block(nn.Module):
         mixer_losses: list[Tensor] = []
         ffn_losses: list[Tensor] = []
 
-        def mixed(x_BND: Tensor) -> Tensor:
-            y_BND = self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
-            return of_mixer.gated(self.dropout(parted(y_BND, mixer_losses)))
+        def mix(x_BND: Tensor) -> Tensor:
+            y_BND = self.mixer(of_mixer.shift_and_scale(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
+            return of_mixer.apply_gate(self.dropout(split_loss(y_BND, mixer_losses)))
 
-        def fed_forward(x_BND: Tensor) -> Tensor:
-            y_BND = self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))
-            return of_ffn.gated(self.dropout(parted(y_BND, ffn_losses)))
+        def feed_forward(x_BND: Tensor) -> Tensor:
+            y_BND = self.ffn(of_ffn.shift_and_scale(self.ffn_norm(x_BND)))
+            return of_ffn.apply_gate(self.dropout(split_loss(y_BND, ffn_losses)))
 
-        state = self.mixer_residual(state, mixed)
+        state = self.mixer_residual(state, mix)
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
-        state = self.ffn_residual(state, fed_forward)
-        return joined(state, [*averaged(mixer_losses), *averaged(ffn_losses)])
+        state = self.ffn_residual(state, feed_forward)
+        return attach_losses(state, [*average_losses(mixer_losses), *average_losses(ffn_losses)])

@@ -72,10 +72,10 @@ class Modulated(NamedTuple):
     scale: Tensor | None = None
     gate: Tensor | None = None
 
-    def moved(self, x_BND: Tensor) -> Tensor:
+    def shift_and_scale(self, x_BND: Tensor) -> Tensor:
         return x_BND if self.scale is None or self.shift is None else x_BND * (1 + self.scale) + self.shift
 
-    def gated(self, y_BND: Tensor) -> Tensor:
+    def apply_gate(self, y_BND: Tensor) -> Tensor:
         return y_BND if self.gate is None else self.gate * y_BND
 
 

@@ -123,7 +123,7 @@ class Conditioned(nn.Module):
         return x_BND
 
 
-def framed(tokens_BN: Tensor, num_B: Tensor, bos: int, eos: int) -> Tensor:
+def frame_tokens(tokens_BN: Tensor, num_B: Tensor, bos: int, eos: int) -> Tensor:
     """Return each row as ``bos``, its first ``num_B`` tokens, ``eos``, padding; (B, N + 2).
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stability.models.auxiliary import added, parted
+from stability.models.auxiliary import split_loss, sum_losses
 
 
 class TrainingLoss(NamedTuple):
@@ -53,12 +53,12 @@ def with_auxiliary(
     def heard(inputs: Any, **given: Any) -> Any:
         asked = {"losses": True, **given}
         found = model(inputs, **asked) if params is None else functional_call(model, dict(params), (inputs,), asked)
-        return parted(found, losses)
+        return split_loss(found, losses)
 
     total, count = objective.loss(heard, examples)
     if not losses:
         return TrainingLoss(total, count, None)
-    loss_B = added(losses)
+    loss_B = sum_losses(losses)
     loss_B = loss_B if loss_B.dtype == torch.float64 else loss_B.float()
     counts_B = torch.stack([objective.count(part, loss_B.dtype) for part in examples.split(1)])
     auxiliary = (loss_B * counts_B).sum()

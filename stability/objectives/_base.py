@@ -19,7 +19,7 @@ from stability.config.impl import KernelUser
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._auxiliary import TrainingLoss, with_auxiliary
-from stability.objectives._chunks import chunked_sum
+from stability.objectives._chunks import sum_by_chunks
 from stability.runs.words import Words
 
 
@@ -327,7 +327,7 @@ class AbstractObjective(KernelUser):
         """
         if self.config.loss_chunk is None:
             return self.loss_sum(examples.logits(model, params), examples)
-        read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
+        read = partial(sum_by_chunks, self.loss_sum, examples, self.config.loss_chunk)
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
 
@@ -378,7 +378,7 @@ class AbstractObjective(KernelUser):
         )
 
 
-def flipped(examples: Examples) -> Examples:
+def reverse(examples: Examples) -> Examples:
     """Return the examples with inputs, targets, weights and context in reversed order.
 
     The noise of a sequence stays. The examples must have no padding.

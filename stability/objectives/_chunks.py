@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 
 
-def chunked_sum(
+def sum_by_chunks(
     loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
 ) -> Tensor:
     """Return Σ over positions of ``loss_sum(head(hidden), examples)``, chunk by chunk.

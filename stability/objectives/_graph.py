@@ -24,7 +24,7 @@ class Absorbing:
             sigma_B: total noise per sequence.
             generator: source of randomness.
         """
-        return tokens_BN.masked_fill(_moved(tokens_BN, sigma_B, generator), self.mask_id)
+        return tokens_BN.masked_fill(_draw_moved(tokens_BN, sigma_B, generator), self.mask_id)
 
     def counts(self, noisy_BN: Tensor) -> Tensor:
         """Return the masked positions, (B, N) bool; only they have a reverse step."""
@@ -70,7 +70,7 @@ class Absorbing:
         chosen_BN = logits_BNV.gather(-1, clean_BN[..., None]).squeeze(-1)
         return self._loss(logits_BNV.logsumexp(-1), chosen_BN, sigma_B[:, None])
 
-    def left_out(self, noisy_R: Tensor) -> None:
+    def choose_omitted(self, noisy_R: Tensor) -> None:
         """Return None: sums over the vocabulary have no logit for M to omit."""
 
     def loss_of_sums(self, sums: Tensor, noisy_R: Tensor, clean_R: Tensor, sigma_R: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Uniform:
             sigma_B: total noise per sequence.
             generator: source of randomness.
         """
-        moved_BN = _moved(tokens_BN, sigma_B, generator)
+        moved_BN = _draw_moved(tokens_BN, sigma_B, generator)
         return torch.where(moved_BN, torch.randint(self.vocab_size, tokens_BN.shape, generator=generator), tokens_BN)
 
     def counts(self, noisy_BN: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Uniform:
         at_clean_BN = log_s.gather(-1, clean_BN[..., None]).squeeze(-1)
         return self._loss(log_s.exp().sum(-1) - 1, log_s.sum(-1), at_clean_BN, noisy_BN, clean_BN, sigma_B[:, None])
 
-    def left_out(self, noisy_R: Tensor) -> Tensor:
+    def choose_omitted(self, noisy_R: Tensor) -> Tensor:
         """Return the columns to omit from sums over the vocabulary: y = x_t."""
         return noisy_R
 
@@ -188,7 +188,7 @@ def log_expm1(sigma: Tensor) -> Tensor:
     return sigma + (-torch.expm1(-sigma)).log()
 
 
-def _moved(tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_moved(tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand(tokens_BN.shape, generator=generator) < -torch.expm1(-sigma_B)[:, None]
 
 

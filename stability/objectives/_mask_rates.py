@@ -30,7 +30,7 @@ def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fix
     """
     if schedule == "fixed":
         return torch.full((num,), fixed)
-    u = stratified(num, generator)
+    u = draw_stratified(num, generator)
     if schedule == "cosine":
         u = torch.sin(u * (math.pi / 2))
     elif schedule == "sqrt":
@@ -42,7 +42,7 @@ def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fix
     return u.clamp(LOWEST, HIGHEST)
 
 
-def stratified(num: int, generator: torch.Generator) -> Tensor:
+def draw_stratified(num: int, generator: torch.Generator) -> Tensor:
     """Draw evenly spread uniform numbers with a common offset, in random order.
 
     Each is U(0, 1); together they cover the range, so that the rates of a small batch add no noise of their own to its
@@ -60,10 +60,10 @@ def random_mask(rates_B: Tensor, num_positions: int, generator: torch.Generator)
         num_positions: N.
         generator: source of randomness.
     """
-    return masked_among(torch.ones(len(rates_B), num_positions, dtype=torch.bool), rates_B, generator)
+    return draw_mask(torch.ones(len(rates_B), num_positions, dtype=torch.bool), rates_B, generator)
 
 
-def masked_among(eligible_BN: Tensor, rates_B: Tensor, generator: torch.Generator) -> Tensor:
+def draw_mask(eligible_BN: Tensor, rates_B: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a mask (B, N), bool, among eligible positions at each sequence's rate.
 
     At least one position per sequence is masked if any is eligible.

@@ -124,7 +124,7 @@ def rotate(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
     x, y = images_BHWC.shape[2] / 2, images_BHWC.shape[1] / 2
     across = cos_B, sin_B, x - cos_B * x - sin_B * y
     down = -sin_B, cos_B, y + sin_B * x - cos_B * y
-    return _moved(images_BHWC, across, down)
+    return _transform(images_BHWC, across, down)
 
 
 def posterize(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -169,7 +169,7 @@ def color(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         value: 0: grey; 1: the image.
         drawn: unused.
     """
-    return _blended(_grey(images_BHWC)[..., None].expand_as(images_BHWC), images_BHWC, value)
+    return _blend(_grey(images_BHWC)[..., None].expand_as(images_BHWC), images_BHWC, value)
 
 
 def contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -181,7 +181,7 @@ def contrast(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         drawn: unused.
     """
     means_B = (_grey(images_BHWC).double().mean((1, 2)) + 0.5).floor()
-    return _blended(means_B[:, None, None, None].expand(images_BHWC.shape), images_BHWC, value)
+    return _blend(means_B[:, None, None, None].expand(images_BHWC.shape), images_BHWC, value)
 
 
 def brightness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -192,7 +192,7 @@ def brightness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         value: 0: black; 1: the image.
         drawn: unused.
     """
-    return _blended(torch.zeros_like(images_BHWC), images_BHWC, value)
+    return _blend(torch.zeros_like(images_BHWC), images_BHWC, value)
 
 
 def sharpness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -212,7 +212,7 @@ def sharpness(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         for column in range(3):
             total = total + wide[:, row : height - 2 + row, column : width - 2 + column]
     smooth[:, 1:-1, 1:-1] = ((2 * total + 13) // 26).to(torch.uint8)
-    return _blended(smooth, images_BHWC, value)
+    return _blend(smooth, images_BHWC, value)
 
 
 def shear_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -224,7 +224,7 @@ def shear_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         drawn: its sign.
     """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
-    return _moved(images_BHWC, (one_B, value * drawn.signs_B, none_B), (none_B, one_B, none_B))
+    return _transform(images_BHWC, (one_B, value * drawn.signs_B, none_B), (none_B, one_B, none_B))
 
 
 def shear_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -236,7 +236,7 @@ def shear_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         drawn: its sign.
     """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
-    return _moved(images_BHWC, (one_B, none_B, none_B), (value * drawn.signs_B, one_B, none_B))
+    return _transform(images_BHWC, (one_B, none_B, none_B), (value * drawn.signs_B, one_B, none_B))
 
 
 def translate_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -248,7 +248,7 @@ def translate_x(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         drawn: sign.
     """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
-    return _moved(images_BHWC, (one_B, none_B, value * drawn.signs_B), (none_B, one_B, none_B))
+    return _transform(images_BHWC, (one_B, none_B, value * drawn.signs_B), (none_B, one_B, none_B))
 
 
 def translate_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -260,7 +260,7 @@ def translate_y(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
         drawn: sign.
     """
     one_B, none_B = torch.ones_like(drawn.signs_B), torch.zeros_like(drawn.signs_B)
-    return _moved(images_BHWC, (one_B, none_B, none_B), (none_B, one_B, value * drawn.signs_B))
+    return _transform(images_BHWC, (one_B, none_B, none_B), (none_B, one_B, value * drawn.signs_B))
 
 
 def cut_out(images_BHWC: Tensor, value: float, drawn: Drawn) -> Tensor:
@@ -316,13 +316,15 @@ def _grey(images_BHWC: Tensor) -> Tensor:
     return (red * RED + green * GREEN + blue * BLUE + FIXED // 2) // FIXED
 
 
-def _blended(first: Tensor, second: Tensor, share: float) -> Tensor:
+def _blend(first: Tensor, second: Tensor, share: float) -> Tensor:
     """Return first + share · (second − first) as levels, in float32 as Pillow; share may leave [0, 1]."""
     start = first.float()
     return _levels(start + torch.tensor(share, dtype=torch.float32) * (second.float() - start))
 
 
-def _moved(images_BHWC: Tensor, across: tuple[Tensor, Tensor, Tensor], down: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _transform(
+    images_BHWC: Tensor, across: tuple[Tensor, Tensor, Tensor], down: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
     """Return the images under an affine map of coordinates; black outside, nearest pixel.
 
     Pixel (x, y) is taken from (a·x + b·y + c, d·x + e·y + f). ``across`` is a, b, c of each image, ``down`` is d, e, f,

@@ -38,7 +38,7 @@ class AbstractVocabularyObjective(AbstractObjective):
     def no_kernel(cls, config: Any, use: Use) -> str | None:
         return None if config.loss_chunk is None else f"loss_chunk={config.loss_chunk}"
 
-    def left_out(self, rows: Examples) -> Tensor | None:
+    def choose_omitted(self, rows: Examples) -> Tensor | None:
         """Return one column per position (R, 1) to omit from log-sum-exp and sum.
 
         None: all columns enter, and the sum is not computed.
@@ -66,10 +66,10 @@ class AbstractVocabularyObjective(AbstractObjective):
         """
         if self.config.impl != "triton":
             return super().loss(model, examples, params)
-        total = examples.logits(model, params, readout=partial(self._summed, examples))
+        total = examples.logits(model, params, readout=partial(self._sum_losses, examples))
         return total, self.count(examples, total.dtype)
 
-    def _summed(self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    def _sum_losses(self, examples: Examples, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return the weighted sum of the losses of all counted positions."""
         from kernels.loss import vocabulary_sums  # needs triton, so imported on demand
 
@@ -77,7 +77,7 @@ class AbstractVocabularyObjective(AbstractObjective):
         hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
         bias_V = None if bias_V is None else _as_products_take_it(bias_V)
         factors = _as_products_take_it(hidden_RD), _as_products_take_it(weight_VD), bias_V
-        sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.left_out(rows))
+        sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.choose_omitted(rows))
         return (self.losses_of(sums, rows) * rows.weights_BN.squeeze(1).to(sums.dtype)).sum()
 
 

@@ -141,7 +141,7 @@ class Classification(AbstractObjective):
         if self.config.rand_augment:
             images_BHWC = rand_augment(images_BHWC, self.config.rand_augment, self.config.magnitude, generator)
         if self.config.crop:
-            images_BHWC = cropped(images_BHWC, self.config.crop, generator)
+            images_BHWC = crop(images_BHWC, self.config.crop, generator)
         if self.config.flip:
             turned_B = torch.rand(len(images_BHWC), generator=generator) < 0.5
             images_BHWC = torch.where(turned_B[:, None, None, None], images_BHWC.flip(2), images_BHWC)
@@ -163,7 +163,7 @@ class Classification(AbstractObjective):
         }
 
 
-def cropped(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
+def crop(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
     """Cut a random window of its own size from each padded image.
 
     All (2·border + 1)² windows are equally likely.

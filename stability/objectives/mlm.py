@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives._base import Examples, flipped, refuse_unread, weighted_cross_entropy, wide
+from stability.objectives._base import Examples, refuse_unread, reverse, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 
@@ -85,10 +85,10 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
         weights_BN = masked_BN / masked_BN.sum(dim=1, keepdim=True)
         inputs_BN = tokens_BN.masked_fill(masked_BN, self.mask_id)
         if self.config.corruption == "bert":
-            inputs_BN = torch.where(masked_BN, self._spared(inputs_BN, tokens_BN, generator), inputs_BN)
+            inputs_BN = torch.where(masked_BN, self._corrupt_as_bert(inputs_BN, tokens_BN, generator), inputs_BN)
         return Examples(inputs_BN, tokens_BN, weights_BN, context_BJ if self.config.context else None)
 
-    def _spared(self, inputs_BN: Tensor, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+    def _corrupt_as_bert(self, inputs_BN: Tensor, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
         """Return the inputs with a tenth random tokens and a tenth unchanged tokens."""
         draws_BN = torch.rand(inputs_BN.shape, generator=generator)
         random_BN = torch.randint(self.num_outputs, inputs_BN.shape, generator=generator)
@@ -99,7 +99,7 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
 
         A context is reversed, too, and remains the context.
         """
-        return flipped(examples)
+        return reverse(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.models.specials import BOS, EOS, MASK, PAD, SPECIALS, UNK
-from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, framed
+from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, frame_tokens
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
-from stability.objectives._chunks import chunked_sum
-from stability.objectives._mask_rates import DrawnSchedule, mask_rates, masked_among
+from stability.objectives._chunks import sum_by_chunks
+from stability.objectives._mask_rates import DrawnSchedule, draw_mask, mask_rates
 from stability.runs.words import Words
 
 SOURCES = ("sequence", "structure")
@@ -174,9 +174,9 @@ class MultitrackMaskedModel(AbstractObjective):
         """
         if config.tokenizer is None:
             return corpus
-        from stability.structure.tokens import tokenised  # a higher layer: it loads a trained model
+        from stability.structure.tokens import tokenise  # a higher layer: it loads a trained model
 
-        return tokenised(corpus, config.tokenizer, pool)
+        return tokenise(corpus, config.tokenizer, pool)
 
     @classmethod
     def for_plan(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -222,8 +222,8 @@ class MultitrackMaskedModel(AbstractObjective):
         num_B = batch.residues_BN.sum(1)
         sources, targets, weights = [], [], []
         for name in self.config.sources:
-            tokens_BN = framed(_source(name, batch), num_B, BOS, EOS)
-            masked_BN = self._masked(name, tokens_BN, generator)
+            tokens_BN = frame_tokens(_source(name, batch), num_B, BOS, EOS)
+            masked_BN = self._draw_mask(name, tokens_BN, generator)
             sources.append(tokens_BN.masked_fill(masked_BN, MASK))
             targets.append((tokens_BN - FIRST).clamp_min(0))
             weights.append(_shares(masked_BN))
@@ -243,28 +243,28 @@ class MultitrackMaskedModel(AbstractObjective):
         assert examples.mask_BN is not None
         order_BN = _backwards(examples.mask_BN)
 
-        def turned(values: Tensor) -> Tensor:
+        def reverse(values: Tensor) -> Tensor:
             return values[torch.arange(len(values), device=values.device)[:, None], order_BN]
 
         inputs = examples.inputs_BN
         contexts = tuple(
-            Track(*map(turned, track)) if name in ALIGNED else track
+            Track(*map(reverse, track)) if name in ALIGNED else track
             for name, track in zip(self.config.contexts, inputs.contexts, strict=True)
         )
         return examples._replace(
-            inputs_BN=TrackInputs(tuple(map(turned, inputs.sources)), contexts),
-            targets_BN=turned(examples.targets_BN),
-            weights_BN=turned(examples.weights_BN),
+            inputs_BN=TrackInputs(tuple(map(reverse, inputs.sources)), contexts),
+            targets_BN=reverse(examples.targets_BN),
+            weights_BN=reverse(examples.weights_BN),
         )
 
-    def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
+    def mask_all(self, batch: Any) -> tuple[TrackInputs, Tensor]:
         """Return the initial inputs of sampling, and (B, N), False at padding.
 
         Every source track has a mask per residue between BOS and EOS, for proteins of the lengths in a `ProteinBatch`;
         contexts have nothing hidden.
         """
-        tokens_BN = framed(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
-        contexts = tuple(Track(*_given(name, batch)) for name in self.config.contexts)
+        tokens_BN = frame_tokens(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
+        contexts = tuple(Track(*_read_context(name, batch)) for name in self.config.contexts)
         return TrackInputs(tuple(tokens_BN.clone() for _ in self.config.sources), contexts), tokens_BN != PAD
 
     @torch.no_grad()
@@ -281,12 +281,12 @@ class MultitrackMaskedModel(AbstractObjective):
         """
         return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
 
-    def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw_mask(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
         schedule = self.config.sequence_mask_rate if name == "sequence" else self.config.structure_mask_rate
-        return masked_among(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
+        return draw_mask(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
 
     def _context(self, name: str, batch: Any, generator: torch.Generator) -> Track:
-        tokens, mask = _given(name, batch)
+        tokens, mask = _read_context(name, batch)
         rates_B = mask_rates(self.config.context_mask_rate, len(tokens), generator)
         shown_BJ = torch.rand(tokens.shape[:2], generator=generator) >= rates_B[:, None]
         return Track(tokens, mask & (shown_BJ if mask.ndim == 2 else shown_BJ[..., None]))
@@ -314,7 +314,10 @@ class MultitrackMaskedModel(AbstractObjective):
             sums = self.component_sums(examples.logits(model), examples)
         else:
             read = partial(
-                chunked_sum, lambda logits, part: (self.component_sums(logits, part),), examples, self.config.loss_chunk
+                sum_by_chunks,
+                lambda logits, part: (self.component_sums(logits, part),),
+                examples,
+                self.config.loss_chunk,
             )
             sums = examples.logits(model, readout=read)
         return sums.sum(), self.count(examples, sums.dtype), dict(zip(self.score_names, sums, strict=True))
@@ -354,7 +357,7 @@ def _fields(name: str) -> tuple[str, str]:
     return f"{name}_{axes}", f"{name}_mask_{axes}"
 
 
-def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
+def _read_context(name: str, batch: Any) -> tuple[Tensor, Tensor]:
     """Return a context's tokens and mask, (B, J) or (B, J, K); aligned ones are padded for BOS and EOS."""
     tokens, mask = (getattr(batch, field) for field in _fields(name))
     if name not in ALIGNED:

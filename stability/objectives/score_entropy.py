@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import Examples, flipped, refuse_unread, wide
+from stability.objectives._base import Examples, refuse_unread, reverse, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
-from stability.objectives._mask_rates import stratified
+from stability.objectives._mask_rates import draw_stratified
 from stability.objectives._vocabulary import AbstractVocabularyObjective, VocabularySettings
 from stability.runs.words import Words
 
@@ -62,8 +62,8 @@ Noise = LogLinear | Geometric
 
 
 def times(num: int, generator: torch.Generator) -> Tensor:
-    """Draw ``num`` times, each U(1e-3, 1), float32, one per sequence (`stratified`)."""
-    return EARLIEST + (1 - EARLIEST) * stratified(num, generator)
+    """Draw ``num`` times, each U(1e-3, 1), float32, one per sequence (`draw_stratified`)."""
+    return EARLIEST + (1 - EARLIEST) * draw_stratified(num, generator)
 
 
 class ScoreEntropy(AbstractVocabularyObjective):
@@ -153,7 +153,7 @@ class ScoreEntropy(AbstractVocabularyObjective):
 
     def mirrored(self, examples: Examples) -> Examples:
         """Return the windows read backwards, with the same corrupted tokens and noise."""
-        return flipped(examples)
+        return reverse(examples)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         """Return (Σ σ′·score entropy in nats, the number of tokens)."""
@@ -164,8 +164,8 @@ class ScoreEntropy(AbstractVocabularyObjective):
         counted_BN = torch.where(examples.weights_BN > 0, losses_BN, 0.0)
         return (counted_BN * examples.weights_BN.to(logits.dtype)).sum(), self.count(examples, logits.dtype)
 
-    def left_out(self, rows: Examples) -> Tensor | None:
-        return self.graph.left_out(rows.inputs_BN.squeeze(1))
+    def choose_omitted(self, rows: Examples) -> Tensor | None:
+        return self.graph.choose_omitted(rows.inputs_BN.squeeze(1))
 
     def losses_of(self, sums: Tensor, rows: Examples) -> Tensor:
         assert rows.sigma_B is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from stability.optimizers._base import AbstractOptimizer
 from stability.optimizers._groups import (
     check_roles,
-    grouped,
+    group_parameters,
     kinds,
     optimizer_of,
     parameter_groups,
@@ -21,7 +21,7 @@ from stability.optimizers._groups import (
     roles,
     set_lr,
 )
-from stability.optimizers._hooks import Averaging, FindingRate, Probing, TakingHessian, evaluated
+from stability.optimizers._hooks import Averaging, FindingRate, Probing, TakingHessian, use_averages
 
 __all__ = [
     "AbstractOptimizer",
@@ -31,8 +31,8 @@ __all__ = [
     "TakingHessian",
     "build",
     "check_roles",
-    "evaluated",
-    "grouped",
+    "use_averages",
+    "group_parameters",
     "kinds",
     "optimizer_of",
     "parameter_groups",

@@ -49,7 +49,7 @@ class ByHand(torch.optim.Optimizer):
             if params:
                 self.advance(group, params, [param.grad for param in params])
 
-    def held(self, params: Tensors, key: str) -> Tensors:
+    def get_state(self, params: Tensors, key: str) -> Tensors:
         """Return one state tensor for each parameter, initially zeros."""
         for param in params:
             if key not in self.state[param]:
@@ -60,10 +60,11 @@ class ByHand(torch.optim.Optimizer):
 class BaseAdamW(ByHand):
     """AdamW (Loshchilov & Hutter 2019, Algorithm 2); the decay is scaled by the learning rate.
 
-    A subclass overrides `taken`, `move` or both. Settings: ``beta1``, ``beta2``, ``epsilon``, ``weight_decay``.
+    A subclass overrides `correct_gradients`, `move` or both. Settings: ``beta1``, ``beta2``, ``epsilon``,
+    ``weight_decay``.
     """
 
-    def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
+    def correct_gradients(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
         """Return the input of the two means, one tensor for each gradient.
 
         Args:
@@ -86,7 +87,7 @@ class BaseAdamW(ByHand):
         torch._foreach_add_(params, directions, alpha=-group["lr"])
 
     def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
-        """Add `taken` to the two means, then `move` along their ratio.
+        """Add `correct_gradients` to the two means, then `move` along their ratio.
 
         Args:
             group: the parameter group with its settings.
@@ -94,8 +95,8 @@ class BaseAdamW(ByHand):
             gradients: one tensor for each parameter.
         """
         beta1, beta2, step = group["beta1"], group["beta2"], group["step"]
-        taken = self.taken(group, params, gradients)
-        means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")
+        taken = self.correct_gradients(group, params, gradients)
+        means, squares = self.get_state(params, "exp_avg"), self.get_state(params, "exp_avg_sq")
         torch._foreach_lerp_(means, taken, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, taken, taken, 1 - beta2)

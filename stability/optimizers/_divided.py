@@ -61,7 +61,7 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        groups = _of_kinds(parameters)
+        groups = _split_by_kind(parameters)
         for group in groups:
             group.setdefault("weight_decay", config.weight_decay)
             if group[KIND] == REST:
@@ -83,21 +83,21 @@ class Divided(torch.optim.Optimizer):
     def __init__(self, groups: Groups, makes: dict[str, Make], lr: float):
         super().__init__(groups, {"lr": lr})
         self._made = {kind: _Made(make) for kind, make in makes.items()}
-        for kind, own in self._by_kind().items():
+        for kind, own in self._group_by_kind().items():
             self._over(kind, own)
         set_lr(self, lr)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         assert closure is None, "gradients are in the parameters"
-        for kind, own in self._by_kind().items():
+        for kind, own in self._group_by_kind().items():
             if kind == MATRICES:
                 _decay(own)
             optimizer = self._over(kind, own)
             optimizer.step()
             _keep_settings(own, optimizer.param_groups)
 
-    def _by_kind(self) -> dict[str, Groups]:
+    def _group_by_kind(self) -> dict[str, Groups]:
         """Return the groups by kind."""
         found: dict[str, Groups] = {}
         for group in self.param_groups:
@@ -173,7 +173,7 @@ def _decay(groups: Groups) -> None:
             torch._foreach_mul_(stepped, 1 - group["lr"] * group["weight_decay"])
 
 
-def _of_kinds(parameters: Parameters) -> Groups:
+def _split_by_kind(parameters: Parameters) -> Groups:
     """Return parameters as groups with `KIND` and `SPLITS`; in a plain list, two-axis parameters are matrices."""
     listed: list[Any] = list(parameters)
     if listed and isinstance(listed[0], dict):

@@ -43,18 +43,18 @@ def optimizer_of(
     if part.takes_matrices:
         require_matrices(model, groups)
     if not groups:
-        return part.build(config, grouped(part, config, model), lr)
+        return part.build(config, group_parameters(part, config, model), lr)
     played = check_roles(groups, model)
     own = {group.role for group in groups}
     rest = [name for name, role in played.items() if role not in own]
-    whole = _built(part, config, model, rest, lr) if rest else None
+    whole = _build(part, config, model, rest, lr) if rest else None
     for group in groups:
         names = [name for name, role in played.items() if role == group.role]
-        single = _built(part, group.of(config), model, names, lr)
+        single = _build(part, group.of(config), model, names, lr)
         for each in single.param_groups:
             scale = group.lr_scale * each.get(LR_SCALE, 1.0)
             each |= {"name": " ".join(filter(None, (group.role, each.get("name")))), LR_SCALE: scale}
-        whole = single if whole is None else _joined(whole, single)
+        whole = single if whole is None else _join(whole, single)
     assert whole is not None, "there is a group"
     set_lr(whole, lr)
     return whole
@@ -77,13 +77,13 @@ def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
     return played
 
 
-def _built(
+def _build(
     part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Sequence[str], lr: float
 ) -> torch.optim.Optimizer:
-    return part.build(config, grouped(part, config, model, names), lr)
+    return part.build(config, group_parameters(part, config, model, names), lr)
 
 
-def _joined(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _join(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the first optimizer with the second's groups added; all settings are in the groups."""
     for group in single.param_groups:
         whole.add_param_group(group)
@@ -195,7 +195,7 @@ def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def grouped(
+def group_parameters(
     part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Iterable[str] | None = None
 ) -> Parameters:
     """Return the parameters in the form of a part's ``build``.
@@ -215,7 +215,9 @@ def grouped(
     of_kind, rows = kinds(model), splits(model)
     wanted, groups = list(of_kind if names is None else names), []
     for kind in (MATRICES, REST):
-        for each in _named(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])):
+        for each in _wrap_as_groups(
+            parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])
+        ):
             own: dict[str, Any] = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
             if kind == MATRICES:
                 own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
@@ -223,7 +225,7 @@ def grouped(
     return groups
 
 
-def _named(parameters: Parameters) -> list[dict[str, Any]]:
+def _wrap_as_groups(parameters: Parameters) -> list[dict[str, Any]]:
     """Return parameters as groups; an empty list for no parameters."""
     listed: list[Any] = list(parameters)
     return listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]
@@ -245,7 +247,7 @@ def parameter_groups(
     Returns:
         Parameters in the model's order, or groups with each in that order.
     """
-    own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _told(module)}
+    own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _list_own_decay(module)}
     parameters = list(model.parameters()) if names is None else [model.get_parameter(name) for name in names]
     reached = [own.get(id(parameter), decays(parameter)) for parameter in parameters]
     if all(reached):
@@ -258,5 +260,5 @@ def parameter_groups(
     return [*groups, {"params": undecayed, "name": "undecayed", "weight_decay": 0.0}]
 
 
-def _told(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
+def _list_own_decay(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
     return [(module.get_parameter(name), decayed) for name, decayed in getattr(module, "own_decay", {}).items()]

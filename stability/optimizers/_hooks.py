@@ -52,7 +52,7 @@ class Probing(Protocol):
 
 
 @contextmanager
-def evaluated(optimizer: Optimizer) -> Iterator[None]:
+def use_averages(optimizer: Optimizer) -> Iterator[None]:
     """Set the parameters to their averages within the block, if the optimizer averages.
 
     Afterwards their own values are restored bit for bit.

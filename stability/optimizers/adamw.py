@@ -52,7 +52,7 @@ class ProbingAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             if group["amsgrad"] or group["maximize"]:
                 raise ValueError("optimizer.adamw.impl=triton has no amsgrad and no maximize; use impl=reference")
-            for params in self._of_a_kind(group):
+            for params in self._group_by_device(group):
                 state = [self._state_of(param) for param in params]
                 torch._foreach_add_([each["step"] for each in state], 1)
                 probes.append(
@@ -71,7 +71,7 @@ class ProbingAdamW(torch.optim.AdamW):
         self._probe = None if not probes else sum(probes[1:], probes[0])
 
     @staticmethod
-    def _of_a_kind(group: dict[str, Any]) -> list[list[Tensor]]:
+    def _group_by_device(group: dict[str, Any]) -> list[list[Tensor]]:
         """Return a group's nonempty parameters with gradients, grouped by device and dtype."""
         kinds: dict[Any, list[Tensor]] = {}
         for param in group["params"]:

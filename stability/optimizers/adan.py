@@ -26,7 +26,7 @@ class NesterovMoments(ByHand):
         """
         beta1, beta2, beta3, step = group["beta1"], group["beta2"], group["beta3"], group["step"]
         keys = ("exp_avg", "exp_avg_diff", "exp_avg_sq", "last_gradient")
-        means, differences, squares, before = (self.held(params, key) for key in keys)
+        means, differences, squares, before = (self.get_state(params, key) for key in keys)
         changes = torch._foreach_sub(gradients, gradients if step == 1 else before)
         torch._foreach_lerp_(means, gradients, 1 - beta1)
         torch._foreach_lerp_(differences, changes, 1 - beta2)

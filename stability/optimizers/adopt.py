@@ -27,7 +27,7 @@ class NormalisedFirst(ByHand):
             gradients: one tensor for each parameter.
         """
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")
+        means, squares = self.get_state(params, "exp_avg"), self.get_state(params, "exp_avg_sq")
         num_before = group["step"] - 1
         if not num_before:
             torch._foreach_addcmul_(squares, gradients, gradients)

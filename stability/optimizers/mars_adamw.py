@@ -16,8 +16,8 @@ class VarianceReduced(BaseAdamW):
     c is divided by its norm if above 1.
     """
 
-    def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
-        before = self.held(params, "last_gradient")
+    def correct_gradients(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
+        before = self.get_state(params, "last_gradient")
         corrected = torch._foreach_sub(gradients, before)
         torch._foreach_mul_(corrected, group["gamma"] * group["beta1"] / (1 - group["beta1"]))
         torch._foreach_add_(corrected, gradients)

@@ -42,10 +42,10 @@ def samples_can_be_drawn(plan: Plan) -> None:
     spec = plan.spec
     if spec.generate is None:
         return
-    from stability.probes.generation.generating import check_kept, check_oracle, resolved_sampler
+    from stability.probes.generation.generating import check_kept, check_oracle, resolve_sampler
 
     run = plan.points[0][1]
-    resolved_sampler(run, spec.generate)
+    resolve_sampler(run, spec.generate)
     # a dry run checks no oracle that might be downloaded, and none if the data were not read
     oracle = spec.generate.oracle
     if oracle is not None and (not spec.dry_run or (plan.is_read and oracle.startswith("ckpt:"))):

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from stability.config.sweep import SweepSpec
 from stability.plan.resolved import ResolvedRun
 from stability.training import hugging_face
-from stability.training.weights import Weights, described
+from stability.training.weights import Weights, describe_weights
 
 
 def resolve_weights(
@@ -36,10 +36,10 @@ def resolve_weights(
         for kind in () if spec.init.partial else kinds:
             hugging_face.require(config, kind.spec, f"init={spec.init.source}")
     with TemporaryDirectory() as scratch:
-        weights = Weights.found(spec.init, kinds[0].shapes, Path(scratch))
+        weights = Weights.find(spec.init, kinds[0].shapes, Path(scratch))
         fits = {kind.name: weights.fit(kind.shapes) for kind in kinds}
         for name, fit in fits.items():
             fit.require(weights.spec, name)
         if not spec.dry_run:
             weights.keep(cache_dir)
-    return spec.model_copy(update={"init": weights.spec}), (described(weights.spec, fits),)
+    return spec.model_copy(update={"init": weights.spec}), (describe_weights(weights.spec, fits),)

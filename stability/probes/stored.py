@@ -24,7 +24,7 @@ class Stored:
     def __init__(self, path: Path, protocol: str, columns: Sequence[str] = ()):
         self.path, self.protocol, self.columns = path, protocol, columns
 
-    def found(self) -> str | None:
+    def read_protocol(self) -> str | None:
         """Return the file's protocol, or None if absent, damaged or not recorded."""
         try:
             return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
@@ -37,7 +37,7 @@ class Stored:
 
     def is_current(self) -> bool:
         """Return whether the file was measured under the requested protocol."""
-        found = self.found()
+        found = self.read_protocol()
         return (
             found is not None
             and self.decisive(found) == self.decisive(self.protocol)

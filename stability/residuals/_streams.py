@@ -103,7 +103,7 @@ class AbstractStreams(AbstractResidual):
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         """Return X' (B, N, S, D) in the dtype of ``state``."""
         if self.config.impl == "triton":
-            return self._fused(state, branch)
+            return self._run_kernels(state, branch)
         # Coefficients and their factors stay in float32: a matrix rounded to bfloat16 loses 0.18 % of a constant signal
         # at each connection. If products are rounded nevertheless, streams are mixed by their differences to the first:
         # X'_t = X_1 + Σ_s mix_st (X_s − X_1). Equal streams then remain exactly equal for any rounding of mix. Runs in
@@ -123,7 +123,7 @@ class AbstractStreams(AbstractResidual):
         added_BND = branch(u.squeeze(-2).to(state.dtype)).to(wide.dtype)
         return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), added_BND.unsqueeze(-2)).to(state.dtype)
 
-    def _fused(self, state: Tensor, branch: Branch) -> Tensor:
+    def _run_kernels(self, state: Tensor, branch: Branch) -> Tensor:
         """Return the result of `forward`, computed by kernels."""
         # coefficients and sums stay in float32 under any autocast, mixed by differences if the columns of mix sum to 1
         from kernels.streams import join
@@ -199,7 +199,7 @@ class AbstractGatedStreams(AbstractStreams):
         """Return the logits of pre and post, (B, N, 2n), and of the mixing."""
         num, size = self.config.streams, self.bias_mix.numel()
         scale_O, bias_O = self._rows()
-        gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split(
+        gates, mix = (multiply_normed(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split(
             [2 * num, size], -1
         )
         return gates, mix.unflatten(-1, self.bias_mix.shape)
@@ -234,7 +234,7 @@ def spread(scales: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([scale.expand(size) for scale, size in zip(scales.unbind(), sizes, strict=True)])
 
 
-def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+def multiply_normed(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
     """Return RMSNorm(x)·diag(1 + gain)·W over the last axis.
 
     Args:

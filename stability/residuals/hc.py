@@ -12,7 +12,7 @@ from stability.residuals._streams import (
     AbstractStreams,
     Coefficients,
     StreamSettings,
-    normed_product,
+    multiply_normed,
     spread,
 )
 
@@ -51,7 +51,7 @@ class HyperConnections(AbstractStreams):
 
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
         num = self.config.streams
-        dynamic = normed_product(x_BNSD, self.gain, self.weight).tanh()
+        dynamic = multiply_normed(x_BNSD, self.gain, self.weight).tanh()
         static_SO = torch.cat([self.static_read, self.static_post.unsqueeze(-1)], -1)
         pre, mix_BNST, post = torch.addcmul(static_SO, spread(self.scale, [1 + num, 1]), dynamic).split([1, num, 1], -1)
         return Coefficients(pre.squeeze(-1), mix_BNST, post.squeeze(-1))

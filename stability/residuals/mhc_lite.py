@@ -23,7 +23,7 @@ MOST_STREAMS_OF_ALL = 5
 MOST_PERMUTATIONS_OF_KERNELS = 128  # of kernels.streams
 
 
-def _all_or_whole(value: Any) -> Any:
+def _check_permutations(value: Any) -> Any:
     if value == "all" or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise ValueError(f"residual.mhc_lite.permutations={value!r}: give all, or how many as a whole number")
@@ -44,7 +44,7 @@ class LiteHyperConnections(AbstractGatedStreams):
     sums_to_one = True
 
     class Config(StreamSettings):
-        permutations: Annotated[Literal["all"] | int, BeforeValidator(_all_or_whole)] = Field(
+        permutations: Annotated[Literal["all"] | int, BeforeValidator(_check_permutations)] = Field(
             default="all",
             description=(
                 "all n! of them, or how many: the identity and others drawn by chance, whose hull is a part of the "
@@ -60,7 +60,7 @@ class LiteHyperConnections(AbstractGatedStreams):
             return None if self.permutations == "all" else self.permutations
 
         @model_validator(mode="after")
-        def _can_be_held(self) -> LiteHyperConnections.Config:
+        def _check_count(self) -> LiteHyperConnections.Config:
             """Refuse a number of permutations out of range, and a seed without a draw."""
             total = math.factorial(self.streams)
             if self.permutations == "all" and self.streams > MOST_STREAMS_OF_ALL:

@@ -83,9 +83,9 @@ class Ode(AbstractSingleStream):
         second_BND = field(x_BND + h * first_BND)
         if self.config.scheme == "rk2":
             return (first_BND + second_BND) / 2
-        return self._gated(first_BND, second_BND)
+        return self._gate(first_BND, second_BND)
 
-    def _gated(self, first_BND: Tensor, second_BND: Tensor) -> Tensor:
+    def _gate(self, first_BND: Tensor, second_BND: Tensor) -> Tensor:
         """Return g F_1 + (1 − g) F_2; g is in float32 or wider."""
         with in_float32(first_BND.device):
             both_BNE = at_least_float32(torch.cat([first_BND, second_BND], -1))

@@ -56,21 +56,21 @@ def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, gener
     places = torch.rand(num, generator=generator, dtype=torch.float64).tolist()
     room = [max(0, len(chains[index]) - positions) for index in chosen]
     starts = [int(place * (space + 1)) for place, space in zip(places, room, strict=True)]
-    return padded([chains[index].crop(start, positions) for index, start in zip(chosen, starts, strict=True)])
+    return pad_chains([chains[index].crop(start, positions) for index, start in zip(chosen, starts, strict=True)])
 
 
-def padded(chains: Sequence[ProteinChain]) -> PaddedCrops:
+def pad_chains(chains: Sequence[ProteinChain]) -> PaddedCrops:
     """Pad chains of different lengths to one batch."""
     length = max(len(chain) for chain in chains)
 
-    def stacked(name: str) -> Tensor:
+    def stack(name: str) -> Tensor:
         rows = [getattr(chain, name) for chain in chains]
         full = np.zeros((len(rows), length, *rows[0].shape[1:]), dtype=rows[0].dtype)
         for row, values in zip(full, rows, strict=True):
             row[: len(values)] = values
         return torch.from_numpy(full)
 
-    mask_BN, atoms_mask_BNA, atoms_BNAX = stacked("mask_N"), stacked("atoms14_mask_NA"), stacked("atoms14_NAX")
+    mask_BN, atoms_mask_BNA, atoms_BNAX = stack("mask_N"), stack("atoms14_mask_NA"), stack("atoms14_NAX")
     atoms_mask_BNA = atoms_mask_BNA & mask_BN[..., None]
     atoms_BNAX = torch.where(atoms_mask_BNA[..., None], atoms_BNAX, 0.0)
-    return PaddedCrops(atoms_BNAX[:, :, :BACKBONE], mask_BN, atoms_BNAX, atoms_mask_BNA, stacked("sequence").long())
+    return PaddedCrops(atoms_BNAX[:, :, :BACKBONE], mask_BN, atoms_BNAX, atoms_mask_BNA, stack("sequence").long())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.structure.kabsch import centred
+from stability.structure.kabsch import centre
 
 
 def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
@@ -27,7 +27,7 @@ def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
         coords_BNAX.double().flatten(1, 2),
         mask_BN.double().repeat_interleave(coords_BNAX.shape[2], 1),
     )
-    flat_BMX = centred(flat_BMX, weight_BM)
+    flat_BMX = centre(flat_BMX, weight_BM)
     if frame == "principal":
         flat_BMX = flat_BMX @ _principal_axes(flat_BMX, weight_BM)
     return flat_BMX.unflatten(1, coords_BNAX.shape[1:3]).float()
@@ -37,7 +37,7 @@ def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
     """Return the principal axes (B, 3, 3), one per column, det +1."""
     _, vectors_BXX = torch.linalg.eigh(x_BMX.transpose(-1, -2) @ x_BMX)
     first_BX2 = vectors_BXX[..., [2, 1]]
-    index_BM = centred(
+    index_BM = centre(
         torch.arange(x_BMX.shape[1], dtype=x_BMX.dtype, device=x_BMX.device).expand_as(weight_BM)[..., None], weight_BM
     )[..., 0]
     towards_B2 = torch.einsum("bm,bmx,bxk->bk", index_BM, x_BMX, first_BX2)
@@ -59,6 +59,6 @@ def random_rotations(num: int, generator: torch.Generator) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
-def turned(coords_BNAX: Tensor, rotation_BXX: Tensor) -> Tensor:
+def rotate(coords_BNAX: Tensor, rotation_BXX: Tensor) -> Tensor:
     """Return every chain rotated about the origin by its own rotation."""
     return torch.einsum("bxy,bnay->bnax", rotation_BXX.to(coords_BNAX.dtype), coords_BNAX)

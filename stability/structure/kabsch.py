@@ -29,7 +29,7 @@ def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
         return u_BXX * turn_BX[..., None, :] @ vt_BXX
 
 
-def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
+def centre(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
     """Return points minus their weighted mean; points of weight 0 become 0."""
     x_BMX = torch.where((weight_BM > 0)[..., None], x_BMX, 0.0)
     total_B = weight_BM.sum(-1).clamp_min(torch.finfo(x_BMX.dtype).tiny)
@@ -53,13 +53,13 @@ def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tens
         mask_BM: True if the point is valid.
     """
     weight_BM = mask_BM.to(x_BMX.dtype)
-    x_BMX, y_BMX = centred(x_BMX, weight_BM), centred(y_BMX, weight_BM)
+    x_BMX, y_BMX = centre(x_BMX, weight_BM), centre(y_BMX, weight_BM)
     rotation_BXX = kabsch_rotation(y_BMX, x_BMX.detach(), weight_BM).to(x_BMX.dtype)
     error_BM = (x_BMX - y_BMX @ rotation_BXX.transpose(-1, -2)).square().sum(-1)
     return (weight_BM * error_BM).sum(-1) / weight_BM.sum(-1).clamp_min(1.0)
 
 
-def superposed(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
+def superpose(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
     """Return x moved onto y as a rigid body, in the dtype of x.
 
     Args:
@@ -69,7 +69,7 @@ def superposed(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
     """
     weight_BM = mask_BM.double()
     wide_BMX, goal_BMX = x_BMX.double(), y_BMX.double()
-    rotation_BXX = kabsch_rotation(centred(wide_BMX, weight_BM), centred(goal_BMX, weight_BM), weight_BM)
+    rotation_BXX = kabsch_rotation(centre(wide_BMX, weight_BM), centre(goal_BMX, weight_BM), weight_BM)
     from_BX, to_BX = (_mean(points, weight_BM) for points in (wide_BMX, goal_BMX))
     moved_BMX = (wide_BMX - from_BX[:, None]) @ rotation_BXX.transpose(-1, -2) + to_BX[:, None]
     return moved_BMX.to(x_BMX.dtype)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from stability.corpora.proteins.chain import ProteinChain
 from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
-from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, padded
-from stability.structure.frames import in_frame, random_rotations, turned
+from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, pad_chains
+from stability.structure.frames import in_frame, random_rotations, rotate
 from stability.structure.ideal_chain import ideal_backbone, mean_geometry
-from stability.structure.kabsch import aligned_squared_error, superposed
+from stability.structure.kabsch import aligned_squared_error, superpose
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
 from stability.training.draws import generator_for
@@ -62,7 +62,7 @@ def measure_tokenizer(
     tables, tokens, made = [], [], []
     for start in range(0, len(parts), AT_ONCE):
         own = parts[start : start + AT_ONCE]
-        table, own_tokens, backbones = _measure_batch(tokenizer, own, padded(own), trivial, rotations)
+        table, own_tokens, backbones = _measure_batch(tokenizer, own, pad_chains(own), trivial, rotations)
         tables.append(table)
         tokens += own_tokens
         made += backbones
@@ -134,7 +134,7 @@ def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
     for start in range(0, len(chains), AT_ONCE):
         parts = first_parts([chains[index] for index in range(start, min(start + AT_ONCE, len(chains)))], positions)
         if parts:
-            residues = padded(parts)
+            residues = pad_chains(parts)
             length = residues.mask_BN.shape[1]
             sum_NAX[:length] += in_frame(residues.coords_BNAX, residues.mask_BN, "principal").sum(0)
             num_N[:length] += residues.mask_BN.sum(0)
@@ -169,7 +169,7 @@ def _measure_batch(
     if tokenizer.atom_decoder is not None:
         atoms_BMX = tokenizer.decode_atoms(tokens_BN, residues.sequence_BN).flatten(1, 2)
         columns["atom_rmsd"] = _rmsd(atoms_BMX, residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
-    lying_BMX = superposed(decoded_BMX, goal_BMX, valid_BM)
+    lying_BMX = superpose(decoded_BMX, goal_BMX, valid_BM)
     backbones = [
         row.unflatten(0, (-1, coords_BNAX.shape[2]))[: len(part)].numpy()
         for row, part in zip(lying_BMX, parts, strict=True)
@@ -207,7 +207,7 @@ def same_tokens(
     for _ in range(rotations):
         rotation_BXX = torch.cat([random_rotations(1, generator) for generator in generators])
         shift_BX = torch.cat([SHIFT_ANGSTROM * torch.randn(1, 3, generator=generator) for generator in generators])
-        moved_BNAX = (turned(residues.coords_BNAX.double(), rotation_BXX) + shift_BX[:, None, None]).float()
+        moved_BNAX = (rotate(residues.coords_BNAX.double(), rotation_BXX) + shift_BX[:, None, None]).float()
         equal_BN = (tokenizer.encode(moved_BNAX, residues.mask_BN) == tokens_BN) & residues.mask_BN
         same_B += equal_BN.sum(1) / residues.mask_BN.sum(1)
     return (same_B / rotations).tolist()
@@ -224,13 +224,13 @@ def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: 
         part: the chain.
         folder: folder of the two files.
     """
-    residues = padded([part])
+    residues = pad_chains([part])
     tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     has_atoms = tokenizer.atom_decoder is not None
     made_BNAX = tokenizer.decode_atoms(tokens_BN, residues.sequence_BN) if has_atoms else tokenizer.decode(tokens_BN)
     num_atoms = made_BNAX.shape[2]
     valid_BM = residues.atoms_mask_BNA[:, :, :num_atoms].flatten(1)
-    lying_BMX = superposed(made_BNAX.flatten(1, 2), residues.atoms_BNAX[:, :, :num_atoms].flatten(1, 2), valid_BM)
+    lying_BMX = superpose(made_BNAX.flatten(1, 2), residues.atoms_BNAX[:, :, :num_atoms].flatten(1, 2), valid_BM)
     known_A = residues.atoms_mask_BNA[0, :, :num_atoms].any(0).numpy()
     made_NAX = np.where(known_A[:, None], lying_BMX[0].unflatten(0, (-1, num_atoms)).numpy(), np.nan)
     stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in part.id)

@@ -127,7 +127,7 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
     Raises:
         ValueError: the folder is no checkpoint of a tokenizer, or a file differs from its manifest.
     """
-    manifest = checkpoint.verified_manifest(folder)
+    manifest = checkpoint.verify_manifest(folder)
     tokenizer = build_tokenizer(
         checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
     )

@@ -12,14 +12,14 @@ from stability.corpora.cache import load
 from stability.corpora.io.progress import bar, step
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.runs.directory import write_atomically
-from stability.structure.crops import padded
+from stability.structure.crops import pad_chains
 from stability.structure.tokenizer import PADDING, StructureTokenizer, load_tokenizer
 
 # Increment if the same tokenizer would give the same chains other tokens.
 VERSION = 1
 
 
-def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus:
+def tokenise(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus:
     """Return the corpus with a tokenizer's structure tokens, cached in the pool.
 
     Args:
@@ -57,13 +57,13 @@ def structure_tokens(corpus: ProteinCorpus, tokenizer: StructureTokenizer) -> np
     found = []
     with bar("structure tokens", num_items=len(corpus.tables.ids)):
         for chain in (chain for split in ("train", "val") for chain in corpus.chains(split)):
-            found.append(_of_chain(chain, tokenizer))
+            found.append(_encode_chain(chain, tokenizer))
             step()
     return np.concatenate(found)
 
 
-def _of_chain(chain: Any, tokenizer: StructureTokenizer) -> np.ndarray:
+def _encode_chain(chain: Any, tokenizer: StructureTokenizer) -> np.ndarray:
     if not chain.mask_N.any():
         return np.full(len(chain), PADDING, dtype=np.int64)
-    residues = padded([chain])
+    residues = pad_chains([chain])
     return tokenizer.encode(residues.coords_BNAX, residues.mask_BN)[0].numpy()

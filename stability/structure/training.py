@@ -25,8 +25,8 @@ from stability.printable import print_text
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
-from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, padded, random_crops
-from stability.structure.frames import random_rotations, turned
+from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, pad_chains, random_crops
+from stability.structure.frames import random_rotations, rotate
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
 from stability.training import checkpoint, loop
@@ -188,9 +188,9 @@ class TokenizerTrainer(loop.Training):
         generator = generator_for(self.spec.seed, "tokenizer", step)
         residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
         rotation_BXX = random_rotations(self.spec.batch, generator)
-        atoms_BNAX = turned(residues.atoms_BNAX, rotation_BXX)
+        atoms_BNAX = rotate(residues.atoms_BNAX, rotation_BXX)
         moved = PaddedCrops(
-            turned(residues.coords_BNAX, rotation_BXX),
+            rotate(residues.coords_BNAX, rotation_BXX),
             residues.mask_BN,
             atoms_BNAX,
             residues.atoms_mask_BNA,
@@ -206,7 +206,9 @@ class TokenizerTrainer(loop.Training):
     def rmsd(self, *, atoms: bool = False) -> float:
         """Return the mean RMSD in Å of the first held-out chains."""
         parts = self.held_out[: self.spec.chains]
-        batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
+        batches = [
+            pad_chains(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)
+        ]
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
     def judge(self, wall_s: float) -> tuple[str, str, dict[str, Any]]:

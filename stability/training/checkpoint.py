@@ -51,7 +51,7 @@ def save(
         )
         torch.save(trainer, aside / TRAINER)
         files = {name: sha256_of(aside / name) for name in (MODEL, TRAINER)}
-        manifest = {"step": step, **_described(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
+        manifest = {"step": step, **_describe(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
         for path in (*aside.iterdir(), aside):
             fsync(path)
@@ -71,12 +71,12 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
         ValueError: the folder is no checkpoint, or a file differs from its manifest.
     """
     folder = Path(folder)
-    return _model(folder, verified_manifest(folder))
+    return _model(folder, verify_manifest(folder))
 
 
 def read(folder: Path) -> tuple[RunSpec, Backbone, dict[str, Any]]:
     """Return the results of `load` and `load_trainer`, with each file hashed once."""
-    return *_model(folder, verified_manifest(folder)), _trainer(folder)
+    return *_model(folder, verify_manifest(folder)), _trainer(folder)
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def load_trainer(folder: Path) -> dict[str, Any]:
 
     It is read with ``weights_only``: code in the file is refused, not run.
     """
-    verified_manifest(folder)
+    verify_manifest(folder)
     return _trainer(folder)
 
 
@@ -112,7 +112,7 @@ def _trainer(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _described(data_format: Any) -> dict[str, Any]:
+def _describe(data_format: Any) -> dict[str, Any]:
     """Return the manifest's entry for the corpus's format."""
     # Tokens keep the older key: manifests had it before other formats existed.
     return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
@@ -136,7 +136,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def verified_manifest(folder: Path) -> dict[str, Any]:
+def verify_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest after the sha256 of every file was checked.
 
     Raises:

@@ -139,7 +139,7 @@ class Keeper:
         """Return whether the run is validated at this step."""
         return step % self._cadence == 0 or step == self._last
 
-    def validated(self, step: int, nll: float) -> None:
+    def record_validation(self, step: int, nll: float) -> None:
         """Record a validation; of two equal ones the earlier ranks higher.
 
         Args:
@@ -199,20 +199,20 @@ class RunCheckpoints(Checkpoints):
 
         The latter belongs to another run of the same pool, so it does not count as this run's own.
         """
-        return super().latest(until, damage) or self._inherited()
+        return super().latest(until, damage) or self._read_inherited()
 
-    def _inherited(self) -> Held | None:
+    def _read_inherited(self) -> Held | None:
         init = self._init
         if init is None:
             return None
         folder = self._directory.path.parent / init.run / "checkpoints" / checkpoint_name(init.step)
-        return _held(folder, init.run)
+        return _read_held(folder, init.run)
 
     def read(self, folder: Path) -> Held:
-        return _held(folder, self._directory.run_id)
+        return _read_held(folder, self._directory.run_id)
 
 
-def _held(folder: Path, run: str) -> Held:
+def _read_held(folder: Path, run: str) -> Held:
     """Return the trained parameters and the trainer's state of a run's checkpoint."""
     spec, model, state = checkpoint.read(folder)
     if run_id(spec) != run:

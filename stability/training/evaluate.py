@@ -83,7 +83,7 @@ class Validation:
         This is the baseline to beat. It is measured, not the entropy of the frequencies: the mean loss of a few hundred
         sequences scatters (by a few per cent for score entropy), for this model as for any other.
         """
-        return self._of_frequencies(
+        return self._average_over_unigram(
             log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])]
         )[0]
 
@@ -92,13 +92,13 @@ class Validation:
         names = self._objective.components
         if not names:
             return {}
-        values = self._of_frequencies(
+        values = self._average_over_unigram(
             log_frequencies_V, lambda logits, part: self._objective.component_sums(logits, part).tolist()
         )
         return {f"unigram_nll_{name}": value for name, value in zip(names, values, strict=True)}
 
     @torch.no_grad()
-    def _of_frequencies(
+    def _average_over_unigram(
         self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]
     ) -> list[float]:
         """Return means per counted position of the sums that ``sums_of`` computes from unigram logits."""

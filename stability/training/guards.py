@@ -79,7 +79,7 @@ class Guard:
         if self.untried:
             self.good, self.untried = sorted({*self.good, *self.untried}), []
 
-    def written(self, step: int, kept: Collection[int]) -> None:
+    def record_checkpoint(self, step: int, kept: Collection[int]) -> None:
         """Record a checkpoint of the current state.
 
         Args:
@@ -97,7 +97,7 @@ class Guard:
         self.good = [step for step in self.good if step not in self.untried]
         return self.good[::-1]
 
-    def restored(self, step: int) -> None:
+    def record_restore(self, step: int) -> None:
         """Record a restore to the checkpoint of this step, or to the initialisation (0)."""
         self.untried = [step] if step else []
 

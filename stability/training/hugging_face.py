@@ -90,7 +90,7 @@ def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
         "model.heads": str(config["n_head"]),
         "model.loops": "1",
     }
-    given = _told(run)
+    given = _list_words(run)
     differing = [f"{key}={value}" for key, value in wanted.items() if given.get(key, value) != value]
     if differing:
         raise ValueError(
@@ -99,7 +99,7 @@ def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
         )
 
 
-def _told(run: RunSpec) -> dict[str, str]:
+def _list_words(run: RunSpec) -> dict[str, str]:
     """Return a run's settings for these keys, as command-line words."""
     axes = ("objective", "mechanism", "position", "norm", "ffn", "residual", "linear", "cross")
     parts = {axis: getattr(run, axis) for axis in axes}
@@ -142,7 +142,7 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
     if "wte.weight" not in given:
         raise ValueError(f"init=hf:{place}: its {MODEL} holds no wte.weight, the tokens' table of a GPT-2")
     try:
-        found = dict(_renamed(given))
+        found = dict(_rename(given))
     except LookupError as error:
         raise ValueError(f"init=hf:{place}: {error.args[0]} is no tensor of a GPT-2") from None
     if (rows := own.get("embedding.positions_ND")) is not None and "embedding.positions_ND" in found:
@@ -154,7 +154,7 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
     return found
 
 
-def _renamed(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _rename(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield (our name, tensor), matrices as (out, in), without masks and a tied head.
 
     ``LookupError`` names a foreign tensor.

@@ -74,7 +74,7 @@ def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None
     return None
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compile_model(model: nn.Module) -> nn.Module:
     """Return a `torch.compile` version of a model with shared parameters.
 
     One graph is compiled per input shape. The uncompiled ``model`` still serves validation, checkpoints and α_max: no

@@ -62,17 +62,17 @@ def train(
         shard: share parameters and batch instead; rounding differs (`devices.sharded`).
         stop_at: step after which the run is left as ``stopped``, if it is not the last.
     """
-    prepared = _prepared(spec, directory, cache_dir, device, devices, shard)
+    prepared = _prepare(spec, directory, cache_dir, device, devices, shard)
     return loop.train(directory, prepared, command=command, sinks=sinks, stop_at=stop_at)
 
 
 @contextmanager
-def _prepared(
+def _prepare(
     spec: RunSpec, directory: RunDirectory, cache_dir: Path, device: str, num: int, shard: bool
 ) -> Iterator[Trainer]:
     """Start all other devices' processes until exit, and write the run's spec."""
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
-    weights = None if spec.weights is None else Weights.kept(spec.weights, cache_dir)
+    weights = None if spec.weights is None else Weights.load_cached(spec.weights, cache_dir)
     if shard:
         devices = ShardedDevices.start(spec, cache_dir, first, num)
     else:
@@ -139,7 +139,7 @@ class Trainer(Replica, loop.Training):
         if self.spec.guards.on_nonfinite != "stop":
             row |= self.guard.counts()
         if self.diverged is None and self.checkpoints.is_due(step):
-            self.guard.written(step, self.checkpoints.choose_kept(step))
+            self.guard.record_checkpoint(step, self.checkpoints.choose_kept(step))
 
     def _validate(self, row: dict[str, Any]) -> None:
         """Add the validation scores to the row; after a restore, those of the restored state."""
@@ -149,7 +149,7 @@ class Trainer(Replica, loop.Training):
             row |= self.measure() if self.diverged is None else {}
             self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
         if self.diverged is None:
-            self.keeper.validated(self.step, self.val_nll)
+            self.keeper.record_validation(self.step, self.val_nll)
 
     def _answer(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
         """Pass a bad step to the guards: diverge, skip or restore."""
@@ -167,12 +167,12 @@ class Trainer(Replica, loop.Training):
         parameters, state = found or (self._beginning(), {})
         self.put(parameters=parameters, state=state.get("optimizer"))
         step = state.get("step", 0)
-        self.guard.restored(step)
+        self.guard.record_restore(step)
         return step
 
     def timing(self, seconds: float) -> dict[str, Any]:
         speed = {"tokens_per_s": self._tokens / seconds, "memory_mb": peak_memory_mb(self.device)}
-        return speed | self.devices.described() | self.telemetry.sample()
+        return speed | self.devices.describe() | self.telemetry.sample()
 
     @property
     def _tokens(self) -> int:
@@ -181,11 +181,11 @@ class Trainer(Replica, loop.Training):
 
     def state(self) -> tuple[nn.Module, dict[str, Any]]:
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
-        model, optimizer = self.gathered()
+        model, optimizer = self.gather()
         state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
         state |= {"scores": self.scores} if self.scores else {}
         if isinstance(self.optimizer, Averaging):
-            return self.averaged(), state | {MOVING: dict(model.state_dict())}
+            return self.copy_averaged(), state | {MOVING: dict(model.state_dict())}
         return model, state
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
-from stability.optimizers import Probing, TakingHessian, evaluated, set_lr
+from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
 from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
 from stability.training.devices.one import OneDevice
@@ -25,7 +25,7 @@ from stability.training.draws import dropping, generator_for, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
-from stability.training.machine import compiled, prepare_torch
+from stability.training.machine import compile_model, prepare_torch
 from stability.training.schedule import lr_factor
 
 
@@ -36,7 +36,7 @@ class Replica:
     positional arguments are numbers; only the main process passes keyword arguments. No such method calls another.
     """
 
-    FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step", "measure", "put", "gathered", "averaged", "is_sound")
+    FOLLOWED: ClassVar[tuple[str, ...]] = ("train_step", "measure", "put", "gather", "copy_averaged", "is_sound")
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, devices: Devices | None = None):
         prepare_torch(spec.threads, device, spec.precision)
@@ -44,7 +44,7 @@ class Replica:
         self.objective = build_objective(spec, corpus.format)
         self.devices = devices or OneDevice(device)
         self.model = self.devices.build(partial(build_model, spec, corpus.format))
-        self.forward = compiled(self.model) if spec.compile else self.model  # for training only
+        self.forward = compile_model(self.model) if spec.compile else self.model  # for training only
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
@@ -65,16 +65,16 @@ class Replica:
         self.optimizer = build_optimizer(self.spec, self.model)
         self.devices.put(self.model, self.optimizer, parameters, state)
 
-    def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
+    def gather(self) -> tuple[nn.Module, dict[str, Any]]:
         """Return the whole model and the optimizer's whole state."""
-        self.devices.tell("gathered")
-        return self.devices.gathered(self.model, self.optimizer)
+        self.devices.tell("gather")
+        return self.devices.gather(self.model, self.optimizer)
 
-    def averaged(self) -> nn.Module:
+    def copy_averaged(self) -> nn.Module:
         """Return a copy of the whole model with the averaged weights for evaluation."""
-        self.devices.tell("averaged")
-        with evaluated(self.optimizer):
-            model, _ = self.devices.gathered(self.model, self.optimizer)
+        self.devices.tell("copy_averaged")
+        with use_averages(self.optimizer):
+            model, _ = self.devices.gather(self.model, self.optimizer)
             return copy.deepcopy(model)
 
     def is_sound(self) -> bool:
@@ -85,7 +85,7 @@ class Replica:
     def measure(self) -> dict[str, float]:
         """Return the validation scores of a log row, NLL first."""
         self.devices.tell("measure")
-        with evaluated(self.optimizer):
+        with use_averages(self.optimizer):
             measured = self.validation.measure(self.model, self.devices.spread)
         self.val_nll = measured["val_nll"]
         self.scores = {name: value for name, value in measured.items() if name != "val_nll"}
@@ -124,7 +124,7 @@ class Replica:
         # or if blocks are logged, the parameters before the step are copied.
         probing = self.optimizer if isinstance(self.optimizer, Probing) and not is_due else None
         own = [] if probing else self.devices.local(self.parameters)
-        moved = [] if probing else self._copied(own)
+        moved = [] if probing else self._copy_to_buffer(own)
         weights = self.statistics.norms(moved) if is_due else {}
         if self.fault(row) is None:
             if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
@@ -173,7 +173,7 @@ class Replica:
         found = hutchinson_diagonal(loss, named, generator=drawn_by, batches=parts, check=False)
         return {parameter: found[name] for name, parameter in named.items()}
 
-    def _copied(self, parameters: list[Tensor]) -> list[Tensor]:
+    def _copy_to_buffer(self, parameters: list[Tensor]) -> list[Tensor]:
         """Return a copy of the parameters in a reused buffer."""
         # Allocating as much at every step costs more than the copy itself.
         if self._copy is None:

@@ -23,7 +23,7 @@ class Telemetry:
         self._nvml: Any = None
         self._handle: Any = None
         if device.type == "cuda":
-            self._nvml, self._handle = _opened(device)
+            self._nvml, self._handle = _open(device)
 
     def sample(self) -> dict[str, float]:
         """Return ``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``.
@@ -40,9 +40,9 @@ class Telemetry:
             "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         }
-        return {name: value for name, read in readings.items() if (value := self._told(read)) is not None}
+        return {name: value for name, read in readings.items() if (value := self._query(read)) is not None}
 
-    def _told(self, read: Callable[[], float]) -> float | None:
+    def _query(self, read: Callable[[], float]) -> float | None:
         try:
             return read()
         # unsupported by this GPU, driver or version of the bindings
@@ -51,11 +51,11 @@ class Telemetry:
 
     def close(self) -> None:
         if self._nvml is not None:
-            self._told(self._nvml.nvmlShutdown)
+            self._query(self._nvml.nvmlShutdown)
             self._nvml = None
 
 
-def _opened(device: torch.device) -> tuple[Any, Any]:
+def _open(device: torch.device) -> tuple[Any, Any]:
     """Return NVML and its device handle, or (None, None) if either is missing."""
     try:
         import pynvml

@@ -21,7 +21,7 @@ from stability.runs.found import run_or_checkpoint
 from stability.runs.leftovers import remove_abandoned, temporary
 from stability.runs.phases import TERMINAL, phases
 from stability.training import hugging_face
-from stability.training.checkpoint import MODEL, sha256_of, verified_manifest
+from stability.training.checkpoint import MODEL, sha256_of, verify_manifest
 
 Shapes = Mapping[str, tuple[int, ...]]
 SHOWN = 3  # tensors of each kind in a message
@@ -87,7 +87,7 @@ class Fit:
             "init.partial=true takes those that do, and initialises the others as without init"
         )
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Describe the taken, initialised and unread tensors in a few words."""
         if not self.fresh:
             told = f"all {len(self.own)} tensors"
@@ -104,7 +104,7 @@ class Weights:
     file: Path
 
     @classmethod
-    def found(cls, asked: WeightsSpec, own: Shapes, scratch: Path) -> Weights:
+    def find(cls, asked: WeightsSpec, own: Shapes, scratch: Path) -> Weights:
         """Find the weights of a sweep's ``init``; fill in their sha256 and label.
 
         Args:
@@ -120,19 +120,19 @@ class Weights:
             file = scratch / MODEL
             save_file(hugging_face.tensors(asked.place, own), file)
             folder = Path(asked.place).expanduser().resolve()
-            return cls._known(asked, f"hf:{folder}", folder.name, sha256_of(file), file)
+            return cls._make(asked, f"hf:{folder}", folder.name, sha256_of(file), file)
         folder = _checkpoint(asked)
         try:
-            manifest = verified_manifest(folder)
+            manifest = verify_manifest(folder)
         except ValueError as error:
             raise ValueError(f"init={asked.source}: {error}") from None
         run = folder.parent.parent
         name = run.name if (run / "spec.json").exists() else folder.name
         label = f"{name} at step {manifest['step']}"
-        return cls._known(asked, f"ckpt:{folder}", label, manifest["sha256"][MODEL], folder / MODEL)
+        return cls._make(asked, f"ckpt:{folder}", label, manifest["sha256"][MODEL], folder / MODEL)
 
     @classmethod
-    def _known(cls, asked: WeightsSpec, source: str, label: str, sha256: str, file: Path) -> Weights:
+    def _make(cls, asked: WeightsSpec, source: str, label: str, sha256: str, file: Path) -> Weights:
         """Return the weights with source, sha256 and label; ``ValueError`` if another sha256 was requested."""
         if asked.sha256 not in (None, sha256):
             raise ValueError(
@@ -142,7 +142,7 @@ class Weights:
         return cls(asked.model_copy(update=known), file)
 
     @classmethod
-    def kept(cls, spec: WeightsSpec, cache_dir: Path) -> Weights:
+    def load_cached(cls, spec: WeightsSpec, cache_dir: Path) -> Weights:
         """Return the weights of a run from the cache.
 
         Raises:
@@ -198,7 +198,7 @@ class Weights:
         return {**where, "num_taken": len(fit.taken), "initialised": list(fit.fresh), "not_read": list(fit.unread)}
 
 
-def described(spec: WeightsSpec, fits: Mapping[str, Fit]) -> str:
+def describe_weights(spec: WeightsSpec, fits: Mapping[str, Fit]) -> str:
     """Describe the weights of a sweep's runs: their source, then a line per kind of match.
 
     Args:
@@ -207,7 +207,7 @@ def described(spec: WeightsSpec, fits: Mapping[str, Fit]) -> str:
     """
     kinds: dict[str, list[str]] = {}
     for kind, fit in fits.items():
-        kinds.setdefault(fit.described(), []).append(kind)
+        kinds.setdefault(fit.describe(), []).append(kind)
     lines = [f"init: every run starts from the weights of {spec.label} (sha256 {str(spec.sha256)[:12]})"]
     for told, whose in kinds.items():
         lines.append(f"  {told}" + (f" ({', '.join(whose)})" if len(kinds) > 1 else ""))

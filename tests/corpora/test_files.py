@@ -14,7 +14,7 @@ from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import part
 from stability.corpora.cache import prepare
-from stability.corpora.io.files import opened
+from stability.corpora.io.files import open_unpacked
 from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import documents
 from stability.data.text import Text, TextConfig
@@ -109,7 +109,7 @@ def test_text_in_zstd_is_text(tmp_path):
 
 def test_frames_of_zstd_follow_each_other(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(zstd(b"one ") + zstd(b"two"))
-    with opened(tmp_path / "a.txt.zst") as stream:
+    with open_unpacked(tmp_path / "a.txt.zst") as stream:
         assert stream.read() == b"one two"
 
 

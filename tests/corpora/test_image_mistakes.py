@@ -108,14 +108,14 @@ def test_a_pickle_of_a_few_bytes_takes_no_gigabytes():
     try:
         # LONG_BINPUT and PUT of number 2²⁴: 268 MB in the unpickler that is in C
         for code in (b"\x80\x04Nr\x00\x00\x00\x01.", b"Np16777216\n."):
-            assert _cifar.unpickled(code, "here") is None
+            assert _cifar.unpickle(code, "here") is None
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
         tracemalloc.stop()
     for broken in (b"\x80\x04T\xff", b"\x80\x04\x95\x01", b"\x80\x02J\x01", b"\xff", b"\x80\x02]q"):
         with pytest.raises(ValueError, match="here is cut short or no pickle of CIFAR"):
-            _cifar.unpickled(broken, "here")
-    assert _cifar.unpickled(pickle.dumps([b"a"] * 3, 2), "here") == [b"a"] * 3
+            _cifar.unpickle(broken, "here")
+    assert _cifar.unpickle(pickle.dumps([b"a"] * 3, 2), "here") == [b"a"] * 3
 
 
 def test_pictures_below_a_class_are_read_folder_by_folder(tmp_path):
@@ -165,5 +165,5 @@ def test_a_class_called_train_and_sides_under_other_names_are_refused(tmp_path):
 def test_so_few_held_out_images_that_accuracy_is_coarse_are_described(tmp_path):
     of = {"x": np.random.default_rng(0).integers(0, 256, (400, 4, 4, 3), dtype=np.uint8), "y": np.arange(400) % 2}
     file = written_npz(tmp_path / "a.npz", **of)
-    assert read(file).described(4).endswith("; 4 held-out images: accuracy in steps of 25 %")
-    assert read(file, hold_out=0.25).described(4).endswith("a patch of 2×2 a position")
+    assert read(file).describe(4).endswith("; 4 held-out images: accuracy in steps of 25 %")
+    assert read(file, hold_out=0.25).describe(4).endswith("a patch of 2×2 a position")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from stability.corpora.images.decoding import decoded
+from stability.corpora.images.decoding import decode_image
 from stability.data.images import Images, ImagesConfig
 
 RAMP = np.linspace(0, 65535, 48).astype(np.uint16).reshape(6, 8)
@@ -51,13 +51,13 @@ def tiff_of_12_bits(rows) -> bytes:
     ],
 )
 def test_16_bits_keep_their_upper_8(pixels, kind):
-    found = decoded(encoded(Image.fromarray(pixels), kind), "here")
+    found = decode_image(encoded(Image.fromarray(pixels), kind), "here")
     assert found.dtype == np.uint8 and np.array_equal(found, np.repeat((pixels >> 8)[..., None], 3, axis=-1))
 
 
 def test_12_bits_keep_their_upper_8():
     rows = [[0, 4095, 255, 256], [1024, 2048, 3000, 15]]
-    found = decoded(tiff_of_12_bits(rows), "here")
+    found = decode_image(tiff_of_12_bits(rows), "here")
     assert found[..., 0].tolist() == [[value >> 4 for value in row] for row in rows]
 
 
@@ -72,7 +72,7 @@ def test_12_bits_keep_their_upper_8():
 )
 def test_pixels_of_an_unknown_range_are_refused_by_name(pixels, message):
     with pytest.raises(ValueError) as caught:
-        decoded(encoded(Image.fromarray(pixels), "tiff"), "here")
+        decode_image(encoded(Image.fromarray(pixels), "tiff"), "here")
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -83,11 +83,11 @@ def test_pictures_are_upright_as_their_exif_says(kind, orientation):
     content = oriented(pixels, orientation, kind)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     assert expected.size == ((6, 8) if orientation > 4 else (8, 6))
-    assert np.array_equal(decoded(content, "here"), np.asarray(expected.convert("RGB")))
+    assert np.array_equal(decode_image(content, "here"), np.asarray(expected.convert("RGB")))
 
 
 def test_16_bits_are_turned_too():
-    assert np.array_equal(decoded(oriented(RAMP, 6), "here")[..., 0], np.rot90(RAMP >> 8, -1))
+    assert np.array_equal(decode_image(oriented(RAMP, 6), "here")[..., 0], np.rot90(RAMP >> 8, -1))
 
 
 def test_a_damaged_tag_beside_the_orientation_refuses_no_picture():
@@ -99,7 +99,7 @@ def test_a_damaged_tag_beside_the_orientation_refuses_no_picture():
     if hurt == content:
         hurt = content.replace(struct.pack("<HH", 0x011A, 5), struct.pack("<HH", 0x011A, 2))
     assert hurt != content
-    assert decoded(hurt, "here").shape == (8, 6, 3)
+    assert decode_image(hurt, "here").shape == (8, 6, 3)
 
 
 def test_pictures_that_need_no_turn_and_no_scaling_keep_their_fingerprint(tmp_path):

@@ -218,7 +218,7 @@ def test_a_chain_of_3000_residues_is_cropped_to_2048_at_random_and_from_its_star
         [chain("long", long), *(chain(f"c{number}", letters(30, number)) for number in range(2, 9))], (), None, "x", 0.1
     )
     side = next(side for side in ("train", "val") if any(len(each) == 3000 for each in corpus.chains(side)))
-    assert corpus.described(2048).endswith("; 1 longer than 2,048 residues, cropped")
+    assert corpus.describe(2048).endswith("; 1 longer than 2,048 residues, cropped")
     starts = set()
     for seed in range(6):
         batch = corpus.batch(side, 32, 2048, torch.Generator().manual_seed(seed))

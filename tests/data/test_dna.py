@@ -194,7 +194,7 @@ def test_no_window_crosses_a_border_and_all_starts_are_equally_likely():
     assert (counts[allowed] - expected).abs().max() < 5 * expected**0.5
     assert corpus.windows("train", 99, 4)[:, 0].tolist() == [3, 10, 14, 18, 22, 26]
     assert corpus.windows("train", 2, 4)[:, 0].tolist() == [3, 26]
-    assert corpus.described(4) == "d; stretches shorter than 4 left out: 1, 5 % of it" and corpus.described(3) == "d"
+    assert corpus.describe(4) == "d; stretches shorter than 4 left out: 1, 5 % of it" and corpus.describe(3) == "d"
 
 
 def test_too_long_windows_are_refused_with_the_longest_that_fits():
@@ -467,7 +467,7 @@ def test_draws_are_splitmix64():
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         expected.append(z ^ (z >> 31))
     assert expected[0] == 0xE220A8397B1DCDAF  # its published first value for seed 0
-    assert synthetic.Draws(0).below(10**6, 3).tolist() == [value % 10**6 for value in expected]
+    assert synthetic.Draws(0).draw_below(10**6, 3).tolist() == [value % 10**6 for value in expected]
 
 
 def test_synthetic_gc_drifts_and_elements_repeat(genome):

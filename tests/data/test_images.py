@@ -173,7 +173,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_nothing_runs(tmp_path, capsys, 
 def test_the_unpickler_admits_only_what_an_array_needs():
     array = np.arange(6, dtype=np.uint8).reshape(2, 3)
     for protocol in (0, 1, 2, 3, 4):
-        found = _cifar.unpickled(pickle.dumps({b"a": array, b"b": [1, "two"]}, protocol), "here")
+        found = _cifar.unpickle(pickle.dumps({b"a": array, b"b": [1, "two"]}, protocol), "here")
         assert np.array_equal(found[b"a"], array) and found[b"b"][0] == 1
     for harmful in (
         b"cos\nsystem\n(S'true'\ntR.",
@@ -182,9 +182,9 @@ def test_the_unpickler_admits_only_what_an_array_needs():
         b"cnumpy.core.multiarray\nscalar\n.",
     ):
         with pytest.raises(ValueError, match="asks for .* to be called"):
-            _cifar.unpickled(harmful, "here")
+            _cifar.unpickle(harmful, "here")
     with pytest.raises(ValueError, match="asks for .*zlib"):
-        _cifar.unpickled(b"c_codecs\nencode\n(S'x'\nS'zlib'\ntR.", "here")
+        _cifar.unpickle(b"c_codecs\nencode\n(S'x'\nS'zlib'\ntR.", "here")
 
 
 def test_folders_of_pictures_are_read_by_class_and_side(tmp_path):
@@ -395,7 +395,7 @@ def test_without_pillow_it_is_named_and_uint8_files_are_read(tmp_path, monkeypat
     write_folders(tmp_path / "pictures")
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(RuntimeError, match=r"Pillow, which is not installed; pip install 'stability-lab\[images\]'"):
-        _pictures.decoded(tmp_path / "pictures" / "train" / "ant" / "0.png", "a picture")
+        _pictures.decode_image(tmp_path / "pictures" / "train" / "ant" / "0.png", "a picture")
     assert len(read(write_npz(tmp_path / "a.npz")).train.labels_M) == 19
 
 

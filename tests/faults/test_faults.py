@@ -107,8 +107,8 @@ def test_an_interrupted_run_whose_checkpoint_is_damaged_goes_on_from_before_and_
     for one, other in zip(calm.directory.checkpoints(), trial.directory.checkpoints(), strict=True):
         assert one.name == other.name
         assert (
-            checkpoint.verified_manifest(other)["sha256"][checkpoint.MODEL]
-            == checkpoint.verified_manifest(one)["sha256"][checkpoint.MODEL]
+            checkpoint.verify_manifest(other)["sha256"][checkpoint.MODEL]
+            == checkpoint.verify_manifest(one)["sha256"][checkpoint.MODEL]
         )
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_of_the_last_step_is_written_anew(tmp_path):
     (last / checkpoint.MODEL).write_bytes(b"cut")
     trial.directory.status_file.unlink()
     list(run_trial(trial))
-    checkpoint.verified_manifest(last)
+    checkpoint.verify_manifest(last)
     assert trial.directory.finished and hidden(trial) == []
 
 

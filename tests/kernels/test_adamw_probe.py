@@ -130,12 +130,12 @@ def test_a_planted_fault_is_caught(monkeypatch):
 
 
 def test_a_length_beyond_the_tensor_is_caught(monkeypatch):
-    real = adamw_probe._on_device
+    real = adamw_probe._copy_to_device
 
     def one_more(addresses, lengths, device):
         return real(addresses, tuple(length + 1 for length in lengths), device)
 
-    monkeypatch.setattr(adamw_probe, "_on_device", one_more)
+    monkeypatch.setattr(adamw_probe, "_copy_to_device", one_more)
     with pytest.raises(AssertionError):
         assert_steps_by_hand()
 

@@ -191,7 +191,7 @@ def without_second_half(tile, distance, M, F):
 @interpreted
 @pytest.mark.parametrize("module", [_consensus_forward, _consensus_backward], ids=["forward", "backward"])
 def test_a_pair_that_does_not_reach_its_right_end_is_found(monkeypatch, module):
-    monkeypatch.setattr(module, "moved_down", InterpretedFunction(without_second_half))
+    monkeypatch.setattr(module, "shift_down", InterpretedFunction(without_second_half))
     with pytest.raises(AssertionError):
         assert_equals_dense(Case(4, 1, 1), 1e-5)
 
@@ -217,9 +217,9 @@ def test_a_mask_that_is_left_out_is_found(monkeypatch):
 def test_a_rotation_by_the_wrong_end_or_of_the_wrong_sign_is_found(monkeypatch):
     """In the forward pass, of which the backward one is the transpose."""
     case = Case(4, 1, 1, turned=True)
-    for name in ("turned_back", "read_turn"):
+    for name in ("rotate_back", "read_turn"):
         right = getattr(_consensus_forward, name)
-        wrong = {"turned_back": _consensus_edges.turned, "read_turn": InterpretedFunction(by_the_source)}[name]
+        wrong = {"rotate_back": _consensus_edges.rotate, "read_turn": InterpretedFunction(by_the_source)}[name]
         monkeypatch.setattr(_consensus_forward, name, wrong)
         with pytest.raises(AssertionError):
             assert_equals_dense(case, 1e-5)
@@ -234,7 +234,7 @@ def by_the_source(turn, own, other, valid, width, head_width, num_targets, direc
 
 @interpreted
 def test_a_gradient_by_the_signal_that_is_not_turned_is_found(monkeypatch):
-    monkeypatch.setattr(_consensus_backward, "turned", _consensus_edges.turned_back)
+    monkeypatch.setattr(_consensus_backward, "rotate", _consensus_edges.rotate_back)
     with pytest.raises(AssertionError):
         assert_equals_dense(CASES["turned, a whole context"], 1e-5)
 

@@ -24,7 +24,7 @@ def scan(inputs, precision="ieee"):
     given = {"beta": None, "log_decay": None, **inputs}
     q, k, v, beta, log_decay = (given[name] for name in NAMES)
     if beta is None:
-        return recurrent.decayed(q, k, v, log_decay, precision=precision)
+        return recurrent.gated_linear_attention(q, k, v, log_decay, precision=precision)
     return recurrent.delta_rule(q, k, v, beta, log_decay, precision=precision)
 
 
@@ -147,7 +147,7 @@ def test_the_same_inputs_give_the_same_bits():
 def test_keys_wider_than_the_state_may_be_are_refused_by_name():
     x = torch.zeros(1, 1, 2, 257)
     with pytest.raises(ValueError, match=r"^impl=triton takes keys of up to 256 features in a head, not 257$"):
-        recurrent.decayed(x, x, x, x[..., :1])
+        recurrent.gated_linear_attention(x, x, x, x[..., :1])
 
 
 # Faults that the comparison above has to see: (module that the name is looked up in, name, what stands for it).

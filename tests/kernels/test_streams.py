@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels import _streams_join, _streams_read, _streams_read_backward
-from kernels._streams_mixing import bordered, sinkhorn, sinkhorn_backward
+from kernels._streams_mixing import pad_matrices, sinkhorn, sinkhorn_backward
 from kernels.streams import join, read_gated
 from tests.kernels.interpreted import interpreted, interpreter_is_prepared_once
 from tests.kernels.streams_reference import (
@@ -91,7 +91,7 @@ def test_gradcheck():
 def scaled_and_back(M, ADJOINT, MIX, DM, HISTORY, N: tl.constexpr, NP: tl.constexpr, B: tl.constexpr, K: tl.constexpr):
     s, t, b = tl.arange(0, NP)[:, None, None], tl.arange(0, NP)[None, :, None], tl.arange(0, B)[None, None, :]
     place, inside = (b * N + s) * N + t, (s < N) & (t < N) & (b >= 0)
-    m = bordered(tl.load(M + place, inside, other=0.0), s, t, N)
+    m = pad_matrices(tl.load(M + place, inside, other=0.0), s, t, N)
     tl.store(MIX + place, sinkhorn(m, K, NP, B), inside)
     adjoint = tl.load(ADJOINT + place, inside, other=0.0)
     tl.store(DM + place, sinkhorn_backward(m, adjoint, HISTORY, K, NP, B), inside)
@@ -175,8 +175,8 @@ def post_before_pre(gate, N: tl.constexpr):
 
 
 PLANTED = [
-    (_streams_read, "bordered", without_border, Case("mhc", 3, 5, 2)),
-    (_streams_read_backward, "bordered", without_border, Case("mhc", 3, 5, 2)),
+    (_streams_read, "pad_matrices", without_border, Case("mhc", 3, 5, 2)),
+    (_streams_read_backward, "pad_matrices", without_border, Case("mhc", 3, 5, 2)),
     (_streams_read, "mix_columns", all_columns, Case("mhc_lite", 3, 5, 2)),
     (_streams_read_backward, "gate_places", post_before_pre, Case("mhc", 2, 5, 2)),
     (_streams_join, "row_of", next_row, None),

@@ -128,7 +128,7 @@ def test_a_direction_s_curvature_is_that_of_the_surrogate():
     found = directional(lambda p: torch.func.functional_call(kind, p, (x,)).sin().sum(), params, direction)
     assert found.method == "double_backward"
     with torch.no_grad():
-        fixed, rounded = kind.ternary() - dense.weight, kind._rounded(x)
+        fixed, rounded = kind.ternary() - dense.weight, kind._round(x)
 
     def held(t: float) -> float:
         weight, bias = (params[key] + t * direction[key] for key in ("weight", "bias"))

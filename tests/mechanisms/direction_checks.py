@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stability.models.auxiliary import parted
+from stability.models.auxiliary import split_loss
 
 LETTERS, NUM_POSITIONS, SEQUENCES = 8, 16, 16
 STEPS, LEARNING_RATE = 80, 1e-2
@@ -55,7 +55,7 @@ class Reader(nn.Module):
         """Return the mean NLL, in nats, of the letters that are asked for."""
         hidden_BN = text.tokens_BN.masked_fill(text.asked_BN & (not self.causal), LETTERS)
         x_BND = self.embedding(hidden_BN)
-        x_BND = x_BND + parted(self.mixer(self.norm(x_BND)), [])
+        x_BND = x_BND + split_loss(self.mixer(self.norm(x_BND)), [])
         logits_BNV = self.head(F.layer_norm(x_BND, (WIDTH,)))
         if self.causal:
             asked_BN = text.asked_BN[:, 1:]

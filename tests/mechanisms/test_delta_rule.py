@@ -122,7 +122,7 @@ def released(name, q, k, v, beta, g):
 
 @every_name
 def test_its_state_map_is_that_of_the_released_reference(name):
-    given = module(name, chunk=8).float().written_and_read(inputs(torch.float32, num_positions=40), None)
+    given = module(name, chunk=8).float().project(inputs(torch.float32, num_positions=40), None)
     expected = released(name, *given)
     assert_within((delta_rule(*given, chunk=8) - expected).norm(), 1e-4 * expected.norm())
 
@@ -141,9 +141,9 @@ def test_decays_begin_as_released_under_every_rule(name, slowest, num_steps, rul
 @every_name
 def test_in_bfloat16_decays_strengths_and_the_state_are_in_float32(name):
     layer, x_BND = module(name).float(), inputs(torch.float32, num_positions=40)
-    expected = layer.written_and_read(x_BND, None)
+    expected = layer.project(x_BND, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, y_BND = layer.written_and_read(x_BND, None), layer(x_BND)
+        found, y_BND = layer.project(x_BND, None), layer(x_BND)
         read = delta_rule(*expected, chunk=8)
     assert all(x is None or x.dtype == torch.float32 for x in found)
     assert torch.equal(found[3], expected[3]) and (name == "deltanet" or torch.equal(found[4], expected[4]))

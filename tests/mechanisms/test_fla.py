@@ -88,8 +88,8 @@ def by_loop(q, k, v, log_decay, beta=None):
 @pytest.mark.parametrize(
     ("rule", "decay_width", "kernel"),
     [
-        ("decayed", KEYS, "chunk_gla"),
-        ("decayed", 1, "chunk_simple_gla"),
+        ("gated_linear_attention", KEYS, "chunk_gla"),
+        ("gated_linear_attention", 1, "chunk_simple_gla"),
         ("delta_rule", 0, "chunk_delta_rule"),
         ("delta_rule", 1, "chunk_gated_delta_rule"),
         ("delta_rule", KEYS, "chunk_kda"),
@@ -114,7 +114,7 @@ def test_each_kernel_is_handed_what_the_recurrence_says(monkeypatch, rule, decay
 def test_what_heads_share_is_written_out_for_each_of_them(monkeypatch):
     monkeypatch.setattr(recurrences, "_kernel", stand_in([]))
     q, k, v, _, log_decay = drawn(1, shared=True)
-    found = recurrences.decayed(q, k, v, log_decay)
+    found = recurrences.gated_linear_attention(q, k, v, log_decay)
     torch.testing.assert_close(found.double(), by_loop(q, k, v, log_decay), rtol=1e-4, atol=1e-5)
     gradients = torch.autograd.grad(found.sum(), (q, log_decay))
     assert [gradient.shape for gradient in gradients] == [q.shape, log_decay.shape]
@@ -123,7 +123,10 @@ def test_what_heads_share_is_written_out_for_each_of_them(monkeypatch):
 def test_a_second_derivative_is_refused_and_not_silently_wrong(monkeypatch):
     monkeypatch.setattr(recurrences, "_kernel", stand_in([]))
     q, k, v, beta, log_decay = drawn(1)
-    for found in (recurrences.decayed(q, k, v, log_decay), recurrences.delta_rule(q, k, v, beta, log_decay)):
+    for found in (
+        recurrences.gated_linear_attention(q, k, v, log_decay),
+        recurrences.delta_rule(q, k, v, beta, log_decay),
+    ):
         for loss in (found.sum(), found.square().sum(), found.sum() + q.pow(3).sum()):
             (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
             with pytest.raises(NoSecondDerivative, match="impl=fla have no second derivative"), refusals_named():
@@ -139,7 +142,7 @@ def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
     )
     require_kernels({"mechanism": part("mechanisms", "gla")})
     with pytest.raises(RuntimeError, match=r"^impl=fla needs a CUDA device; impl=reference computes the same$"):
-        recurrences.decayed(*(drawn(1)[place] for place in (0, 1, 2, 4)))
+        recurrences.gated_linear_attention(*(drawn(1)[place] for place in (0, 1, 2, 4)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     find_spec, installed = recurrences.importlib.util.find_spec, {"triton": None, "fla": object()}
     monkeypatch.setattr(
@@ -154,7 +157,7 @@ def test_without_cuda_or_the_library_one_line_says_what_is_missing(monkeypatch):
         require_kernels(FLA, torch.device("cpu"))
     monkeypatch.setattr(recurrences.importlib, "import_module", lambda name: SimpleNamespace(chunk_gla=None))
     with pytest.raises(RuntimeError, match=r"^impl=fla computes on CUDA, and the model is on a CPU; use device=cuda$"):
-        recurrences.decayed(*(drawn(KEYS)[place] for place in (0, 1, 2, 4)))
+        recurrences.gated_linear_attention(*(drawn(KEYS)[place] for place in (0, 1, 2, 4)))
 
 
 # q, k, v and the output are rounded by half a unit each; the gradient of a square has both y and its derivative; the

@@ -63,7 +63,7 @@ def test_where_all_is_forgotten_each_position_reads_its_own_value():
         layer.A_log.fill_(9.0)
         layer.dt_bias.fill_(9.0)
         x_BND = inputs()
-        q, k, v, beta, g = layer.written_and_read(x_BND, None)
+        q, k, v, beta, g = layer.project(x_BND, None)
         expected = (q * k).sum(-1, keepdim=True) * beta[..., None] * v
     torch.testing.assert_close(delta_rule(q, k, v, beta, g, chunk=8), expected, rtol=1e-10, atol=1e-14)
 

@@ -100,7 +100,7 @@ def test_a_convolution_of_one_position_and_weight_one_is_the_swish_of_the_projec
     with torch.no_grad():
         layer.conv.weight.fill_(1.0)
         given = layer.qkvg(x_BND)
-        q, k, v, g = layer.projected(x_BND, None)
+        q, k, v, g = layer.project(x_BND, None)
     assert torch.equal(g, given[..., 32:])
     assert torch.equal(torch.cat((q, k, v), -1), F.silu(given[..., :32]))
 

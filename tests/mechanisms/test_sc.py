@@ -45,9 +45,9 @@ def test_heads_in_turn_and_heads_at_once_give_the_same_flows():
     layer, x_BND = module(), inputs()
     graph = layer._graph(x_BND, None, None)
     u_HKBN, hidden_HTXM = layer.per_head(layer.source, x_BND), layer._hidden(x_BND, graph)
-    in_turn = layer._updated(u_HKBN, hidden_HTXM, graph)
+    in_turn = layer._update(u_HKBN, hidden_HTXM, graph)
     layer.heads_in_turn = lambda device: [slice(0, HEADS)]
-    torch.testing.assert_close(in_turn, layer._updated(u_HKBN, hidden_HTXM, graph), rtol=0, atol=1e-14)
+    torch.testing.assert_close(in_turn, layer._update(u_HKBN, hidden_HTXM, graph), rtol=0, atol=1e-14)
 
 
 def test_edge_weights_are_symmetric_positive_definite_and_directed():

@@ -74,7 +74,7 @@ def test_the_largest_steps_do_not_explode(memory, momentum):
         random_BND[:, :8].repeat(1, 75, 1),
     ):
         with torch.no_grad():
-            recalled = layer.recalled(x_BND)
+            recalled = layer.recall(x_BND)
             largest = F.silu(layer.conv(layer.qkv(x_BND)))[..., 2 * WIDTH :].abs().max()
         assert recalled[:, :, -100:].abs().max() < 5 * largest
 
@@ -132,10 +132,10 @@ def test_in_bfloat16_gates_and_memory_are_in_float32(settings):
     layer, x_BND = module(**settings).float(), inputs(torch.float32, num_positions=60)
     expected = layer.gates(x_BND, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, recalled, y_BND = layer.gates(x_BND, None), layer.recalled(x_BND), layer(x_BND)
+        found, recalled, y_BND = layer.gates(x_BND, None), layer.recall(x_BND), layer(x_BND)
     assert torch.equal(found.rate, expected.rate) and torch.equal(found.log_kept, expected.log_kept)
     assert recalled.dtype == torch.float32
-    assert_within((recalled - layer.recalled(x_BND)).norm(), 0.05 * recalled.norm())
+    assert_within((recalled - layer.recall(x_BND)).norm(), 0.05 * recalled.norm())
     assert_within((y_BND - layer(x_BND)).norm(), 0.05 * y_BND.norm())
 
 
@@ -144,5 +144,5 @@ def test_what_begins_empty_learns():
     from the second on."""
     for memory in ("linear", "mlp"):
         layer = build("titans", width=WIDTH, heads=HEADS, direction="causal", memory=memory)
-        assert layer.recalled(inputs(torch.float32, num_positions=1)).abs().min() > 0
+        assert layer.recall(inputs(torch.float32, num_positions=1)).abs().min() > 0
         checks.check_every_parameter_is_trained(layer)

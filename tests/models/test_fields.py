@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stability.config.identity import run_id
-from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.measuring import layer_inputs, read_held_out
 from stability.probes.layers.streams import stream_statistics
 from stability.training.checkpoint import load
 from tests.models.parity import SIZE, TOKENS, model_of, ours, refused, shaken, spec_of
@@ -170,7 +170,7 @@ def test_a_looped_model_is_trained_saved_and_probed_by_passes(lab):
     directory = lab.train(spec)
     _, model = load(sorted(directory.path.glob("checkpoints/step_*"))[-1])
     assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("blocks.")} == {"0", "1"}
-    examples = held_out(spec, lab.cache, 2)
+    examples = read_held_out(spec, lab.cache, 2)
     inputs = layer_inputs(model, examples)
     assert len(inputs) == 6
     state = model.blocks[0].mixer_residual.enter(model.embedding(examples.inputs_BN))

@@ -184,7 +184,7 @@ def _probabilities(objective: Any, model: nn.Module, batch: Any) -> list[tuple[T
         tokens_BN = batch[:, : batch.shape[1] - objective.num_context(objective.config)].clone()
         tokens_BN[:, ::2] = objective.mask_id
         return [(objective.clean_probs(model, tokens_BN), objective.num_outputs)]
-    tracks = objective.track_probs(model, *objective.all_masked(batch))
+    tracks = objective.track_probs(model, *objective.mask_all(batch))
     assert sum(probs.shape[-1] for probs in tracks) == objective.num_outputs, "tracks do not make the outputs"
     return [(probs, probs.shape[-1]) for probs in tracks]
 

@@ -19,7 +19,7 @@ from stability.corpora.cache import load
 from stability.corpora.images.corpus import ImageBatch
 from stability.models.images import ImageFormat
 from stability.objectives._rand_augment import rand_augment
-from stability.objectives.classify import Classification, cropped
+from stability.objectives.classify import Classification, crop
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
 from stability.runs.schema import RUNS_COLUMNS
@@ -100,7 +100,7 @@ def test_rand_augment_comes_before_crop_and_mirror_and_without_it_they_draw_what
         found = classify(crop=2, rand_augment=num).augmented(given, generator(5))
         drawn = generator(5)
         images = rand_augment(given.images_BHWC, num, 14.0, drawn) if num else given.images_BHWC
-        images = cropped(images, 2, drawn)
+        images = crop(images, 2, drawn)
         turned = torch.rand(12, generator=drawn) < 0.5
         for image, is_turned, got in zip(images, turned.tolist(), found.images_BHWC, strict=True):
             assert torch.equal(got, image.flip(1) if is_turned else image)
@@ -119,7 +119,7 @@ def test_rand_augment_is_refused_where_it_would_change_nothing_or_has_no_colours
 
 def test_a_crop_is_a_window_of_the_image_with_a_black_border():
     given = batch(5, 6, 7).images_BHWC
-    found = cropped(given, 2, generator(4))
+    found = crop(given, 2, generator(4))
     top, left = torch.randint(5, (2, 5), generator=generator(4)).tolist()
     for b in range(5):
         for y in range(6):
@@ -138,7 +138,7 @@ def test_a_crop_as_wide_as_an_image_is_refused():
 def test_all_windows_are_equally_likely_and_every_second_image_is_mirrored():
     one = torch.zeros(5000, 3, 3, 1, dtype=torch.uint8)
     one[:, 1, 1] = 200
-    found = cropped(one, 1, generator())[..., 0].flatten(1).argmax(1)
+    found = crop(one, 1, generator())[..., 0].flatten(1).argmax(1)
     counts = torch.bincount(found, minlength=9)
     assert (counts > 5000 / 9 - 110).all() and (counts < 5000 / 9 + 110).all(), "4.9 standard deviations"
     edge = torch.zeros(4000, 2, 4, 1, dtype=torch.uint8)
@@ -342,7 +342,7 @@ def test_positions_that_are_no_patches_are_refused_before_anything_is_built(lab,
 
 def test_nothing_is_sampled_from_a_classifier(lab, image_file):
     from stability.config.generation import GenerationSpec
-    from stability.probes.generation.generating import resolved_sampler
+    from stability.probes.generation.generating import resolve_sampler
 
     with pytest.raises(ValueError, match="objective=classify predicts nothing that could be sampled"):
-        resolved_sampler(image_spec(lab, image_file), GenerationSpec(num=2))
+        resolve_sampler(image_spec(lab, image_file), GenerationSpec(num=2))

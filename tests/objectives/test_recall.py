@@ -21,7 +21,7 @@ from stability.corpora.cache import load
 from stability.corpora.questions.corpus import QuestionBatch
 from stability.objectives.recall import Recall
 from stability.probes.curvature.alpha_max import measure
-from stability.probes.generation.generating import resolved_sampler
+from stability.probes.generation.generating import resolve_sampler
 from stability.probes.layers import measuring
 from stability.runs.directory import read_jsonl
 from stability.runs.schema import RUNS_COLUMNS
@@ -179,7 +179,7 @@ def test_probes_of_layers_read_questions_too_and_nothing_is_sampled(lab):
         pass
     assert len(pd.read_parquet(directory.probe_file("terminal", measuring.TABLES["qk"][0])))
     with pytest.raises(ValueError, match="objective=recall predicts nothing that could be sampled"):
-        resolved_sampler(spec, GenerationSpec(num=2))
+        resolve_sampler(spec, GenerationSpec(num=2))
 
 
 REFUSED = [

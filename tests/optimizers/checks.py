@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.optimizers import AbstractOptimizer, TakingHessian, grouped, set_lr
+from stability.optimizers import AbstractOptimizer, TakingHessian, group_parameters, set_lr
 from tests.optimizers.oracles.by_tensor import rest
 from tests.within import assert_within
 
@@ -46,7 +46,7 @@ def rate_of(part: Part) -> float:
 
 
 def built(part: Part, config: Any, model: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
-    return part.build(config, grouped(part, config, model), lr or rate_of(part))
+    return part.build(config, group_parameters(part, config, model), lr or rate_of(part))
 
 
 def gradients(model: nn.Module, step: int) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from stability.config.base import checked
 from stability.config.parts import part
 from stability.config.tokenizer import TokenizerRunSpec
-from stability.optimizers import evaluated
+from stability.optimizers import use_averages
 from stability.optimizers.prodigy import Prodigy
 from stability.optimizers.schedulefree_adamw import ScheduleFreeAdamW
 from stability.optimizers.sophia import Sophia
@@ -27,7 +27,7 @@ def test_averages_are_the_formulas_x_while_y_moves_on():
     model = checks.Toy()
     starts = [value.detach().flatten().tolist() for value in model.parameters()]
     optimizer: Any = checks.built(ScheduleFreeAdamW, config, model)
-    with evaluated(optimizer):  # before any step x is y
+    with use_averages(optimizer):  # before any step x is y
         assert [value.flatten().tolist() for value in model.parameters()] == starts
     for step, rate in enumerate(RATES, 1):
         checks.set_lr(optimizer, rate)

@@ -62,10 +62,10 @@ class WalkKind:
 
     def check(self, run: Any, spec: Any) -> None: ...
 
-    def made_by(self, spec: Any) -> dict[str, Any]:
+    def collect_sample_settings(self, spec: Any) -> dict[str, Any]:
         return {"start": spec.own.start}
 
-    def scored_by(self, spec: Any) -> dict[str, Any]:
+    def collect_score_settings(self, spec: Any) -> dict[str, Any]:
         return {}
 
     def num_steps(self, run: Any, spec: Any, sampler: str) -> int:

@@ -15,7 +15,7 @@ from stability.mechanisms import build
 from stability.probe import main
 from stability.probes.layers.attention import attention_statistics, discrepancies
 from stability.probes.layers.low_pass import low_pass
-from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.measuring import layer_inputs, read_held_out
 from stability.runs.results import collect, write
 from stability.runs.schema import GRAPH_COLUMNS, PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -179,7 +179,7 @@ def test_rows_are_those_of_the_layer_on_its_own_input(trained):
     assert main(["what=pdmm", f"ckpt={directory.path}", "device=cpu", "sequences=2", "phase=earliest"]) == 0
     spec, model = checkpoint.load(directory.checkpoints()[0])
     model = model.double()
-    second = held_out(spec, lab.cache, 2).split(1)[1]
+    second = read_held_out(spec, lab.cache, 2).split(1)[1]
     expected = list(discrepancies(model.blocks[1].mixer, layer_inputs(model, second)[1]))[1]
     row = (
         pd.read_parquet(directory.probe_file("earliest", "discrepancy"))

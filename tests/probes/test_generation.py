@@ -26,7 +26,7 @@ from stability.probes.generation.generating import (
     is_generated,
     missing_phases,
     num_steps,
-    resolved_sampler,
+    resolve_sampler,
 )
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Score, load_oracle, oracle_checkpoint
@@ -325,10 +325,10 @@ def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("keep", "unknown"), [(3, 3), (None, None)])
 def test_a_vocabulary_knows_its_unknown_token(keep, unknown):
-    from stability.corpora.tokens.split import Sorted, kept_tokens
+    from stability.corpora.tokens.split import Sorted, keep_commonest
 
     side = Sorted(np.array([65, 66, 66, 67], dtype=np.uint16), np.array([0]), np.array([4]), np.array([4]), 0, 0)
-    vocabulary = BYTES if keep is None else kept_tokens((side, side), BYTES, keep)[0]
+    vocabulary = BYTES if keep is None else keep_commonest((side, side), BYTES, keep)[0]
     assert vocabulary.unknown == unknown
 
 
@@ -521,8 +521,8 @@ def test_a_run_that_is_not_finished_is_refused_and_so_is_one_without_a_checkpoin
 def test_auto_is_the_paper_s_sampler_where_there_are_masks(trained):
     _, runs, _ = trained
     specs = {name: checkpoint.load(directory.checkpoints()[-1])[0] for name, directory in runs.items()}
-    assert resolved_sampler(specs["uniform"], spec_of(steps=3)) == "analytic"
-    assert {name: resolved_sampler(spec, spec_of()) for name, spec in specs.items()} == {
+    assert resolve_sampler(specs["uniform"], spec_of(steps=3)) == "analytic"
+    assert {name: resolve_sampler(spec, spec_of()) for name, spec in specs.items()} == {
         "mlm": "top_prob",
         "ar": "ar",
         "se": "top_prob",

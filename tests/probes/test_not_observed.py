@@ -11,7 +11,7 @@ from torch import nn
 from stability import hessian, registry
 from stability.probe import main
 from stability.probes.layers.attention import attention_statistics
-from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.measuring import layer_inputs, read_held_out
 from stability.probes.layers.observing import observable_in, say_whose_logits_are_unknown
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
@@ -97,7 +97,7 @@ def test_spectra_of_exposed_weights_are_those_of_the_sigmoids_written_out(traine
     assert "Attention as a filter, earliest checkpoint" in said and "oftmax" not in said
     spec, model = checkpoint.load(directory.checkpoints()[0])
     model = model.double()
-    x_BND = layer_inputs(model, held_out(spec, lab.cache, 2).split(1)[1])[1]
+    x_BND = layer_inputs(model, read_held_out(spec, lab.cache, 2).split(1)[1])[1]
     layer, width = model.blocks[1].mixer, 8
     with torch.no_grad():
         q, k, v = (part[:, width:].numpy() for part in layer.qkv(x_BND)[0].split(16, -1))

@@ -13,7 +13,7 @@ from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers import observing
 from stability.probes.layers.consensus import consensus_spectra
-from stability.probes.layers.measuring import held_out, layer_inputs, measure, missing_phases
+from stability.probes.layers.measuring import layer_inputs, measure, missing_phases, read_held_out
 from stability.probes.layers.observing import mixers
 from stability.runs.results import collect, write
 from stability.runs.schema import PROBE_COLUMNS
@@ -75,7 +75,7 @@ def test_rows_are_those_of_the_layer_on_its_own_input(trained):
     list(measure(directory, spec_of(ckpt=str(directory.path), sequences=2), cache_dir=lab.cache))
     spec, model = checkpoint.load(directory.checkpoints()[-1])
     model = model.double()
-    tokens = held_out(spec, lab.cache, 2)
+    tokens = read_held_out(spec, lab.cache, 2)
     x = model.embedding(tokens.inputs_BN[1:2])
     x = x + model.blocks[0].mixer(model.blocks[0].mixer_norm(x))
     x = x + model.blocks[0].ffn(model.blocks[0].ffn_norm(x))
@@ -89,7 +89,7 @@ def test_rows_are_those_of_the_layer_on_its_own_input(trained):
 def test_held_out_sequences_are_of_the_validation_side_and_the_same_for_every_run(trained):
     lab, runs, _ = trained
     specs = [checkpoint.load(runs[name].checkpoints()[-1])[0] for name in ("sa", "sc")]
-    first, second = (held_out(spec, lab.cache, 3) for spec in specs)
+    first, second = (read_held_out(spec, lab.cache, 3) for spec in specs)
     assert torch.equal(first.inputs_BN, second.inputs_BN) and len(first.inputs_BN) == 3
     tokens = corpus_of(specs[0], lab.cache).val_tokens
     assert (

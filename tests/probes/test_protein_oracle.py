@@ -326,9 +326,9 @@ def test_the_command_ends_with_exit_code_2_and_no_traceback(trained, entered):
 
 
 def test_whoever_only_asks_keeps_no_oracle_in_memory(trained):
-    from stability.probes.generation.protein_oracle import _loaded
+    from stability.probes.generation.protein_oracle import _load
 
     lab, runs = trained
     run = lab.spec()
     check_oracle(run, generate_spec(oracle=f"ckpt:{runs['judge'].path}"), corpus_of(run, lab.cache))
-    assert _loaded.cache_info().currsize == 0
+    assert _load.cache_info().currsize == 0

@@ -14,11 +14,11 @@ from stability.objectives.score_entropy import Geometric, LogLinear
 from stability.probes.generation.samplers import (
     Draws,
     NonFinite,
+    apply_temperature,
     categorical,
-    left_to_right,
     reverse_diffusion,
+    sample_left_to_right,
     step_probs,
-    tempered,
     unmask,
     unmask_tracks,
 )
@@ -108,7 +108,7 @@ def test_unmasking_recovers_a_known_joint_law(order):
 def test_left_to_right_recovers_a_known_joint_law():
     tokens = torch.zeros(MANY, N, dtype=torch.int64)
     tokens[:, 0] = categorical(JOINT.sum(1).expand(MANY, V), OneStream(MANY, 1).uniforms())
-    steps = left_to_right(
+    steps = sample_left_to_right(
         lambda before: JOINT[before[:, 0]] / JOINT[before[:, 0]].sum(1, keepdim=True),
         tokens,
         OneStream(MANY, 2),
@@ -257,12 +257,12 @@ def test_an_analytic_step_is_the_exact_posterior_of_one_masked_token():
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_divides_the_logarithms(temperature):
     logits = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
-    weights = tempered(logits.softmax(-1), temperature)
+    weights = apply_temperature(logits.softmax(-1), temperature)
     assert torch.allclose(weights / weights.sum(), (logits / temperature).softmax(-1), atol=1e-12)
 
 
 def test_temperature_zero_takes_the_likeliest_token_and_the_first_of_equals():
-    assert tempered(torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.1, 0.8]]), 0).tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert apply_temperature(torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.1, 0.8]]), 0).tolist() == [[0, 1, 0], [0, 0, 1]]
     tokens = masks(3)
     sampled(unmask(CLEAN, tokens, MASK, draws(3), order="top_prob", temperature=0), tokens)
     assert tokens.tolist() == [[0, 0]] * 3 or tokens.tolist() == [[2, 1]] * 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.probe import main
-from stability.probes.layers.measuring import held_out
+from stability.probes.layers.measuring import read_held_out
 from stability.probes.layers.streams import QUANTILES, connections, stream_statistics
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
 def measured(lab, directory):
     """The rows of two held-out sequences, and each connection's matrices and states of every token, in float64."""
     spec, model = checkpoint.load(directory.checkpoints()[-1])
-    model, examples = model.double(), held_out(spec, lab.cache, 2)
+    model, examples = model.double(), read_held_out(spec, lab.cache, 2)
     rows = list(stream_statistics(model, examples.split(1)))[-1]
     chain, states = connections(model), []
     hooks = [
@@ -108,7 +108,7 @@ def test_relative_range_is_that_of_what_sinkhorn_is_given(trained):
     )
     middle = float(np.median(ranges))
     spec, model = checkpoint.load(runs["mhc"].checkpoints()[-1])
-    model, examples = model.double(), held_out(spec, lab.cache, 2)
+    model, examples = model.double(), read_held_out(spec, lab.cache, 2)
     lower = pd.DataFrame(list(stream_statistics(model, examples.split(1), outlier_log_range=middle))[-1])
     assert quantiles(lower, "single", "beyond", 2) == [np.mean(ranges > middle)] and 0 < np.mean(ranges > middle) < 1
     assert set(lower[lower.quantity == "threshold"].value) == {middle}

@@ -13,8 +13,8 @@ import torch
 from stability.mechanisms import build
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
-from stability.probes.layers.measuring import held_out
-from stability.probes.layers.training_free import Passed, _of_layer
+from stability.probes.layers.measuring import read_held_out
+from stability.probes.layers.training_free import Passed, _measure_layer
 from stability.registry import Registry
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -51,7 +51,7 @@ def measured(directory, *words):
 
 def loaded(lab, directory):
     spec, model = checkpoint.load(directory.checkpoints()[-1])
-    return spec, model.double(), held_out(spec, lab.cache, 3).split(1)
+    return spec, model.double(), read_held_out(spec, lab.cache, 3).split(1)
 
 
 def exchanged(spec, model, name, **settings):
@@ -93,7 +93,7 @@ def test_a_layer_whose_output_is_zero_is_stood_in_for_without_error():
     torch.nn.init.zeros_(layer.out.weight)
     torch.nn.init.zeros_(layer.out.bias)
     x_BND = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
-    assert _of_layer(layer, Passed(x_BND, None, torch.zeros_like(x_BND)))["error"] == 0
+    assert _measure_layer(layer, Passed(x_BND, None, torch.zeros_like(x_BND)))["error"] == 0
 
 
 def check_rows(of_model, of_layers, model, other, sequences):

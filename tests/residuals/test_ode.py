@@ -22,7 +22,7 @@ from stability.models.precision import computing_in
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.measuring import layer_inputs
 from stability.probes.layers.observing import observable_in
-from stability.probes.layers.training_free import passed
+from stability.probes.layers.training_free import record_passes
 from stability.registry import Registry
 from stability.residuals import build
 from stability.training.draws import dropping
@@ -290,11 +290,11 @@ def test_in_bfloat16_the_state_and_the_gate_stay_in_float32():
 
 def test_a_plain_models_weights_go_on_as_runge_kuttas_and_as_gated_ones_with_new_gates(lab):
     source = lab.train(lab.spec())
-    weights = Weights.found(WeightsSpec(source=f"ckpt:{source.path}"), {}, lab.cache)
+    weights = Weights.find(WeightsSpec(source=f"ckpt:{source.path}"), {}, lab.cache)
     weights.fit(shapes(spec_of(lab, "rk4", steps=3), 256)).require(weights.spec, "ode")
     with pytest.raises(ValueError, match="missing: blocks.0.mixer_residual.weight, blocks.0.mixer_residual.bias, "):
         weights.fit(shapes(spec_of(lab, "gated"), 256)).require(weights.spec, "ode")
-    kept = Weights.found(WeightsSpec(source=f"ckpt:{source.path}", partial=True), {}, lab.cache).keep(lab.cache)
+    kept = Weights.find(WeightsSpec(source=f"ckpt:{source.path}", partial=True), {}, lab.cache).keep(lab.cache)
     run = lab.train(spec_of(lab, "gated", weights=kept.spec.model_dump(mode="json")))
     heun = lab.train(spec_of(lab, "rk2", weights=kept.spec.model_dump(mode="json")))
     start = [each.status()["result"]["init_nll"] for each in (run, heun, source)]
@@ -310,10 +310,10 @@ def test_probes_of_layers_read_the_first_evaluation_of_each(lab, loops):
     objective = build_objective(spec, 40)
     tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(2))
     examples = objective.examples(tokens, torch.Generator().manual_seed(3))
-    inputs, both = layer_inputs(model, examples), passed(model, examples)
+    inputs, both = layer_inputs(model, examples), record_passes(model, examples)
     assert len(inputs) == len(both) == 2 * loops
     state = model.embedding(examples.inputs_BN)
-    for block, given_BND, (x_BND, _, y_BND) in zip(model.passed(), inputs, both, strict=True):
+    for block, given_BND, (x_BND, _, y_BND) in zip(model.list_passes(), inputs, both, strict=True):
         torch.testing.assert_close(given_BND, block.mixer_norm(state).detach(), rtol=1e-5, atol=1e-5)
         assert torch.equal(x_BND, given_BND)
         torch.testing.assert_close(y_BND, block.mixer(given_BND).detach(), rtol=1e-4, atol=1e-5)

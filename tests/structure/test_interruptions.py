@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_at_a_step_that_is_reached_again_is_written_anew(un
     assert directory.checkpoints()[-1].name == "step_000009"
     damage(directory.checkpoints()[-1])
     train(tmp_path, spec(), leave_after=3)  # from step 6 to 9
-    checkpoint.verified_manifest(directory.checkpoints()[-1])
+    checkpoint.verify_manifest(directory.checkpoints()[-1])
     assert directory.checkpoints()[-1].name == "step_000009"
     assert same_end(train(tmp_path, spec()), undisturbed)
 

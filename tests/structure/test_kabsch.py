@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from stability.structure.frames import in_frame, random_rotations, turned
-from stability.structure.kabsch import aligned_squared_error, centred, kabsch_rotation, superposed
+from stability.structure.frames import in_frame, random_rotations, rotate
+from stability.structure.kabsch import aligned_squared_error, centre, kabsch_rotation, superpose
 from tests.within import assert_within
 
 
@@ -25,7 +25,7 @@ def cases() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 def test_rotations_are_scipys(name):
     x, y = cases()[name]
     weight = torch.rand(x.shape[:2], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    x, y = centred(x, weight), centred(y, weight)
+    x, y = centre(x, weight), centre(y, weight)
     ours = kabsch_rotation(x, y, weight)
     for index in range(len(x)):
         theirs, _ = Rotation.align_vectors(y[index].numpy(), x[index].numpy(), weights=weight[index].numpy())
@@ -108,7 +108,7 @@ def test_superposition_lays_a_moved_copy_onto_its_original():
     rotation = torch.from_numpy(Rotation.random(6, random_state=1).as_matrix())
     mask = torch.ones(6, 12, dtype=torch.bool)
     mask[:, 9:] = False
-    torch.testing.assert_close(superposed(x @ rotation.transpose(1, 2) - 3.0, x, mask), x, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(superpose(x @ rotation.transpose(1, 2) - 3.0, x, mask), x, rtol=1e-10, atol=1e-12)
 
 
 def test_a_number_that_is_not_finite_shows_in_the_error_and_raises_nothing():
@@ -150,7 +150,7 @@ def test_the_principal_frame_does_not_see_how_the_chain_lies_and_tells_mirror_im
     mask[2, 15:] = False
     coords = torch.where(mask[..., None, None], coords, torch.nan)
     rotation = torch.from_numpy(Rotation.random(3, random_state=2).as_matrix())
-    moved = turned(coords.double(), rotation) + 30.0
+    moved = rotate(coords.double(), rotation) + 30.0
     torch.testing.assert_close(
         in_frame(moved, mask, "principal"), in_frame(coords, mask, "principal"), rtol=0, atol=1e-4
     )

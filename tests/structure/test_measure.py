@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from stability.corpora.proteins.alphabets import decode
-from stability.structure.crops import first_parts, padded
+from stability.structure.crops import first_parts, pad_chains
 from stability.structure.measure import is_measured, mean_backbone, measure_tokenizer, same_tokens
 from stability.structure.mmcif import atom_names, mmcif
 from stability.structure.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ def test_rmsd_of_every_chain_is_scipys(measured):
     tokenizer, directory, held_out = measured
     table = pd.read_parquet(directory.path / "results" / "chains.parquet").set_index("chain")
     for part in first_parts(held_out, 16):
-        residues = padded([part])
+        residues = pad_chains([part])
         made = (
             tokenizer.decode(tokenizer.encode(residues.coords_BNAX, residues.mask_BN))[0]
             .numpy()[part.mask_N]
@@ -48,7 +48,7 @@ def test_rmsd_of_every_chain_is_scipys(measured):
 
 def test_use_of_the_codebook_is_counted_over_valid_residues(measured):
     tokenizer, directory, held_out = measured
-    residues = padded(first_parts(held_out, 16))
+    residues = pad_chains(first_parts(held_out, 16))
     tokens = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)[residues.mask_BN]
     codes = pd.read_parquet(directory.path / "results" / "codes.parquet")
     assert codes.num.tolist() == torch.bincount(tokens, minlength=175).tolist()
@@ -74,7 +74,7 @@ def test_the_share_of_same_tokens_is_a_function_of_the_chain_alone(measured):
     tokenizer, directory, held_out = measured
     table = pd.read_parquet(directory.path / "results" / "chains.parquet").set_index("chain")
     part = first_parts(held_out, 16)[2]
-    residues = padded([part])
+    residues = pad_chains([part])
     tokens = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     assert same_tokens(tokenizer, [part], residues, tokens, 3)[0] == pytest.approx(table.same_tokens[part.id], abs=0.05)
 
@@ -113,7 +113,7 @@ def test_structures_are_read_back_by_biotite_with_the_same_atoms_and_places(meas
     assert list(zip(original.res_id.tolist(), original.atom_name.tolist(), strict=True)) == names
     assert list(zip(made.res_id.tolist(), made.atom_name.tolist(), strict=True)) == names
     np.testing.assert_allclose(original.coord, part.atoms14_NAX[part.atoms14_mask_NA], atol=1e-3)
-    residues = padded([part])
+    residues = pad_chains([part])
     atoms = tokenizer.decode_atoms(tokenizer.encode(residues.coords_BNAX, residues.mask_BN), residues.sequence_BN)[
         0
     ].numpy()[part.atoms14_mask_NA]

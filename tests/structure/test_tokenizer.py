@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
-from stability.structure.crops import first_parts, padded, random_crops
+from stability.structure.crops import first_parts, pad_chains, random_crops
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import PADDING, build_tokenizer
 from tests.structure.small import chain, chains, spec
@@ -17,7 +17,7 @@ def tokenizer(**changes):
 
 @pytest.mark.parametrize("mechanism", ["sa", "sc", {"sw": {}}, {"name": "mix", "pattern": ["sa"]}])
 def test_any_mechanism_stands_inside_and_every_parameter_of_a_stage_gets_a_gradient(mechanism):
-    made, residues = tokenizer(mechanism=mechanism), padded(chains(3))
+    made, residues = tokenizer(mechanism=mechanism), pad_chains(chains(3))
     decoded = made.reconstruct(residues.coords_BNAX, residues.mask_BN)
     assert decoded.shape == residues.coords_BNAX.shape
     target = residues.coords_BNAX.flatten(1, 2)
@@ -31,7 +31,7 @@ def test_any_mechanism_stands_inside_and_every_parameter_of_a_stage_gets_a_gradi
 
 
 def test_encoding_is_deterministic_and_padding_is_no_token():
-    made, residues = tokenizer(), padded(chains(4))
+    made, residues = tokenizer(), pad_chains(chains(4))
     tokens = made.encode(residues.coords_BNAX, residues.mask_BN)
     assert torch.equal(tokens, made.encode(residues.coords_BNAX, residues.mask_BN))
     assert tokens.dtype == torch.int64
@@ -42,7 +42,7 @@ def test_encoding_is_deterministic_and_padding_is_no_token():
 
 
 def test_a_chain_has_the_same_tokens_beside_a_longer_one_and_whatever_its_gaps_hold():
-    made, alone, beside = tokenizer(), padded([chain(1, 12)]), padded([chain(1, 12), chain(2, 30)])
+    made, alone, beside = tokenizer(), pad_chains([chain(1, 12)]), pad_chains([chain(1, 12), chain(2, 30)])
     expected = made.encode(alone.coords_BNAX, alone.mask_BN)
     poisoned = torch.where(beside.mask_BN[..., None, None], beside.coords_BNAX, torch.nan)
     assert torch.equal(made.encode(poisoned, beside.mask_BN)[:1, :12], expected)
@@ -56,14 +56,14 @@ def test_a_chain_has_the_same_tokens_beside_a_longer_one_and_whatever_its_gaps_h
 
 
 def test_decoding_gives_what_reconstruction_trains():
-    made, residues = tokenizer(), padded(chains(3))
+    made, residues = tokenizer(), pad_chains(chains(3))
     trained = made.reconstruct(residues.coords_BNAX, residues.mask_BN)
     used = made.decode(made.encode(residues.coords_BNAX, residues.mask_BN))
     torch.testing.assert_close(used[residues.mask_BN], trained[residues.mask_BN], rtol=1e-5, atol=1e-5)
 
 
 def test_the_atom_decoder_reads_the_sequence_and_only_where_residues_are_valid():
-    made, residues = tokenizer(), padded(chains(3))
+    made, residues = tokenizer(), pad_chains(chains(3))
     tokens = made.encode(residues.coords_BNAX, residues.mask_BN)
     atoms = made.decode_atoms(tokens, residues.sequence_BN)
     assert atoms.shape == (*tokens.shape, 14, 3)
@@ -75,7 +75,7 @@ def test_the_atom_decoder_reads_the_sequence_and_only_where_residues_are_valid()
 
 
 def test_what_cannot_be_encoded_or_decoded_is_refused_in_words():
-    made, residues = tokenizer(atom_steps=0), padded(chains(2))
+    made, residues = tokenizer(atom_steps=0), pad_chains(chains(2))
     tokens = made.encode(residues.coords_BNAX, residues.mask_BN)
     with pytest.raises(ValueError, match=r"no stage 2 \(atom_steps=0\)"):
         made.decode_atoms(tokens, residues.sequence_BN)

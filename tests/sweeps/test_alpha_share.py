@@ -55,9 +55,9 @@ def test_seconds_between_steps_are_not_counted_and_those_of_a_measurement_that_w
         now[0] += 1.0
 
     run = RunDirectory(tmp_path, "run")
-    for _ in alpha_max._clocked(steps(), run, "terminal"):
+    for _ in alpha_max._time_steps(steps(), run, "terminal"):
         now[0] += 50.0
-    left = alpha_max._clocked(steps(), run, "earliest")
+    left = alpha_max._time_steps(steps(), run, "earliest")
     next(left)
     now[0] += 50.0
     left.close()
@@ -69,7 +69,7 @@ def test_a_row_that_a_crash_cut_short_is_dropped(tmp_path):
     run = recorded(tmp_path, "run", [1.0], [(3.0, 10.0)])
     with open(run.curvature_timing_file, "a") as file:
         file.write('{"phase": "termi')
-    list(alpha_max._clocked(iter(()), run, "terminal"))
+    list(alpha_max._time_steps(iter(()), run, "terminal"))
     assert [row["phase"] for row in read_jsonl(run.curvature_timing_file, ())] == ["terminal", "terminal"]
 
 

@@ -16,7 +16,7 @@ from stability.build import build_objective
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.corpora.cache import load
-from stability.optimizers import evaluated
+from stability.optimizers import use_averages
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.runs.directory import RunDirectory
@@ -89,7 +89,7 @@ def test_validation_leaves_what_moves_alone_bit_for_bit_even_where_it_fails(lab,
     before = bits(trainer)
     trainer.measure()
     assert all(map(torch.equal, before, trainer.parameters))
-    with evaluated(trainer.optimizer):
+    with use_averages(trainer.optimizer):
         assert not any(map(torch.equal, before, trainer.parameters))
     assert all(map(torch.equal, before, trainer.parameters))
 

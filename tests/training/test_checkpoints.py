@@ -48,7 +48,7 @@ def test_what_stays_is_what_the_rules_say_at_every_step(lab, case):
     for step, expected in slow_oracle(every, keep_last, keep_best, min(evaluate, last), last, nlls):
         before = keeper.may_be_due(step)
         if step in nlls:
-            keeper.validated(step, nlls[step])
+            keeper.record_validation(step, nlls[step])
         assert keeper.is_due(step) >= before
         if keeper.is_due(step):
             assert keeper.is_due(step) and (before or step in nlls), (
@@ -83,7 +83,7 @@ def test_a_whole_checkpoint_stands_at_every_moment_after_the_first(lab, monkeypa
             standing = [path for path in lab.directory(spec).checkpoints() if path != folder or name == "save"]
             seen.append((name, folder.name, len(standing)))
             if len(seen) > 1:
-                checkpoint.verified_manifest(standing[-1])
+                checkpoint.verify_manifest(standing[-1])
             return real(folder, *rest, **more)
 
         monkeypatch.setattr(checkpoint, name, watched)
@@ -111,4 +111,4 @@ def test_a_damaged_checkpoint_is_written_again_when_its_step_comes(lab):
     directory.status_file.unlink()
     (directory.checkpoints()[-1] / "model.safetensors").write_bytes(b"cut short")
     lab.train(lab.spec())
-    assert checkpoint.verified_manifest(directory.checkpoints()[-1])["step"] == 12
+    assert checkpoint.verify_manifest(directory.checkpoints()[-1])["step"] == 12

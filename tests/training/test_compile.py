@@ -15,7 +15,7 @@ from stability.config.identity import run_id
 from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import machine
-from stability.training.machine import compiled
+from stability.training.machine import compile_model
 from tests.training.test_loop import final_weights, same
 
 TRAIN = """
@@ -67,7 +67,7 @@ def test_a_compiled_run_is_the_same_run_up_to_rounding_and_resumes_bit_for_bit(l
 def test_the_model_beside_a_compiled_one_stays_as_it_is(lab):
     spec = lab.spec()
     model = build_model(spec, load(lab.cache, spec.data_fingerprint).format)
-    other = compiled(model)
+    other = compile_model(model)
     assert not hasattr(model, "_orig_mod")
     assert [parameter.data_ptr() for parameter in other.parameters()] == [
         parameter.data_ptr() for parameter in model.parameters()
@@ -77,7 +77,7 @@ def test_the_model_beside_a_compiled_one_stays_as_it_is(lab):
 def test_without_a_compiler_there_is_a_line_that_says_so(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"compile=true needs a C\+\+ compiler.*compile=false"):
-        compiled(torch.nn.Linear(2, 2))
+        compile_model(torch.nn.Linear(2, 2))
 
 
 def test_chunks_of_the_loss_are_not_compiled(lab):

@@ -34,7 +34,7 @@ def test_who_follows_what_is_told_goes_through_the_same_steps(lab):
     trainer = Trainer(spec, lab.directory(spec), corpus, cpu, devices)
     list(loop.train(trainer.directory, nullcontext(trainer)))
     names = [name for name, *_ in devices.told]
-    assert names.count("train_step") == spec.steps and {"measure", "gathered"} <= set(names) <= set(Replica.FOLLOWED)
+    assert names.count("train_step") == spec.steps and {"measure", "gather"} <= set(names) <= set(Replica.FOLLOWED)
     follower = lab.replica(spec)
     before = [parameter.detach().clone() for parameter in follower.parameters]
     follow(follower, devices.told)

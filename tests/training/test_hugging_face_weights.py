@@ -44,7 +44,7 @@ def started(lab, folder, scratch, **changes):
     spec = lab.spec(**{**OWN, **changes})
     own = shapes(spec, 256)
     scratch.mkdir(exist_ok=True)
-    weights = Weights.found(WeightsSpec(source=f"hf:{folder}"), own, scratch)
+    weights = Weights.find(WeightsSpec(source=f"hf:{folder}"), own, scratch)
     weights.fit(own).require(weights.spec)
     model = build_model(spec, 256)
     model.load_state_dict(weights.state(model.state_dict()))

@@ -15,7 +15,7 @@ import torch
 from stability import registry
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
-from stability.optimizers import evaluated
+from stability.optimizers import use_averages
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
 from stability.training.devices.sharded import ShardedDevices
@@ -64,7 +64,7 @@ def by_hand(lab, spec):
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient * min(1.0, spec.clip_norm / (norm.item() + 1e-6))
         optimizer.step()
-    with evaluated(optimizer):  # what a checkpoint holds
+    with use_averages(optimizer):  # what a checkpoint holds
         return {name: value.clone() for name, value in model.state_dict().items()}
 
 

@@ -34,7 +34,7 @@ def source(lab):
 
 
 def found(**asked):
-    return Weights.found(WeightsSpec(**asked), {}, Path("unused"))
+    return Weights.find(WeightsSpec(**asked), {}, Path("unused"))
 
 
 def starting(lab, folder, partial=False, **changes):
@@ -188,7 +188,7 @@ def test_a_partial_match_takes_what_fits_and_says_what_is_new(lab, source):
     spec = starting(lab, source.path, partial=True, mechanism={"name": "sc", "edge_hidden": 4})
     vocab_size = load(lab.cache, spec.data_fingerprint).vocab_size
     drawn, given = build_model(spec, vocab_size).state_dict(), tensors(source)
-    state = Weights.kept(spec.weights, lab.cache).state(drawn)
+    state = Weights.load_cached(spec.weights, lab.cache).state(drawn)
     fresh = [name for name in drawn if name not in given]
     assert fresh and all(name.startswith(("blocks.0.mixer.", "blocks.1.mixer.")) for name in fresh)
     assert same_weights(state, {name: given.get(name, drawn[name]) for name in drawn})
@@ -203,11 +203,11 @@ def test_a_partial_match_takes_what_fits_and_says_what_is_new(lab, source):
     narrow = build_model(lab.spec(ffn={"name": "mlp", "multiple": 3.0}), vocab_size).state_dict()
     own = [name for name in narrow if narrow[name].shape != given[name].shape]
     assert len(own) == 6 and same_weights(
-        Weights.kept(spec.weights, lab.cache).state(narrow),
+        Weights.load_cached(spec.weights, lab.cache).state(narrow),
         {name: narrow[name] if name in own else given[name] for name in narrow},
     )
     with pytest.raises(ValueError, match="init.partial=true: none of its 29 tensors has the name and the shape of one"):
-        Weights.kept(spec.weights, lab.cache).state({"head.weight": torch.zeros(3)})
+        Weights.load_cached(spec.weights, lab.cache).state({"head.weight": torch.zeros(3)})
 
 
 def test_weights_that_are_gone_or_altered_end_the_run_before_it_begins(lab, source):

@@ -119,7 +119,7 @@ def batch_of(content: bytes, place: str, label_key: bytes) -> tuple[np.ndarray, 
     Raises:
         ValueError: the content is no batch; the message begins with ``place``.
     """
-    found = unpickled(content, place)
+    found = unpickle(content, place)
     data, labels = (found.get(b"data"), found.get(label_key)) if isinstance(found, dict) else (None, None)
     if (
         not isinstance(data, np.ndarray)
@@ -146,14 +146,14 @@ def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root:
             f"data.path={root}: {layout.meta}, which names the classes, is missing; unpack the archive again"
         )
     place = f"data.path={root}: {layout.meta}"
-    found = unpickled(files[layout.meta](), place)
+    found = unpickle(files[layout.meta](), place)
     names = found.get(layout.class_names) if isinstance(found, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
         raise ValueError(f"{place} must hold the list {layout.class_names!r}")
     return tuple(name.decode("utf-8", "replace") for name in names)
 
 
-def unpickled(content: bytes, place: str) -> Any:
+def unpickle(content: bytes, place: str) -> Any:
     """Return the plain values and numpy arrays of a pickle.
 
     Raises:

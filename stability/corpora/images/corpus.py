@@ -118,7 +118,7 @@ class ImageCorpus(AbstractRowCorpus):
     def format(self) -> dict[str, Any]:
         return {**self.image._asdict(), "mean": list(self.image.mean), "std": list(self.image.std)}
 
-    def described(self, positions: int) -> str:
+    def describe(self, positions: int) -> str:
         side = self.image.patch_side(positions)
         num = len(self.val.labels_M)
         coarse = f"; {num} held-out images: accuracy in steps of {100 / num:.2g} %" if num < FEWEST_HELD_OUT else ""
@@ -142,7 +142,7 @@ class ImageCorpus(AbstractRowCorpus):
         counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def _gathered(self, side: Side, rows: np.ndarray) -> ImageBatch:
+    def _gather_rows(self, side: Side, rows: np.ndarray) -> ImageBatch:
         return ImageBatch(
             torch.from_numpy(np.asarray(side.images_MHWC[rows])), torch.from_numpy(side.labels_M[rows].astype(np.int64))
         )
@@ -161,7 +161,7 @@ class ImageCorpus(AbstractRowCorpus):
             {name: meta[name] for name in FILES},
         )
         if meta["fingerprint"] != _fingerprint(image, class_names, sums):
-            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its images")
+            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its images")
         found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
         size = (-1, image.height, image.width, image.channels)
         train, val = (Side(found[f"{side}_images"].reshape(size), found[f"{side}_labels"]) for side in ("train", "val"))

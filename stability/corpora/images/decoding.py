@@ -22,7 +22,7 @@ UPRIGHT = {
 }  # EXIF orientation: the transposition that undoes it
 
 
-def decoded(source: bytes | Path, place: str) -> np.ndarray:
+def decode_image(source: bytes | Path, place: str) -> np.ndarray:
     """Decode an image to RGB pixels (H, W, 3), uint8, upright by its EXIF.
 
     Grey is repeated three times, transparency is dropped, and only the upper 8 bits are used. ``place`` names the image

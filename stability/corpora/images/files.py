@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stability.corpora.images import cifar, folders
-from stability.corpora.images.decoding import decoded
-from stability.corpora.io.files import cut_short, left_out, refuse_larger_than_memory, sha256_of_file
+from stability.corpora.images.decoding import decode_image
+from stability.corpora.io.files import cut_short, describe_left_out, refuse_larger_than_memory, sha256_of_file
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
@@ -86,11 +86,11 @@ def _npz(file: Path) -> Found:
             f"data.path: {partner} names other classes than {file.name}; both must have the same 'classes'"
         )
     return Found(
-        f"images of {file.name}", files, names, (item for side, each in files.items() for item in _of_npz(each, side))
+        f"images of {file.name}", files, names, (item for side, each in files.items() for item in _read_npz(each, side))
     )
 
 
-def _opened(file: Path) -> Any:
+def _open_npz(file: Path) -> Any:
     """Open an ``.npz`` file.
 
     Raises:
@@ -122,7 +122,7 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
 
 def _class_names(file: Path) -> tuple[str, ...]:
     """Return the file's class names, or "0", "1", … up to its largest label."""
-    archive = _opened(file)
+    archive = _open_npz(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
     if names is not None and names.ndim != 1:
         raise ValueError(
@@ -185,12 +185,12 @@ def _refuse_channels_first(images: np.ndarray, file: Path) -> None:
         )
 
 
-def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
+def _read_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
     """Yield (side, image, label, place) from an archive.
 
     Its images are one array, or JPEG bytes with offsets.
     """
-    archive = _opened(file)
+    archive = _open_npz(file)
     labels, images = _labels(archive, file).tolist(), _array(archive, file, "x", "images")
     jpeg, offsets = _array(archive, file, "jpeg"), _array(archive, file, "offsets")
     if images is not None:
@@ -217,7 +217,7 @@ def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]
         )
     for number, label in enumerate(labels):
         place = f"data.path: image {number} of {file}"
-        yield side, decoded(jpeg[offsets[number] : offsets[number + 1]].tobytes(), place), label, place
+        yield side, decode_image(jpeg[offsets[number] : offsets[number + 1]].tobytes(), place), label, place
 
 
 def _are_pieces(offsets: np.ndarray, jpeg: np.ndarray, num: int) -> bool:
@@ -237,7 +237,7 @@ def _archive(file: Path, path: str) -> Found:
     name, images, names = cifar.read_batches(
         {key: lambda content=content: content for key, content in contents.items()}, path
     )
-    return Found(f"{name} of {file.name}", {"archive": file}, names, _placed(images, path))
+    return Found(f"{name} of {file.name}", {"archive": file}, names, _add_places(images, path))
 
 
 def _batches(folder: Path, present: set[str], path: str) -> Found:
@@ -245,10 +245,10 @@ def _batches(folder: Path, present: set[str], path: str) -> Found:
     name, images, names = cifar.read_batches({key: file.read_bytes for key, file in files.items()}, path)
     layout = cifar.LAYOUTS[name]
     read = {key: files[key] for key in (*layout.train, layout.test, layout.meta)}
-    return Found(f"{name} of {folder.name}", read, names, _placed(images, path))
+    return Found(f"{name} of {folder.name}", read, names, _add_places(images, path))
 
 
-def _placed(images: Iterator[tuple[str, np.ndarray, int]], path: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
+def _add_places(images: Iterator[tuple[str, np.ndarray, int]], path: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
     return ((side, pixels, label, f"an image of data.path={path}") for side, pixels, label in images)
 
 
@@ -256,10 +256,10 @@ def _folders(root: Path, path: str) -> Found:
     names, pictures = folders.find(root, path, LAYOUTS)
     files = {f"{each.side}/{names[each.label]}/{each.name}": each.file for each in pictures}
     items = (
-        (each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}")
+        (each.side, decode_image(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}")
         for each in pictures
     )
-    others = left_out(root, files.values())
+    others = describe_left_out(root, files.values())
     return Found(f"images of {root.resolve().name}" + (f" ({others[2:]})" if others else ""), files, names, items)
 
 

@@ -31,10 +31,10 @@ def images(num: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
     for index in range(num):
         label = index % len(CLASS_NAMES)
         (x, y), period = DIRECTIONS[label // len(PERIODS)], PERIODS[label % len(PERIODS)]
-        strength, phase = 3 + draws.one_below(STRONGEST - 2), draws.one_below(period)
+        strength, phase = 3 + draws.draw_one(STRONGEST - 2), draws.draw_one(period)
         # either sign, so light and dark are exchanged in some images
-        color_C = draws.below(9, 3).astype(np.int64) - 4
+        color_C = draws.draw_below(9, 3).astype(np.int64) - 4
         place = (x * columns + y * rows + phase) % period
         wave = np.abs(12 * place - 6 * period) // period - 3  # from 3 down to −3 and back
-        noise = draws.below(2 * NOISE + 1, SIDE * SIDE * 3).astype(np.int64).reshape(SIDE, SIDE, 3) - NOISE
+        noise = draws.draw_below(2 * NOISE + 1, SIDE * SIDE * 3).astype(np.int64).reshape(SIDE, SIDE, 3) - NOISE
         yield np.clip(128 + strength * wave[..., None] * color_C // 2 + noise, 0, 255).astype(np.uint8), label

@@ -43,7 +43,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 def write_array(file: Path, array: np.ndarray) -> None:
     """Write a 1-D array as ``.npy`` in chunks."""
-    with _synced(file) as stream:
+    with _open_synced(file) as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
         for chunk in chunks(array):
             stream.write(np.ascontiguousarray(chunk).data)
@@ -58,18 +58,18 @@ def read_array(file: Path, expected_sha256: str) -> np.ndarray:
     try:
         array = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
-        raise damaged(file, str(error)) from None
+        raise make_damage_error(file, str(error)) from None
     if (
         array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64)
         or array.ndim != 1
         or sha256(array) != expected_sha256
     ):
-        raise damaged(file, "it was altered")
+        raise make_damage_error(file, "it was altered")
     return array
 
 
 def write_text(file: Path, text: str) -> None:
-    with _synced(file) as stream:
+    with _open_synced(file) as stream:
         stream.write(text.encode())
 
 
@@ -82,9 +82,9 @@ def read_text(file: Path, expected_sha256: str) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise damaged(file, str(error)) from None
+        raise make_damage_error(file, str(error)) from None
     if hashlib.sha256(text.encode()).hexdigest() != expected_sha256:
-        raise damaged(file, "it was altered")
+        raise make_damage_error(file, "it was altered")
     return text
 
 
@@ -92,7 +92,7 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     write_text(folder / META, json.dumps({**meta, "sha256": sha256_of_json(meta)}, indent=1))
 
 
-def verified_meta(folder: Path) -> dict[str, Any]:
+def read_verified_meta(folder: Path) -> dict[str, Any]:
     """Return the content of `write_meta`, for any kind of corpus.
 
     Raises:
@@ -101,14 +101,14 @@ def verified_meta(folder: Path) -> dict[str, Any]:
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise damaged(folder / META, str(error)) from None
+        raise make_damage_error(folder / META, str(error)) from None
     if not isinstance(meta, dict) or meta.pop("sha256", None) != sha256_of_json(meta):
-        raise damaged(folder / META, "it was altered")
+        raise make_damage_error(folder / META, "it was altered")
     return meta
 
 
 def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
-    """Return `verified_meta`, checked for required and optional keys.
+    """Return `read_verified_meta`, checked for required and optional keys.
 
     Args:
         folder: the corpus's folder.
@@ -116,11 +116,11 @@ def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str,
         optional: keys that may exist.
 
     Raises:
-        ValueError: as `verified_meta`, or the keys differ.
+        ValueError: as `read_verified_meta`, or the keys differ.
     """
-    meta = verified_meta(folder)
+    meta = read_verified_meta(folder)
     if not required <= set(meta) <= required | optional:
-        raise damaged(folder / META, "another version of this program wrote it")
+        raise make_damage_error(folder / META, "another version of this program wrote it")
     return meta
 
 
@@ -128,12 +128,12 @@ def sha256_of_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def damaged(file: Path, why: str) -> ValueError:
+def make_damage_error(file: Path, why: str) -> ValueError:
     return ValueError(f"prepared data: {file} is missing or damaged ({why}).\nDelete {file.parent} and run again.")
 
 
 @contextmanager
-def _synced(file: Path) -> Iterator[BinaryIO]:
+def _open_synced(file: Path) -> Iterator[BinaryIO]:
     with open(file, "wb") as stream:
         yield stream
         stream.flush()

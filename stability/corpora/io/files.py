@@ -114,11 +114,11 @@ def origin_of(path: str, files: list[Path], what: str) -> str:
     """
     root = Path(path).expanduser()
     noun = "file" if len(files) == 1 else "files"
-    counted = f" ({len(files):,} {noun}{left_out(root, files)})" if root.is_dir() else ""
+    counted = f" ({len(files):,} {noun}{describe_left_out(root, files)})" if root.is_dir() else ""
     return f"{what} of {root.resolve().name}{counted}"
 
 
-def left_out(root: Path, files: Iterable[Path]) -> str:
+def describe_left_out(root: Path, files: Iterable[Path]) -> str:
     """Return ``; left out: README.md, notes.doc``: a folder's files not among ``files``.
 
     The text has the first three and the number of others; it is empty if there are none. Hidden files do not count.
@@ -148,10 +148,10 @@ UNREADABLE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 @contextmanager
-def located(reached: Callable[[], str]) -> Iterator[None]:
+def add_location(reached: Callable[[], str]) -> Iterator[None]:
     """Add ``reached()`` as a note to read errors in the block.
 
-    The block reads an `opened` file.
+    The block reads an `open_unpacked` file.
     """
     try:
         yield
@@ -161,10 +161,10 @@ def located(reached: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
+def open_unpacked(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
     """Yield a file's unpacked bytes.
 
-    A reader adds its position to errors through `located`.
+    A reader adds its position to errors through `add_location`.
 
     Args:
         file: the file.
@@ -175,7 +175,7 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
     """
     kind = packing(file)
     try:
-        with _Counted(file) as raw, _unpacked(io.BufferedReader(raw, 1 << 20), kind) as stream:
+        with _Counted(file) as raw, _unpack(io.BufferedReader(raw, 1 << 20), kind) as stream:
             yield stream
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _broken(key, file, kind, error) from None
@@ -189,7 +189,7 @@ def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iter
     """Yield a file's lines with their line ends.
 
     Args:
-        stream: the bytes of an `opened` file.
+        stream: the bytes of an `open_unpacked` file.
         file: its path, for messages.
         key: the setting with its path, for messages.
 
@@ -238,7 +238,7 @@ def packing(file: Path) -> str:
     return next((kind for suffix, kind in PACKED.items() if file.name.lower().endswith(suffix)), "")
 
 
-def _unpacked(raw: io.BufferedReader, kind: str) -> BufferedIOBase:
+def _unpack(raw: io.BufferedReader, kind: str) -> BufferedIOBase:
     if kind == "gzip":
         return gzip.GzipFile(fileobj=raw, mode="rb")
     if kind == "xz":

@@ -15,7 +15,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple
 
-from stability.corpora.io.files import lines_of, opened, suffix_of
+from stability.corpora.io.files import lines_of, open_unpacked, suffix_of
 
 KEY = "data.annotations"
 SUFFIXES = (".txt", ".dat", ".tsv", ".txt.gz", ".dat.gz", ".tsv.gz")
@@ -51,7 +51,7 @@ def read_annotations(file: Path) -> dict[str, Annotation]:
         ValueError: the file is invalid; the message names file and line.
     """
     check_annotations(file)
-    with opened(file, KEY) as stream:
+    with open_unpacked(file, KEY) as stream:
         lines = _text_lines(stream, file)
         found = dict(_table(lines, file)) if ".tsv" in file.name.lower() else _flat(lines, file)
     if not found:
@@ -106,7 +106,7 @@ def _table(lines: Iterator[str], file: Path) -> Iterator[tuple[str, Annotation]]
                 f"{KEY}: {file}, line {number} has {accession} again, as line {line_of[accession]}; put all of it "
                 "into one line, parted by ;"
             )
-        domains = tuple(_placed(word, file, number) for word in _words(cells.get("domains", "")))
+        domains = tuple(_parse_place(word, file, number) for word in _words(cells.get("domains", "")))
         yield accession, Annotation(domains, _words(cells.get("descriptions", "")), _words(cells.get("orthologs", "")))
 
 
@@ -114,7 +114,7 @@ def _words(cell: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in cell.split(";") if word.strip()))
 
 
-def _placed(word: str, file: Path, number: int) -> tuple[str, int, int]:
+def _parse_place(word: str, file: Path, number: int) -> tuple[str, int, int]:
     found = PLACED.match(word)
     if not found or not 1 <= int(found[2]) <= int(found[3]):
         raise ValueError(f"{KEY}: {file}, line {number}: '{word}' is no domain; write NAME:FIRST-LAST, as SH3:61-121")

@@ -51,7 +51,7 @@ class ProteinBatch(NamedTuple):
             for start, part in zip(range(0, len(self), rows), parts, strict=True)
         ]
 
-    def repeated_to(self, num: int) -> ProteinBatch:
+    def repeat_to(self, num: int) -> ProteinBatch:
         """Return the batch with every chain ``num`` residues long, repeated from its start.
 
         Such a batch has a model's full length even if no chain does. Words belong to no residue and stay.
@@ -78,29 +78,29 @@ def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> Prote
     num = length or max(map(len, chains))
     assert chains and num >= max(map(len, chains)), "chains are cropped before they are padded"
     residues_BN = np.arange(num) < np.array([len(chain) for chain in chains])[:, None]
-    atoms_BNAX = _padded([chain.atoms14_NAX for chain in chains], (num, NUM_ATOMS, 3), np.nan)
+    atoms_BNAX = _pad([chain.atoms14_NAX for chain in chains], (num, NUM_ATOMS, 3), np.nan)
     tracks = [(chain.ss_N, chain.ss_mask_N, chain.sasa_bins_N, chain.plddt_bins_N) for chain in chains]
     ss, ss_mask, sasa, plddt = ([column[row] for column in tracks] for row in range(4))
-    ss_BN = _padded(
+    ss_BN = _pad(
         [np.where(mask, classes.astype(np.int64), -1) for classes, mask in zip(ss, ss_mask, strict=True)], (num,), -1
     )
     widest = max(1, *(chain.domains_NK.shape[1] for chain in chains))
-    domains_BNK = _padded([chain.domains_NK for chain in chains], (num, widest), -1)
-    arrays = [_padded([chain.sequence for chain in chains], (num,), PAD), residues_BN]
+    domains_BNK = _pad([chain.domains_NK for chain in chains], (num, widest), -1)
+    arrays = [_pad([chain.sequence for chain in chains], (num,), PAD), residues_BN]
     arrays += [np.nan_to_num(atoms_BNAX).astype(np.float32), np.isfinite(atoms_BNAX).all(axis=-1)]
     words = [_words(chains, name) for name in ("descriptions", "orthologs")]
-    structure_BN = _padded([chain.structure_N for chain in chains], (num,), -1)
-    for values in (ss_BN, _padded(sasa, (num,), -1), _padded(plddt, (num,), -1), domains_BNK, *words, structure_BN):
+    structure_BN = _pad([chain.structure_N for chain in chains], (num,), -1)
+    for values in (ss_BN, _pad(sasa, (num,), -1), _pad(plddt, (num,), -1), domains_BNK, *words, structure_BN):
         arrays += [np.maximum(values, 0), values >= 0]
     return ProteinBatch(tuple(chain.id for chain in chains), *map(torch.from_numpy, arrays))
 
 
 def _words(chains: Sequence[ProteinChain], name: str) -> np.ndarray:
     rows = [getattr(chain, name) for chain in chains]
-    return _padded(rows, (max(1, *map(len, rows)),), -1)
+    return _pad(rows, (max(1, *map(len, rows)),), -1)
 
 
-def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: float | int) -> np.ndarray:
+def _pad(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: float | int) -> np.ndarray:
     """Return one array from the rows, filled up to ``shape`` in every axis.
 
     An integer ``fill`` gives int64, else float32.

@@ -150,7 +150,7 @@ class ProteinCorpus(AbstractCorpus):
                 f"2 and 1 are needed. Give more proteins{remedy}.\nRead: {self.description}"
             )
 
-    def described(self, positions: int) -> str:
+    def describe(self, positions: int) -> str:
         """Return the description with the number of chains longer than ``positions``."""
         lengths = np.diff(self.arrays["offsets"])
         longer = int((lengths > positions).sum())
@@ -201,7 +201,7 @@ class ProteinCorpus(AbstractCorpus):
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
 
     def longest_batch(self, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
-        return self.batch("train", num, positions, generator).repeated_to(positions)
+        return self.batch("train", num, positions, generator).repeat_to(positions)
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
         """Return evenly spaced chains from first to last, cropped to their first residues.
@@ -252,18 +252,18 @@ class ProteinCorpus(AbstractCorpus):
 
         A tokenised corpus reads its chains from their own folder beside its own.
         """
-        if "base" in disk.verified_meta(folder):
+        if "base" in disk.read_verified_meta(folder):
             return cls._load_tokenised(folder)
         meta = disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())
         try:
             text = (folder / TABLES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise disk.damaged(folder / TABLES, str(error)) from None
+            raise disk.make_damage_error(folder / TABLES, str(error)) from None
         if _sha256_of_text(text) != meta["tables"]:
-            raise disk.damaged(folder / TABLES, "it was altered")
+            raise disk.make_damage_error(folder / TABLES, "it was altered")
         tables, sums = Tables.from_json(text), {name: meta[name] for name in (*ARRAYS, *WORDS)}
         if meta["fingerprint"] != _fingerprint(sums, tables, meta["num_train_chains"]):
-            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its chains")
+            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its chains")
         arrays = {name: disk.read_array(folder / f"{name}.npy", sums[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, meta["num_train_chains"], meta["fingerprint"], meta["description"], sums)
 
@@ -275,7 +275,7 @@ class ProteinCorpus(AbstractCorpus):
             Tokenised(*(meta[name] for name in TOKENISED)), structure, meta[STRUCTURE]
         )
         if corpus.fingerprint != meta["fingerprint"]:
-            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
+            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its tokens")
         return corpus
 
 

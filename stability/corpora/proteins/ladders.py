@@ -27,7 +27,7 @@ def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[
         piece_N: number of chain breaks before each residue.
     """
     letters = ["C"] * num
-    for ladder in _joined_across_bulges(_ladders(_bridges(num, bonds, piece_N)), piece_N):
+    for ladder in _join_across_bulges(_ladders(_bridges(num, bonds, piece_N)), piece_N):
         letter = "E" if len(ladder.first) > 1 else "B"
         for side in (ladder.first, ladder.second):
             for at in range(side[0], side[-1] + 1):
@@ -78,7 +78,7 @@ def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
     return ladders
 
 
-def _joined_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_Ladder]:
+def _join_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_Ladder]:
     """Join ladders that continue across a bulge."""
     ladders = sorted(ladders, key=lambda ladder: (ladder.first[0], ladder.second[0]))
     at = 0

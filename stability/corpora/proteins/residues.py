@@ -58,13 +58,13 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
         reference: UniProt reference, or None.
     """
     starts, stops, names, numbers = _residues(atoms, numbered)
-    bonded = _bonded(atoms, starts, stops)
+    bonded = _find_bonds(atoms, starts, stops)
     if not numbered:
         # a HETATM residue is in the chain only if bonded to a neighbour: free amino acids are ligands
         kept = ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
         starts, stops, numbers = starts[kept], stops[kept], numbers[kept]
         names = [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
-        bonded = _bonded(atoms, starts, stops)
+        bonded = _find_bonds(atoms, starts, stops)
     if not len(starts):
         return []
     offset = reference.offset if reference else 0
@@ -72,8 +72,8 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
     if numbered and sequence is None:
         sequence = ["UNK"] * int(numbers.max())
     if rows is not None and sequence is not None and rows.min() >= 0 and rows.max() < len(sequence):
-        database = np.arange(1, len(sequence) + 1) if numbered else _interpolated(rows, numbers, len(sequence))
-        return [_assembled(atoms, starts, stops, names, rows, list(sequence), database + offset)]
+        database = np.arange(1, len(sequence) + 1) if numbered else _interpolate(rows, numbers, len(sequence))
+        return [_assemble(atoms, starts, stops, names, rows, list(sequence), database + offset)]
     pieces = _pieces(_place(atoms, starts, stops, "CA"), numbers, bonded)
     return [
         _piece(atoms, starts[piece], stops[piece], names[piece], numbers[piece], bonded[piece], offset)
@@ -119,7 +119,7 @@ def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.n
     return place
 
 
-def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+def _find_bonds(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Return whether each residue has a peptide bond to the previous one.
 
     A missing atom counts as no bond, but does not split a chain with consecutive numbers.
@@ -164,7 +164,7 @@ def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.n
     return np.array(rows, dtype=np.int64)
 
 
-def _interpolated(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
+def _interpolate(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
     """Return all rows' numbers.
 
     Rows between two residues continue from the earlier one; rows before the first lead up to its number.
@@ -194,10 +194,10 @@ def _piece(
     gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
     rows = np.concatenate([[0], np.cumsum(gaps + 1)])
     sequence = ["UNK"] * (int(rows[-1]) + 1)
-    return _assembled(atoms, starts, stops, names, rows, sequence, _interpolated(rows, numbers, len(sequence)) + offset)
+    return _assemble(atoms, starts, stops, names, rows, sequence, _interpolate(rows, numbers, len(sequence)) + offset)
 
 
-def _assembled(
+def _assemble(
     atoms: Any,
     starts: np.ndarray,
     stops: np.ndarray,

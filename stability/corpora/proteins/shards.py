@@ -153,7 +153,7 @@ def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: 
     chains, skipped = [], []
     for member in members:
         try:
-            content = _unpacked(member)
+            content = _unpack(member)
             found, reasons = parse(re.sub(r"\.gz$", "", member.name, flags=re.IGNORECASE), content, plddt, min_residues)
         except ValueError as error:
             skipped.append((member.name, str(error)))
@@ -164,7 +164,7 @@ def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: 
     return len(members)
 
 
-def _unpacked(member: Member) -> bytes:
+def _unpack(member: Member) -> bytes:
     """Return a structure file's unpacked bytes.
 
     Raises:
@@ -219,30 +219,30 @@ def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
         yield file.name, lambda: file
         return
     is_empty = True
-    with _refused(file), tarfile.open(file) as archive:
+    with _refuse_damaged(file), tarfile.open(file) as archive:
         for entry in archive:
             name = Path(entry.name).name
             if entry.isfile() and not name.startswith(".") and suffix_of(Path(name), SUFFIXES):
                 is_empty = False
-                yield name, partial(_extracted, file, archive, entry)
+                yield name, partial(_extract, file, archive, entry)
     if is_empty:
         raise ValueError(f"data.path: {file} holds no structure file; accepted are {', '.join(SUFFIXES)}")
 
 
-def _extracted(file: Path, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+def _extract(file: Path, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     if entry.size > MOST_UNPACKED:
         raise ValueError(
             f"data.path: {file}: {entry.name} unpacks to {entry.size:,} bytes, more than a structure file has "
             f"({MOST_UNPACKED:,} at most); take it out"
         )
-    with _refused(file):
+    with _refuse_damaged(file):
         stream = archive.extractfile(entry)
         assert stream is not None, "only files are extracted"
         return stream.read()
 
 
 @contextmanager
-def _refused(file: Path) -> Iterator[None]:
+def _refuse_damaged(file: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:

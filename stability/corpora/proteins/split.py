@@ -73,7 +73,7 @@ class CollectedChains:
         self.num_backbones += int(chain.mask_N.sum())
         self.chains.append(_Named(chain.id, chain.group, chain.accession, digest, rows["sequence"]))
 
-    def arranged(self, order: Sequence[int], scratch: Path | None) -> dict[str, np.ndarray]:
+    def arrange(self, order: Sequence[int], scratch: Path | None) -> dict[str, np.ndarray]:
         """Return the tracks with the chains in another order."""
         starts = np.cumsum([0, *(len(chain.sequence) for chain in self.chains)])
         arranged = {}
@@ -124,13 +124,13 @@ def corpus_of(
             f"data: {origin} holds {len(found):,} chains of {min(len(found), 1)} protein; at least 2 proteins are "
             f"needed, one to hold out{some}"
         )
-    known = _known(found, annotations)
-    is_val = _held_out(numbers, [chain.digest for chain in found], held_out)
+    known = _find_annotations(found, annotations)
+    is_val = _choose_held_out(numbers, [chain.digest for chain in found], held_out)
     order = sorted(range(len(found)), key=lambda at: (bool(is_val[at]), found[at].digest))
     num_train = int((~is_val).sum())
-    arrays = pile.arranged(order, scratch)
+    arrays = pile.arrange(order, scratch)
     chosen = [found[at] for at in order]
-    words, vocabularies = _annotated([known.get(at, Annotation()) for at in order], num_train, arrays)
+    words, vocabularies = _annotate([known.get(at, Annotation()) for at in order], num_train, arrays)
     first_seen: dict[int, int] = {}
     relabelled = tuple(first_seen.setdefault(int(numbers[at]), len(first_seen)) for at in order)
     ids, groups, accessions = (tuple(getattr(chain, name) for chain in chosen) for name in ("id", "group", "accession"))
@@ -140,7 +140,7 @@ def corpus_of(
     )
 
 
-def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
+def _choose_held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
     """Return the mask of held-out chains."""
     sizes = np.bincount(numbers)
     wanted = int(np.ceil(share * len(numbers)))
@@ -161,7 +161,7 @@ def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np
     return np.isin(numbers, chosen or [min(order, key=lambda number: sizes[number])])
 
 
-def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
+def _find_annotations(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
     """Return each chain's annotations by its place.
 
     They are found by accession, else by entry, a four-letter code in either case.
@@ -187,7 +187,7 @@ def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | Non
     return known
 
 
-def _annotated(
+def _annotate(
     known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
     """Return annotation tokens as arrays, and their vocabularies.

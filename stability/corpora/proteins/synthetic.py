@@ -64,7 +64,7 @@ def chains() -> Iterator[ProteinChain]:
     for number in range(NUM_CHAINS):
         kinds, torsions = _segments(draws)
         letters = "".join(
-            ACIDS[np.searchsorted(np.cumsum(PROPENSITY[kind]), draws.one_below(sum(PROPENSITY[kind])), side="right")]
+            ACIDS[np.searchsorted(np.cumsum(PROPENSITY[kind]), draws.draw_one(sum(PROPENSITY[kind])), side="right")]
             for kind in kinds
         )
         yield _chain(f"synthetic_{number + 1:03d}", letters, kinds, backbone(torsions))
@@ -72,12 +72,12 @@ def chains() -> Iterator[ProteinChain]:
 
 def _segments(draws: Draws) -> tuple[str, list[Angles]]:
     """Return (kind, (φ, ψ) in degrees) of each residue."""
-    target = SHORTEST + draws.one_below(LONGEST - SHORTEST + 1)
+    target = SHORTEST + draws.draw_one(LONGEST - SHORTEST + 1)
     kinds, torsions, atoms = "", [], []
     while len(kinds) < target:
         for _ in range(MOST_TRIES):
             more_kinds, more_torsions = _loop_and_segment(draws)
-            more_atoms = _grown(atoms, [*torsions[-1:], *more_torsions])
+            more_atoms = _grow(atoms, [*torsions[-1:], *more_torsions])
             if not _clashes(np.array(more_atoms[1::3]), len(kinds)):
                 break
         kinds, torsions, atoms = kinds + more_kinds, torsions + more_torsions, more_atoms
@@ -85,12 +85,12 @@ def _segments(draws: Draws) -> tuple[str, list[Angles]]:
 
 
 def _loop_and_segment(draws: Draws) -> tuple[str, list[Angles]]:
-    regular = "HE"[draws.one_below(2)]
+    regular = "HE"[draws.draw_one(2)]
     lengths = {
-        kind: LENGTHS[kind][0] + draws.one_below(LENGTHS[kind][1] - LENGTHS[kind][0] + 1) for kind in ("C", regular)
+        kind: LENGTHS[kind][0] + draws.draw_one(LENGTHS[kind][1] - LENGTHS[kind][0] + 1) for kind in ("C", regular)
     }
     kinds = "".join(kind * length for kind, length in lengths.items())
-    return kinds, [ANGLES[kind][draws.one_below(len(ANGLES[kind]))] for kind in kinds]
+    return kinds, [ANGLES[kind][draws.draw_one(len(ANGLES[kind]))] for kind in kinds]
 
 
 def _clashes(ca_NX: np.ndarray, num_before: int) -> bool:
@@ -107,16 +107,16 @@ def backbone(torsions: list[Angles]) -> np.ndarray:
 
     ``torsions`` are φ and ψ in degrees; ω = 180°.
     """
-    atoms = _grown([], torsions)
+    atoms = _grow([], torsions)
     residues = list(zip(atoms[::3], atoms[1::3], atoms[2::3], strict=True))
     oxygen = [
-        _placed(n, ca, c, C_O, CA_C_O, psi + 180.0) for (n, ca, c), (_, psi) in zip(residues, torsions, strict=True)
+        _place_atom(n, ca, c, C_O, CA_C_O, psi + 180.0) for (n, ca, c), (_, psi) in zip(residues, torsions, strict=True)
     ]
-    beta = [_placed(c, n, ca, CA_CB, C_CA_CB, N_C_CA_CB) for n, ca, c in residues]
+    beta = [_place_atom(c, n, ca, CA_CB, C_CA_CB, N_C_CA_CB) for n, ca, c in residues]
     return np.concatenate([np.array(residues), np.array(oxygen)[:, None], np.array(beta)[:, None]], axis=1)
 
 
-def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
+def _grow(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
     """Return ``atoms`` plus N, CA, C for all but the first of ``torsions``.
 
     The first torsions belong to the last residue of ``atoms``, or to one placed at the origin. Atoms are added one by
@@ -130,11 +130,11 @@ def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
     ]
     for (_, psi), (phi, _) in zip(torsions[:-1], torsions[1:], strict=True):
         for length, bend, torsion in ((C_N, CA_C_N, psi), (N_CA, C_N_CA, 180.0), (CA_C, N_CA_C, phi)):
-            grown.append(_placed(grown[-3], grown[-2], grown[-1], length, bend, torsion))
+            grown.append(_place_atom(grown[-3], grown[-2], grown[-1], length, bend, torsion))
     return grown
 
 
-def _placed(a: Point, b: Point, c: Point, length: float, bend: float, torsion: float) -> Point:
+def _place_atom(a: Point, b: Point, c: Point, length: float, bend: float, torsion: float) -> Point:
     """Return the point at a given distance, angle and torsion.
 
     Its distance to c is ``length``. The angle at c to b is ``bend``, and the torsion about b–c from a is ``torsion``,

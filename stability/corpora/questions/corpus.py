@@ -123,7 +123,7 @@ class QuestionCorpus(AbstractRowCorpus):
         counts = np.bincount(asked, minlength=self.vocab_size) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
-    def _gathered(self, side: Side, rows: np.ndarray) -> QuestionBatch:
+    def _gather_rows(self, side: Side, rows: np.ndarray) -> QuestionBatch:
         tokens_BN, answers_BN = (torch.from_numpy(array[rows].astype(np.int64)) for array in side)
         return QuestionBatch(tokens_BN, answers_BN.masked_fill(answers_BN == self.vocab_size, UNASKED))
 
@@ -137,7 +137,7 @@ class QuestionCorpus(AbstractRowCorpus):
         meta: dict[str, Any] = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
         sums = {name: meta[name] for name in FILES}
         if meta["fingerprint"] != _fingerprint(meta["vocab_size"], meta["length"], sums):
-            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its sequences")
+            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its sequences")
         found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
         rows = {name: array.reshape(-1, meta["length"]) for name, array in found.items()}
         train, val = (Side(rows[f"{side}_tokens"], rows[f"{side}_answers"]) for side in ("train", "val"))

@@ -65,7 +65,7 @@ def _without(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
     return Side(*(array[kept] for array in side)), known
 
 
-def some_of(draws: Draws, num: int, choices: int, chosen: int) -> np.ndarray:
+def draw_different(draws: Draws, num: int, choices: int, chosen: int) -> np.ndarray:
     """Return different random numbers below ``choices``, every choice equally likely.
 
     Args:
@@ -77,10 +77,10 @@ def some_of(draws: Draws, num: int, choices: int, chosen: int) -> np.ndarray:
     Returns:
         (num, chosen) int64, in random order.
     """
-    return np.argsort(draws.below(2**53, num * choices).reshape(num, choices), axis=1, kind="stable")[:, :chosen]
+    return np.argsort(draws.draw_below(2**53, num * choices).reshape(num, choices), axis=1, kind="stable")[:, :chosen]
 
 
-def weighted_some_of(draws: Draws, num: int, weights: np.ndarray, chosen: int) -> np.ndarray:
+def draw_different_weighted(draws: Draws, num: int, weights: np.ndarray, chosen: int) -> np.ndarray:
     """Return different random indices, drawn without replacement by weight.
 
     Each is drawn with a probability proportional to its weight among the remaining ones. The method ranks exponential
@@ -95,5 +95,5 @@ def weighted_some_of(draws: Draws, num: int, weights: np.ndarray, chosen: int) -
     Returns:
         (num, chosen) int64, in drawing order.
     """
-    uniform = (draws.below(2**53, num * len(weights)).reshape(num, -1) + 0.5) / 2**53
+    uniform = (draws.draw_below(2**53, num * len(weights)).reshape(num, -1) + 0.5) / 2**53
     return np.argsort(-np.log(uniform) / weights, axis=1, kind="stable")[:, :chosen]

@@ -91,7 +91,7 @@ NAMES = tuple(each.name for each in AUGMENTATIONS)
 ARRAY_NAMES = tuple(name for each in AUGMENTATIONS for name in each.array_names)
 
 
-def kept_in(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AbstractAugmentation | None:
+def load_augmentation(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AbstractAugmentation | None:
     """Return the augmentation stored in a corpus's folder, if any.
 
     Args:

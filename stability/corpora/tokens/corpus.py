@@ -20,7 +20,7 @@ from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 from stability.corpora.tokens import frequencies
 from stability.corpora.tokens import windows as starts_of_windows
-from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, kept_in
+from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, load_augmentation
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.runs.directory import fsync
 
@@ -110,7 +110,7 @@ class Corpus(AbstractCorpus):
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
             f"{vocab_size} tokens with a vocabulary of another size"
         )
-        sums, counts = frequencies.counted(train, val, vocab_size)
+        sums, counts = frequencies.count_tokens(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
         kept = {}
@@ -170,7 +170,7 @@ class Corpus(AbstractCorpus):
         )
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
-    def described(self, positions: int) -> str:
+    def describe(self, positions: int) -> str:
         """Return the description with the share of stretches shorter than ``positions`` tokens."""
         if self.train_borders is None or self.val_borders is None:
             return self.description
@@ -206,8 +206,8 @@ class Corpus(AbstractCorpus):
         Raises:
             ValueError: the split is unknown or has no window.
         """
-        tokens, borders = self._checked(split, positions)
-        starts = starts_of_windows.drawn(len(tokens), borders, positions, num, generator)
+        tokens, borders = self._select_side(split, positions)
+        starts = starts_of_windows.draw_starts(len(tokens), borders, positions, num, generator)
         windows = _gather(tokens, starts, positions)
         if self.augmentation is None or split != "train":
             return windows
@@ -228,7 +228,7 @@ class Corpus(AbstractCorpus):
         Raises:
             ValueError: as `batch`.
         """
-        tokens, borders = self._checked(split, positions)
+        tokens, borders = self._select_side(split, positions)
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
@@ -247,7 +247,7 @@ class Corpus(AbstractCorpus):
     def _side(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
         return (self.train_tokens, self.train_borders) if split == "train" else (self.val_tokens, self.val_borders)
 
-    def _checked(self, split: str, positions: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _select_side(self, split: str, positions: int) -> tuple[np.ndarray, np.ndarray | None]:
         if split not in SPLITS:
             raise ValueError(f"no split '{split}'; choices: train, val")
         tokens, borders = self._side(split)
@@ -281,14 +281,14 @@ class Corpus(AbstractCorpus):
         extra = {name: meta[name] for name in (*_BORDERS, *_OF_AUGMENTATION, "vocabulary") if name in meta}
         marks = {name: meta[name] for name in NAMES if name in meta}
         if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, {**extra, **marks}):
-            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
+            raise disk.make_damage_error(folder / disk.META, "its fingerprint is not that of its tokens")
         files = {**_ARRAYS, **_BORDERS, **_OF_AUGMENTATION}
         parts: dict[str, Any] = {
             name: disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta
         }
         if "vocabulary" in meta:
             parts["vocabulary"] = Vocabulary.from_json(disk.read_text(folder / _VOCABULARY, meta["vocabulary"]))
-        augmentation = kept_in(meta, {name: parts.pop(name) for name in ARRAY_NAMES if name in parts})
+        augmentation = load_augmentation(meta, {name: parts.pop(name) for name in ARRAY_NAMES if name in parts})
         return cls(**{key: meta[key] for key in _PLAIN}, **parts, augmentation=augmentation, sums={**sums, **extra})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
-from stability.corpora.io.files import PACKED, UNREADABLE, lines_of, machine_memory, opened
+from stability.corpora.io.files import PACKED, UNREADABLE, lines_of, machine_memory, open_unpacked
 from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
 
 SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", *PACKED))
@@ -27,7 +27,7 @@ def records(file: Path) -> Iterator[tuple[str, bytes]]:
     Raises:
         ValueError: the file is invalid; the message names file, record, line and character.
     """
-    with opened(file) as stream:
+    with open_unpacked(file) as stream:
         yield from _Reader(file).records(stream)
 
 
@@ -44,7 +44,7 @@ class _Reader:
         Raises:
             ValueError: there is no record.
         """
-        for lines in batches(lines_of(stream, self.file), self._reached):
+        for lines in batches(lines_of(stream, self.file), self._describe_progress):
             if not self.line:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             first = 0
@@ -55,15 +55,15 @@ class _Reader:
                     continue
                 self._add(lines[first:index])
                 if self.header_line:
-                    yield self._finished()
+                    yield self._finish_record()
                 self._start(line)
                 first = index + 1
             self._add(lines[first:])
         if not self.header_line:
             raise ValueError(f"data.path: {self.file} is empty (no record in it); remove it or fill it")
-        yield self._finished()
+        yield self._finish_record()
 
-    def _reached(self) -> str:
+    def _describe_progress(self) -> str:
         return f"{self.line:,} whole lines were read" + (
             f", the last in record '{self.name}'" if self.header_line else ""
         )
@@ -110,7 +110,7 @@ class _Reader:
                 f"machine's memory holds {COPIES} times; cut it into several records"
             )
 
-    def _finished(self) -> tuple[str, bytes]:
+    def _finish_record(self) -> tuple[str, bytes]:
         return self.name, b"".join(self.tokens)
 
     def _refuse(self, lines: list[bytes]) -> None:

@@ -13,7 +13,7 @@ from stability.corpora.io.arrays import sha256_and_counts
 _AT_ONCE = 1 << 24  # tokens counted at a time
 
 
-def counted(
+def count_tokens(
     train: np.ndarray, val: np.ndarray, vocab_size: int
 ) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
     """Return both sides' sha256 sums and token counts.

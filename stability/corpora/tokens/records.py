@@ -59,11 +59,11 @@ def split_records(
     Raises:
         ValueError: nothing is left to train on, or nothing can be held out.
     """
-    found = _pile_of(records, scratch).sorted()
+    found = _pile_of(records, scratch).sort()
     if not len(found.starts):
         raise ValueError(f"data: {origin} holds no sequence: {found.num_empty:,} empty records; give others")
     by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
-    train, val = _by_records(found) if by_records else _by_regions(found)
+    train, val = _hold_out_records(found) if by_records else _hold_out_regions(found)
     if not len(train.starts) or not len(val.starts):
         raise ValueError(
             f"data: {origin} holds {len(found.starts):,} records, too few or too short to hold out 1 %; give more, "
@@ -95,7 +95,7 @@ def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> Coll
     return pile
 
 
-def _by_records(found: Sorted) -> tuple[Sorted, Sorted]:
+def _hold_out_records(found: Sorted) -> tuple[Sorted, Sorted]:
     wanted = -(-int(found.sizes.sum()) * HELD_OUT_PERCENT // 100)
     eligible = np.where(found.sizes <= max(LARGEST_SHARE * found.sizes.sum(), found.sizes.min()), found.sizes, 0)
     before = np.cumsum(eligible) - eligible
@@ -104,7 +104,7 @@ def _by_records(found: Sorted) -> tuple[Sorted, Sorted]:
     return found.only(~held_out), found.only(held_out)
 
 
-def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
+def _hold_out_regions(found: Sorted) -> tuple[Sorted, Sorted]:
     width = -(-found.sizes * HELD_OUT_PERCENT // 100)
     first = found.starts + (found.sizes - width) // 2
     edges = np.stack([found.starts, first, first + width, found.stops])

@@ -46,7 +46,7 @@ class CollectedDocuments:
         self._stops.append(len(self._tokens))
         self._sizes.append(size)
 
-    def sorted(self) -> Sorted:
+    def sort(self) -> Sorted:
         """Return the distinct items by digest; among equal ones, the first."""
         words = np.frombuffer(self._digests, dtype=">u8").reshape(len(self._sizes), 4)
         order = np.lexsort(words.T[::-1])
@@ -99,7 +99,7 @@ def split_documents(
         origin: the source, for the description.
         hint: end of the error message.
         tokenizer: None: bytes.
-        keep: as in `kept_tokens`; None: all tokens.
+        keep: as in `keep_commonest`; None: all tokens.
         scratch: folder for temporary files; None: the system's.
 
     Raises:
@@ -107,7 +107,7 @@ def split_documents(
     """
     tokenizer = tokenizer or ByteTokenizer()
     vocabulary = tokenizer.vocabulary
-    found = _pile_of(documents, tokenizer, scratch).sorted()
+    found = _pile_of(documents, tokenizer, scratch).sort()
     num = len(found.sizes)
     noun = "text" if found.num_empty == 1 else "texts"
     empty = f", {found.num_empty:,} null {noun} left out" if found.num_empty else ""
@@ -121,9 +121,9 @@ def split_documents(
     sides = found.only(slice(num_held_out, None)), found.only(slice(num_held_out))
     table, how = None, "" if tokenizer.label is None else f"; {tokenizer.label}"
     if keep is not None:
-        vocabulary, table, shares = kept_tokens(sides, vocabulary, keep)
+        vocabulary, table, shares = keep_commonest(sides, vocabulary, keep)
         how += f", {keep:,} commonest kept, unknown {shares[0]:.2%} of training and {shares[1]:.2%} of held-out tokens"
-    train, val = (_joined(side, tokenizer.vocabulary.separator, table, vocabulary, scratch) for side in sides)
+    train, val = (_join(side, tokenizer.vocabulary.separator, table, vocabulary, scratch) for side in sides)
     repeated = f", {found.num_repeated:,} exact repetitions left out" if found.num_repeated else ""
     return Corpus.of(
         train,
@@ -136,7 +136,7 @@ def split_documents(
     )
 
 
-def kept_tokens(
+def keep_commonest(
     sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int
 ) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
     """Return a smaller vocabulary with the commonest training tokens.
@@ -191,7 +191,7 @@ def _counts(items: Sorted, size: int) -> np.ndarray:
     return counts
 
 
-def _joined(
+def _join(
     items: Sorted, separator: int | None, table: np.ndarray | None, vocabulary: Vocabulary, scratch: Path | None
 ) -> np.ndarray:
     joined = TokenFile(token_dtype(len(vocabulary.pieces)), scratch)

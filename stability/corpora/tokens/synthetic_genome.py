@@ -41,7 +41,7 @@ STRAND = bytes.maketrans(b"ACGT", b"TGCA")
 def chromosomes() -> Iterator[tuple[str, bytes]]:
     """Yield (name, letters A, C, G, T) of each chromosome."""
     draws = Draws(SEED)
-    elements = [_letters(draws, 800 + draws.one_below(501), 500) for _ in range(NUM_ELEMENTS)]
+    elements = [_letters(draws, 800 + draws.draw_one(501), 500) for _ in range(NUM_ELEMENTS)]
     for number in range(NUM_CHROMOSOMES):
         yield f"synthetic_{number + 1}", _chromosome(draws, elements)
 
@@ -55,10 +55,10 @@ class Draws:
     def __init__(self, seed: int):
         self._counter = seed << 40
 
-    def one_below(self, bound: int) -> int:
-        return int(self.below(bound, 1)[0])
+    def draw_one(self, bound: int) -> int:
+        return int(self.draw_below(bound, 1)[0])
 
-    def below(self, bound: int, num: int) -> np.ndarray:
+    def draw_below(self, bound: int, num: int) -> np.ndarray:
         """Draw ``num`` integers in [0, bound), int64.
 
         The bias of the remainder is below 2⁻³².
@@ -74,9 +74,9 @@ def _chromosome(draws: Draws, elements: list[bytes]) -> bytes:
     parts, length = [], 0
     while length < LENGTH:
         gc = local_gc(length)
-        stretch = [_letters(draws, 50 + draws.one_below(200), gc), _either_strand(draws, _gene(draws, gc))]
-        if draws.one_below(GENES_PER_ELEMENT) == 0:
-            stretch.append(_either_strand(draws, _copy(draws, elements[draws.one_below(NUM_ELEMENTS)])))
+        stretch = [_letters(draws, 50 + draws.draw_one(200), gc), _either_strand(draws, _gene(draws, gc))]
+        if draws.draw_one(GENES_PER_ELEMENT) == 0:
+            stretch.append(_either_strand(draws, _copy(draws, elements[draws.draw_one(NUM_ELEMENTS)])))
         parts += stretch
         length += sum(map(len, stretch))
     return b"".join(parts)[:LENGTH]
@@ -89,14 +89,14 @@ def local_gc(position: int) -> int:
 
 
 def _letters(draws: Draws, num: int, gc: int) -> bytes:
-    strong, second = draws.below(1000, num) < gc, draws.below(2, num)
+    strong, second = draws.draw_below(1000, num) < gc, draws.draw_below(2, num)
     return np.frombuffer(LETTERS, dtype=np.uint8)[np.where(strong, 1 + second, 3 * second)].tobytes()
 
 
 def _gene(draws: Draws, gc: int) -> bytes:
     ends = np.cumsum(codon_weights(gc))
-    chosen = np.searchsorted(ends, draws.below(int(ends[-1]), 100 + draws.one_below(300)), side="right")
-    return b"ATG" + b"".join(CODONS[index] for index in chosen.tolist()) + STOPS[draws.one_below(len(STOPS))]
+    chosen = np.searchsorted(ends, draws.draw_below(int(ends[-1]), 100 + draws.draw_one(300)), side="right")
+    return b"ATG" + b"".join(CODONS[index] for index in chosen.tolist()) + STOPS[draws.draw_one(len(STOPS))]
 
 
 def codon_weights(gc: int) -> np.ndarray:
@@ -111,13 +111,13 @@ def codon_weights(gc: int) -> np.ndarray:
 
 def _copy(draws: Draws, element: bytes) -> bytes:
     letters = np.frombuffer(element, dtype=np.uint8)
-    redrawn = draws.below(1000, len(letters)) < REDRAWN_PER_MILLE
+    redrawn = draws.draw_below(1000, len(letters)) < REDRAWN_PER_MILLE
     return (
-        np.where(redrawn, np.frombuffer(LETTERS, dtype=np.uint8)[draws.below(4, len(letters))], letters)
+        np.where(redrawn, np.frombuffer(LETTERS, dtype=np.uint8)[draws.draw_below(4, len(letters))], letters)
         .astype(np.uint8)
         .tobytes()
     )
 
 
 def _either_strand(draws: Draws, letters: bytes) -> bytes:
-    return letters.translate(STRAND)[::-1] if draws.one_below(2) else letters
+    return letters.translate(STRAND)[::-1] if draws.draw_one(2) else letters

@@ -10,7 +10,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from stability.corpora.io.files import PACKED, find_files, lines_of, located, opened, packing, suffix_of
+from stability.corpora.io.files import PACKED, add_location, find_files, lines_of, open_unpacked, packing, suffix_of
 from stability.corpora.tokens.fasta import SUFFIXES as FASTA_SUFFIXES
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -40,7 +40,7 @@ def documents(file: Path, field: str) -> Iterator[str | None]:
         ValueError: the file is invalid or has no document; the message names the place.
     """
     num_documents = num_null = num_blank = 0
-    with opened(file) as stream:
+    with open_unpacked(file) as stream:
         kind = suffix_of(file, SUFFIXES)
         if kind == ".parquet":
             texts = rows(stream, file, field)
@@ -66,7 +66,7 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | No
     """Yield the field's text from each JSON line that is not blank; None for null.
 
     Args:
-        stream: the bytes of an `opened` file.
+        stream: the bytes of an `open_unpacked` file.
         file: its path, for messages.
         field: key of the text.
 
@@ -87,13 +87,13 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | No
 
 
 def lines(stream: BufferedIOBase, file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) of an `opened` file.
+    """Yield (number from 1, line) of an `open_unpacked` file.
 
     Raises:
         ValueError: as `lines_of`.
     """
     number = 0
-    with located(lambda: f"{number:,} whole lines were read"):
+    with add_location(lambda: f"{number:,} whole lines were read"):
         for line in lines_of(stream, file):
             number += 1
             yield number, line
@@ -123,10 +123,10 @@ def _record(line: str, place: str, field: str) -> str | None:
             f"{place} has no key '{field}'; it has: {', '.join(map(str, record)) or 'none'}; name one with "
             "data.field=KEY"
         )
-    return checked_text(record[field], place, field)
+    return check_text(record[field], place, field)
 
 
-def checked_text(text: Any, place: str, field: str) -> str | None:
+def check_text(text: Any, place: str, field: str) -> str | None:
     """Return a table's value if it is text or None.
 
     Args:
@@ -154,7 +154,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]
     """Yield the field's text from each row of a Parquet file; None for null.
 
     Args:
-        stream: the bytes of an `opened` file.
+        stream: the bytes of an `open_unpacked` file.
         file: its path, for messages.
         field: column of the text.
 
@@ -176,7 +176,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]
         for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
             for value in batch.column(0).to_pylist():
                 number += 1
-                yield checked_text(value, f"data.path: {file}, row {number}", field)
+                yield check_text(value, f"data.path: {file}, row {number}", field)
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
         message = str(error).splitlines()[0]
         raise ValueError(
@@ -193,7 +193,7 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, num_lines = 0, 0
     while True:
-        with located(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
+        with add_location(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
             piece = stream.read1(BYTES_PER_READ)  # returns the bytes before an error
         if b"\0" in piece:
             raise ValueError(

@@ -28,7 +28,7 @@ def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
     return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
 
 
-def drawn(
+def draw_starts(
     num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator
 ) -> np.ndarray:
     """Draw random starts, equally likely among windows inside a stretch.

@@ -84,7 +84,9 @@ def measure(
             if folder is not None:
                 _require_second_derivatives(read_json(directory.spec_file), curvature, directory.run_id)
             loaded = None if folder is None else Loaded.read(folder, cache_dir)
-            yield from _clocked(_measure(directory, loaded, phase, missing, names, curvature, device), directory, phase)
+            yield from _time_steps(
+                _measure(directory, loaded, phase, missing, names, curvature, device), directory, phase
+            )
 
 
 def _require_second_derivatives(spec: dict[str, Any], curvature: CurvatureSpec, whose: str) -> None:
@@ -97,7 +99,7 @@ def _require_second_derivatives(spec: dict[str, Any], curvature: CurvatureSpec, 
     require_alpha_max(asked, curvature, f"{whose} is asked for", remedy)
 
 
-def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
+def _time_steps(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
     """Pass on a measurement's steps; append its own time to ``curvature_timing.jsonl``.
 
     The row has the seconds within the steps, and the end in seconds since 1970. Written for an aborted measurement,

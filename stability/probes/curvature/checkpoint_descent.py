@@ -85,12 +85,12 @@ class Probe:
         rows = self.curvature.microbatch or len(examples.targets_BN)
         parts = [(rows * number, part) for number, part in enumerate(examples.split(rows))]
 
-        def dropped(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:
+        def compute_dropped(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:
             first_row, microbatch = part
             with dropping(self.model, self.device, self.curvature.seed, "curvature", index, first_row):
                 return self._loss_sum(params, microbatch)
 
-        return GradientWithGraph(dropped, self.descent.params, parts, method="taylor").gradient()
+        return GradientWithGraph(compute_dropped, self.descent.params, parts, method="taylor").gradient()
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
         with computing_in(self._precision, self.device):

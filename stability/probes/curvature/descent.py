@@ -121,7 +121,7 @@ class Descent:
                 self.optimizer.step()
             yield None
         for number in range(self.curvature.recorded_steps):
-            row = self._recorded_step(first + self.curvature.warmup_steps, number, gradient) if lost is None else lost
+            row = self._record_step(first + self.curvature.warmup_steps, number, gradient) if lost is None else lost
             lost = row if "method" not in row else None
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
@@ -133,7 +133,9 @@ class Descent:
             self.optimizer.load_state_dict(copy.deepcopy(dict(own_state)))
         elif state == "paper":
             paper_state(
-                self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params
+                self.optimizer,
+                (self._clip_gradient(index) for index in range(self.curvature.warmup_batches)),
+                self.params,
             )
         else:
             self._warm_up_in_place()
@@ -146,7 +148,7 @@ class Descent:
             self._set_gradient(self._gradient(index))
             self.optimizer.step()
 
-    def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
+    def _record_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
         """Measure gradient, step and curvature along the step on batch ``first + number``.
 
         A non-finite gradient allows no step: the row then has only its origin.
@@ -181,8 +183,8 @@ class Descent:
         recorded = with_slope(along, kept * along.slope) if slope_of == "clipped" else along
         row = {key: getattr(recorded, key) for key in COLUMNS} | {"difference_curvature": along.difference}
         if number < self.curvature.parity_steps and along.method in EXACT:
-            row |= by_the_papers_difference(step, recorded.slope)
-        row |= self._judged(step, first + number)
+            row |= compute_paper_difference(step, recorded.slope)
+        row |= self._judge(step, first + number)
         observed = {} if self.observe is None else self.observe(step)
         return {**row, "note": along.nonfinite, **losses, **size, **observed}
 
@@ -200,7 +202,7 @@ class Descent:
         taken = step_direction(self.optimizer, self.params, self.lr)
         return taken if undecayed is None else undecayed
 
-    def _judged(self, step: Step, index: int) -> dict[str, float]:
+    def _judge(self, step: Step, index: int) -> dict[str, float]:
         """Return the float64 curvature if this step has the worst disagreement with differences.
 
         Else {}; also if the model cannot compute in float64.
@@ -233,7 +235,7 @@ class Descent:
         loss, batches = self._objective(index)
         return GradientWithGraph(loss, self.params, batches, method="taylor").gradient()
 
-    def _clipped(self, index: int) -> Tensors:
+    def _clip_gradient(self, index: int) -> Tensors:
         self._set_gradient(self._gradient(index))
         return {name: param.grad for name, param in self.params.items() if param.grad is not None}
 
@@ -265,7 +267,7 @@ def _is_finite(tensors: Tensors) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
-def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
+def compute_paper_difference(step: Step, slope: float) -> dict[str, float]:
     """Return uᵀHu by the paper's central gradient difference, raw ε = 1e-4 (Eq. 20).
 
     With α_max from this curvature and the row's own ``slope``.

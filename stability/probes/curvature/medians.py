@@ -29,22 +29,22 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
     """
     lr_peak = read_json(directory.spec_file)["lr_peak"]
     for phase in wanted(directory, curvature.phase):
-        if recorded := _recorded(file_of(directory.curvature_file, phase)):
+        if recorded := _read_steps(file_of(directory.curvature_file, phase)):
             # rows older than this column have no value, even if measured rows were added later
             known = [step[CHECKPOINT_STEP] for step in recorded if not pd.isna(step[CHECKPOINT_STEP])]
             row: dict[str, Any] = {"step": int(known[0] if known else directory.status()["step"])}
             for state in sorted({step["state"] for step in recorded}):
-                row |= _summed([step for step in recorded if step["state"] == state], f"{phase}/{state}", lr_peak)
+                row |= _summarise([step for step in recorded if step["state"] == state], f"{phase}/{state}", lr_peak)
             yield row
 
 
-def _recorded(file: Path) -> list[dict[str, Any]]:
+def _read_steps(file: Path) -> list[dict[str, Any]]:
     """Return a file's recorded steps with a defined α_max."""
     rows: list[Any] = read_table(file).to_pandas().reindex(columns=READ).to_dict("records") if file.exists() else []
     return [row for row in rows if row["method"] != NOT_DEFINED]
 
 
-def _summed(steps: Sequence[dict[str, Any]], where: str, lr_peak: float) -> dict[str, float]:
+def _summarise(steps: Sequence[dict[str, Any]], where: str, lr_peak: float) -> dict[str, float]:
     # files older than the column lr have no values
     rates = [lr_peak if pd.isna(step["lr"]) else step["lr"] for step in steps]
     finite = [step["alpha_max"] for step in steps if math.isfinite(step["alpha_max"])]

@@ -66,7 +66,7 @@ class StoredSteps(Stored):
         gradient=clipped in state "paper". An additional critical learning rate is accepted, and so are additional steps
         by the paper's difference.
         """
-        found, curvature = self.found(), self.curvature
+        found, curvature = self.read_protocol(), self.curvature
         stored = None if found is None else spec_of(found)
         if found is None or stored is None:
             return ()
@@ -76,9 +76,11 @@ class StoredSteps(Stored):
         # files without the column are from a time with incomplete removal of decay
         if not curvature.weight_decay and not holds_columns(self.path, ["gradient"]):
             return ()
-        return tuple(state for state in stored.state if full_protocol(_alone(stored, state)) in self._accepted(state))
+        return tuple(
+            state for state in stored.state if full_protocol(_alone(stored, state)) in self._list_accepted(state)
+        )
 
-    def _accepted(self, state: str) -> set[str]:
+    def _list_accepted(self, state: str) -> set[str]:
         alone = _alone(self.curvature, state)
         return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
 

@@ -32,7 +32,7 @@ from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.descent import Step
 from stability.probes.curvature.protocol import full_protocol, protocol_of, spec_of
 from stability.probes.layers.attention import attention_statistics
-from stability.probes.layers.observing import layers_in, not_observed
+from stability.probes.layers.observing import layers_in, name_unobserved
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, wanted
@@ -231,7 +231,7 @@ def _attention(probe: Probe, step: Step) -> dict[str, float]:
     {} without such a layer.
     """
     # with a layer of unknown kind the others' maximum would pass for the model's
-    if not_observed(layers_in(probe.model, "sharpness"), "sharpness"):
+    if name_unobserved(layers_in(probe.model, "sharpness"), "sharpness"):
         return {}
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:

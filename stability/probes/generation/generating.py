@@ -81,7 +81,7 @@ def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase:
         (directory, name, found)
         for directory in directories
         for name, folder in phases(directory, phase).items()
-        if (found := replaced(directory, folder, name, spec)) is not None
+        if (found := describe_replaced(directory, folder, name, spec)) is not None
     ]
     refuse_to_replace(kept, spec)
 
@@ -89,7 +89,7 @@ def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase:
 def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: GenerationSpec) -> None:
     """Raise the error of `check_kept` if anything would be replaced.
 
-    ``kept`` has directory, phase and the description from `replaced`.
+    ``kept`` has directory, phase and the description from `describe_replaced`.
     """
     if not kept or spec.overwrite:
         return
@@ -102,7 +102,7 @@ def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: Gener
     )
 
 
-def replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
+def describe_replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
     """Describe the samples or scores to be replaced by `generate_checkpoint`, or None.
 
     Args:
@@ -111,7 +111,7 @@ def replaced(directory: RunDirectory, folder: Path, phase: str, spec: Generation
         phase: its phase.
         spec: the generation settings.
     """
-    meta, made_by = stored_samples.stored(directory, phase), _made_by(folder, spec)
+    meta, made_by = stored_samples.read_settings(directory, phase), _collect_sample_settings(folder, spec)
     if meta is None or meta.get("checkpoint") != made_by["checkpoint"]:
         return None
     if not _is_sampled(directory, folder, phase, spec):
@@ -121,7 +121,7 @@ def replaced(directory: RunDirectory, folder: Path, phase: str, spec: Generation
     scores = _scores(directory, folder, phase, spec)
     if not scores.path.exists() or scores.is_current():
         return None
-    before, asked = json.loads(scores.found() or "{}"), json.loads(scores.protocol)
+    before, asked = json.loads(scores.read_protocol() or "{}"), json.loads(scores.protocol)
     if before.get("oracle") == asked["oracle"]:
         return f"scores with {_differences(before, asked)}"
     oracles = read_table(scores.path, ["oracle"]).to_pandas().oracle
@@ -134,15 +134,17 @@ def _differences(before: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
-    meta = stored_samples.stored(directory, phase)
-    return meta is not None and {key: value for key, value in meta.items() if key != "reason"} == _made_by(folder, spec)
+    meta = stored_samples.read_settings(directory, phase)
+    return meta is not None and {
+        key: value for key, value in meta.items() if key != "reason"
+    } == _collect_sample_settings(folder, spec)
 
 
-def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
+def _collect_sample_settings(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     """Return the settings behind the samples, with ``auto`` resolved."""
     run = parse_run(checkpoint.manifest_of(folder)["spec"], folder)
-    sampler = resolved_sampler(run, spec)
-    steps = {"steps": spec.steps or run.model.positions} if sampler in _stepped(run) else {}
+    sampler = resolve_sampler(run, spec)
+    steps = {"steps": spec.steps or run.model.positions} if sampler in _list_stepped(run) else {}
     # without the batch size: it changes samples only by rounding
     values = {
         "num": spec.num,
@@ -150,7 +152,7 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
         "temperature": spec.temperature,
         "seed": spec.seed,
         **steps,
-        **kind_of(run).made_by(spec),
+        **kind_of(run).collect_sample_settings(spec),
     }
     return {
         **values,
@@ -161,18 +163,23 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
 
 
 def _scores(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> Stored:
-    return Stored(directory.generation_file(phase), _scored_by(folder, spec))
+    return Stored(directory.generation_file(phase), _encode_score_settings(folder, spec))
 
 
-def _scored_by(folder: Path, spec: GenerationSpec) -> str:
+def _encode_score_settings(folder: Path, spec: GenerationSpec) -> str:
     assert spec.oracle is not None
     run = parse_run(checkpoint.manifest_of(folder)["spec"], folder)
     return json.dumps(
-        {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **kind_of(run).scored_by(spec)}, sort_keys=True
+        {
+            **_collect_sample_settings(folder, spec),
+            "oracle": key_of(spec.oracle),
+            **kind_of(run).collect_score_settings(spec),
+        },
+        sort_keys=True,
     )
 
 
-def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
+def resolve_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     """Return a run's sampler.
 
     Raises:
@@ -192,7 +199,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
             f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}"
         )
     sampler = fitting[0] if spec.sampler == "auto" else spec.sampler
-    if spec.steps is not None and sampler not in _stepped(run):
+    if spec.steps is not None and sampler not in _list_stepped(run):
         registry = Registry("objectives")
         owners = dict.fromkeys(name for each in registry.names() for name in registry.load(each).stepped)
         how = f"auto is {sampler} here, which" if spec.sampler == "auto" else sampler
@@ -203,7 +210,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     return sampler
 
 
-def _stepped(run: RunSpec) -> tuple[str, ...]:
+def _list_stepped(run: RunSpec) -> tuple[str, ...]:
     """Return a run's possible samplers with a ``steps`` setting."""
     return Registry("objectives").load(run.objective.name).stepped
 
@@ -276,7 +283,9 @@ def generate_checkpoint(
     oracle = None if spec.oracle is None else kind.oracle(run, spec, corpus, device)
     if not _is_sampled(directory, folder, phase, spec):
         directory.generation_file(phase).unlink(missing_ok=True)  # scores of other samples
-        yield from _sample(directory, run, model, phase, spec, corpus, resolve_device(device), _made_by(folder, spec))
+        yield from _sample(
+            directory, run, model, phase, spec, corpus, resolve_device(device), _collect_sample_settings(folder, spec)
+        )
     if oracle is None:
         return
     found, rows = kind.read(directory, phase, corpus), []
@@ -309,7 +318,7 @@ def _sample(
     """Draw and write one checkpoint's samples, or the reason for none; yield after every step."""
     prepare_torch(run.threads, device)
     kind = kind_of(run)
-    source = kind.source(directory, run, model.to(device), corpus, spec, resolved_sampler(run, spec), device)
+    source = kind.source(directory, run, model.to(device), corpus, spec, resolve_sampler(run, spec), device)
     found: list[Any] = []
     reason: dict[str, Any] = {}
     try:
@@ -322,7 +331,7 @@ def _sample(
 
 def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
     """Describe a checkpoint's necessarily identical samples, in words; "" if none."""
-    return kind_of(run).equal_samples(run, spec, resolved_sampler(run, spec))
+    return kind_of(run).equal_samples(run, spec, resolve_sampler(run, spec))
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
@@ -338,4 +347,4 @@ def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
 
 
 def steps_of_a_phase(run: RunSpec, spec: GenerationSpec) -> int:
-    return kind_of(run).num_steps(run, spec, resolved_sampler(run, spec))
+    return kind_of(run).num_steps(run, spec, resolve_sampler(run, spec))

@@ -41,11 +41,11 @@ class Kind(Protocol):
         """Refuse a setting without effect on such a run (``ValueError``)."""
         ...
 
-    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_sample_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         """Return this kind's own settings behind the samples."""
         ...
 
-    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_score_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         """Return the settings behind the scores, besides samples and oracle."""
         ...
 

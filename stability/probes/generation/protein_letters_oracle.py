@@ -138,7 +138,7 @@ def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: s
     if not is_masked(name):
         oracle = load_causal(name, where)
         return CausalLetters(f"{oracle.name} (letters)", oracle.sha256, oracle, spec.batch)
-    shown, sha256, model, tokenizer = _masked(name, where)
+    shown, sha256, model, tokenizer = _load_masked(name, where)
     longest = getattr(model.config, "max_position_embeddings", None) or POSITIONS
     return MaskedLetters(
         shown,
@@ -155,11 +155,11 @@ def load_letters_oracle(run: RunSpec, spec: GenerationSpec, name: str, device: s
 
 def forget() -> None:
     """Free the cached oracle's memory."""
-    _masked.cache_clear()
+    _load_masked.cache_clear()
 
 
 @lru_cache(maxsize=1)
-def _masked(name: str, device: str) -> tuple[str, str, Any, Any]:
+def _load_masked(name: str, device: str) -> tuple[str, str, Any, Any]:
     """Return a masked model's display name, its weights' sha256, the model and its tokenizer."""
     try:
         model = load_masked_model(name)

@@ -27,7 +27,7 @@ from stability.models.specials import PAD
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.protein_letters_oracle import forget as forget_letters
 from stability.probes.generation.protein_letters_oracle import load_letters_oracle
-from stability.probes.generation.protein_source import ProteinSample, held_out
+from stability.probes.generation.protein_source import ProteinSample, read_held_out
 from stability.probes.generation.text_oracle import forget as forget_text
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.training import checkpoint
@@ -75,8 +75,8 @@ class ProteinOracle:
     @torch.no_grad()
     def _nats(self, index: int, sample: ProteinSample) -> list[float]:
         """Return each source track's nats, in the objective's order."""
-        batch = _repeated(
-            with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.own.oracle_draws
+        batch = _repeat(
+            with_tracks(read_held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.own.oracle_draws
         )
         examples = self.objective.examples(batch, generator_for(SEED, "oracle", index)).to(self.device)
         sums = [
@@ -110,7 +110,7 @@ def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
     return ProteinBatch(**fields)
 
 
-def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
+def _repeat(batch: ProteinBatch, num: int) -> ProteinBatch:
     """Return ``num`` copies of a one-protein batch."""
     return ProteinBatch(batch.ids * num, *(tensor.repeat_interleave(num, 0) for tensor in batch[1:]))
 
@@ -156,7 +156,7 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
             f"with objective={run.objective.name}, or oracle=hf:NAME_OR_FOLDER, a protein language model"
         )
     folder, where = oracle_checkpoint(place), resolve_device(device)
-    own, data_format, model = _loaded(str(folder), str(where))
+    own, data_format, model = _load(str(folder), str(where))
     name = f"ckpt:{folder.parent.parent.name}/{folder.name}"
     _check_tracks(name, own, run)
     _check_length(name, own, run, spec, corpus)
@@ -171,17 +171,17 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
 
 def forget() -> None:
     """Free the cached oracle's memory."""
-    _loaded.cache_clear()
+    _load.cache_clear()
     forget_letters()
     forget_text()
 
 
 @lru_cache(maxsize=1)
-def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
+def _load(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
     """Return an oracle's spec, its data's format, and its model."""
     try:
         spec, model = checkpoint.load(Path(place))
-        manifest = checkpoint.verified_manifest(Path(place))
+        manifest = checkpoint.verify_manifest(Path(place))
     except ValueError as error:
         raise ValueError(f"oracle: {error}") from None
     return spec, manifest.get("format"), model.to(device)
@@ -199,12 +199,12 @@ def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
         asked, found = getattr(wanted.settings, field), getattr(given.settings, field)
         if asked != found:
             raise ValueError(
-                f"oracle={name} was trained with objective.{field}={_written(found)}, and these samples are of "
-                f"objective.{field}={_written(asked)};\ngive a run with objective.{field}={_written(asked)}"
+                f"oracle={name} was trained with objective.{field}={_format_value(found)}, and these samples are of "
+                f"objective.{field}={_format_value(asked)};\ngive a run with objective.{field}={_format_value(asked)}"
             )
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value in command-line syntax."""
     return f"[{','.join(value)}]" if isinstance(value, tuple) else "null" if value is None else str(value)
 

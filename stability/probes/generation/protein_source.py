@@ -41,7 +41,7 @@ class ProteinSample(NamedTuple):
         return len(self.text or ()) + len(self.structure or ())
 
 
-def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
+def read_held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
     """Return held-out protein i for sample i: its first N − 2 residues and the given contexts.
 
     Proteins are reused cyclically if too few.
@@ -77,12 +77,12 @@ class ProteinSource:
             device,
         )
         self.objective: Any = build_objective(run, corpus.format)
-        self._held_out = partial(held_out, run, spec, corpus)
+        self._held_out = partial(read_held_out, run, spec, corpus)
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[ProteinSample]]:
         """Unmask one batch of proteins with random numbers per sample; yield after every step."""
         batch = self._held_out(indices)
-        inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
+        inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.mask_all(batch))
         draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)
         yield from unmask_tracks(
             lambda tracks: self.objective.track_probs(self.model, inputs._replace(sources=tuple(tracks)), mask_BN),

@@ -47,10 +47,10 @@ class ProteinKind:
                 "objective.contexts=[ss,sasa]"
             )
 
-    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_sample_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         return {"contexts": spec.own.contexts}
 
-    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_score_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         return {"oracle_draws": spec.own.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:

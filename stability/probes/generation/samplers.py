@@ -55,7 +55,7 @@ def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
 
 
-def tempered(weights_V: Tensor, temperature: float) -> Tensor:
+def apply_temperature(weights_V: Tensor, temperature: float) -> Tensor:
     """Return weights (…, V) to the power 1/temperature in float64, largest scaled to 1.
 
     At temperature 0 only the largest remains (the first among equals).
@@ -103,7 +103,7 @@ def unmask(
             else categorical(masked_BN, draws.uniforms())
         )
         tokens_BN[rows_B, position_B] = categorical(
-            tempered(probs_BNV[rows_B, position_B], temperature), draws.uniforms()
+            apply_temperature(probs_BNV[rows_B, position_B], temperature), draws.uniforms()
         )
         yield
 
@@ -149,7 +149,7 @@ def unmask_tracks(
             at = open_B & (place_B // num_positions == number)
             rows, positions = rows_B[at], place_B[at] % num_positions
             tokens_BN[rows, positions] = first_id + categorical(
-                tempered(probs_BNV[rows, positions], temperature), uniforms_B[at]
+                apply_temperature(probs_BNV[rows, positions], temperature), uniforms_B[at]
             )
         yield
 
@@ -163,7 +163,7 @@ def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
     return tied_BN.int().argmax(1)  # the first True
 
 
-def left_to_right(
+def sample_left_to_right(
     next_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, draws: Draws, *, temperature: float
 ) -> Iterator[None]:
     """Fill positions 1 to N − 1 in order; position 0 is given.
@@ -175,7 +175,7 @@ def left_to_right(
         temperature: for the token.
     """
     for position in range(1, tokens_BN.shape[1]):
-        weights_BV = tempered(next_probs(tokens_BN[:, :position]), temperature)
+        weights_BV = apply_temperature(next_probs(tokens_BN[:, :position]), temperature)
         tokens_BN[:, position] = categorical(weights_BV, draws.uniforms())
         yield
 
@@ -240,7 +240,7 @@ def reverse_diffusion(
         sigma = noise.sigma(now)
         dsigma = sigma - noise.sigma(then) if scheme == "analytic" else (now - then) * noise.rate(now)
         probs_BNS = step_probs(scheme, graph, scores(tokens_BN, sigma), tokens_BN, dsigma)
-        tokens_BN.copy_(_moved(probs_BNS, tokens_BN, draws, temperature))
+        tokens_BN.copy_(_draw_next(probs_BNS, tokens_BN, draws, temperature))
         yield
     sigma = noise.sigma(times[-1])
     score_BNS = scores(tokens_BN, sigma).double()
@@ -248,16 +248,16 @@ def reverse_diffusion(
         masked_BN = tokens_BN == score_BNS.shape[-1] - 1
         # scores at unmasked tokens have no meaning
         read_BNV = torch.where(masked_BN[..., None], score_BNS[..., :-1], 1.0)
-        clean_BN = categorical(tempered(read_BNV, temperature), draws.uniforms(tokens_BN.shape[1]))
+        clean_BN = categorical(apply_temperature(read_BNV, temperature), draws.uniforms(tokens_BN.shape[1]))
         tokens_BN.copy_(torch.where(masked_BN, clean_BN, tokens_BN))
     else:
         tokens_BN.copy_(
-            _moved(step_probs("analytic", graph, score_BNS, tokens_BN, sigma), tokens_BN, draws, temperature)
+            _draw_next(step_probs("analytic", graph, score_BNS, tokens_BN, sigma), tokens_BN, draws, temperature)
         )
     yield
 
 
-def _moved(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: float) -> Tensor:
+def _draw_next(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: float) -> Tensor:
     """Draw each next token: unchanged with its own probability, else from the tempered others."""
     stay_BN = probs_BNS.gather(-1, tokens_BN[..., None]).squeeze(-1)
     if not bool(torch.isfinite(stay_BN).all()):
@@ -265,5 +265,5 @@ def _moved(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: floa
     others_BNS = probs_BNS.scatter(-1, tokens_BN[..., None], 0.0)
     moves_BN = (draws.uniforms(tokens_BN.shape[1]) >= stay_BN) & (others_BNS.sum(-1) > 0)
     # any valid weights for unchanged tokens
-    weights_BNS = torch.where(moves_BN[..., None], tempered(others_BNS, temperature), probs_BNS)
+    weights_BNS = torch.where(moves_BN[..., None], apply_temperature(others_BNS, temperature), probs_BNS)
     return torch.where(moves_BN, categorical(weights_BNS, draws.uniforms(tokens_BN.shape[1])), tokens_BN)

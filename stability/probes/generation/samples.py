@@ -36,7 +36,7 @@ def is_nucleotides(corpus: Corpus) -> bool:
     return corpus.vocabulary is not None and bool(corpus.vocabulary.complement)
 
 
-def decoded(corpus: Corpus, tokens: list[int]) -> Sample:
+def decode_sample(corpus: Corpus, tokens: list[int]) -> Sample:
     return Sample(tokens, corpus.decode(tokens) if has_text(corpus) else None)
 
 
@@ -122,7 +122,7 @@ def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
     return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
 
 
-def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
+def read_settings(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
     """Return the settings behind the stored samples; None if missing or changed."""
     path = meta_file(directory, phase)
     try:

@@ -123,7 +123,7 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
     kind, _, place = given.partition(":")
     where = str(resolve_device(device))
     if kind == "ckpt":
-        return _of_checkpoint(str(oracle_checkpoint(place)), vocabulary_of(corpus), corpus.vocab_size, where)
+        return _load_checkpoint(str(oracle_checkpoint(place)), vocabulary_of(corpus), corpus.vocab_size, where)
     if not has_text(corpus):
         raise ValueError(
             f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not "
@@ -135,15 +135,15 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
                 f"oracle={given} reads nucleotides, and these samples are none;\ngive oracle=hf:NAME_OR_FOLDER or "
                 "oracle=ckpt:FOLDER"
             )
-        return _of_evo2(place)
+        return _load_evo2(place)
     return load_causal(place, where)
 
 
 def forget() -> None:
     """Free the cached oracle's memory."""
-    _of_checkpoint.cache_clear()
+    _load_checkpoint.cache_clear()
     load_causal.cache_clear()
-    _of_evo2.cache_clear()
+    _load_evo2.cache_clear()
 
 
 def key_of(given: str) -> str:
@@ -167,7 +167,7 @@ def weights_sha256(folder: Path) -> str:
     """Return the sha256 of a checkpoint's model from its manifest; ``ValueError`` without one."""
     manifest = checkpoint.manifest_of(folder)
     if checkpoint.MODEL not in manifest["sha256"]:
-        checkpoint.verified_manifest(folder)  # raises with the cause
+        checkpoint.verify_manifest(folder)  # raises with the cause
     return manifest["sha256"][checkpoint.MODEL]
 
 
@@ -191,7 +191,7 @@ def vocabulary_of(corpus: Corpus) -> Vocabulary | None:
 
 
 @lru_cache(maxsize=1)
-def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, device: str) -> Oracle:
+def _load_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, device: str) -> Oracle:
     """Load an oracle from a run's checkpoint.
 
     ``ValueError`` if not autoregressive, or with another vocabulary.
@@ -211,9 +211,9 @@ def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, d
     assert isinstance(own, Corpus), "objective=ar reads tokens"
     if own.vocab_size != vocab_size or vocabulary_of(own) != vocabulary:
         raise ValueError(
-            f"oracle={name} reads another vocabulary ({_named(own.vocab_size, vocabulary_of(own))}) than these "
-            f"samples are of ({_named(vocab_size, vocabulary)});\ntrain one on the same data, or with the same "
-            "tokenizer"
+            f"oracle={name} reads another vocabulary ({_describe_vocabulary(own.vocab_size, vocabulary_of(own))}) than "
+            f"these samples are of ({_describe_vocabulary(vocab_size, vocabulary)});\ntrain one on the same data, or "
+            "with the same tokenizer"
         )
 
     def num_bytes(tokens: list[int]) -> int:
@@ -231,7 +231,7 @@ def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, d
     )
 
 
-def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
+def _describe_vocabulary(vocab_size: int, vocabulary: Vocabulary | None) -> str:
     return f"{vocab_size:,} tokens{'' if vocabulary is None else f', {vocabulary.name}'}"
 
 
@@ -251,7 +251,7 @@ def load_causal(name: str, device: str) -> Oracle:
             f"oracle=hf:{name}: no tokenizer beside it, and its vocabulary of {vocab_size} is too small for "
             "bytes\nsave the tokenizer beside the model"
         )
-    encode, num_bytes = _bytes_of(name) if tokenizer is None else _of_tokenizer(tokenizer, name, vocab_size)
+    encode, num_bytes = _make_byte_encoder(name) if tokenizer is None else _make_encoder(tokenizer, name, vocab_size)
     shown = (
         f"hf:{Path(name).expanduser().name if Path(name).expanduser().is_dir() else name}"
         f"{' (on bytes)' if tokenizer is None else ''}"
@@ -268,7 +268,7 @@ def load_causal(name: str, device: str) -> Oracle:
     )
 
 
-def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
+def _make_byte_encoder(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
     """Return encoder and byte counter on UTF-8 bytes, for a model without a tokenizer.
 
     Right only for a model trained on bytes.
@@ -276,7 +276,7 @@ def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[
     return lambda sample: list((sample.text or "").encode()), len
 
 
-def _of_tokenizer(
+def _make_encoder(
     tokenizer: Any, name: str, vocab_size: int
 ) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
     """Return a tokenizer's encoder for samples, and its byte counter for tokens."""
@@ -297,7 +297,7 @@ def _of_tokenizer(
 
 
 @lru_cache(maxsize=1)
-def _of_evo2(name: str) -> Oracle:
+def _load_evo2(name: str) -> Oracle:
     """Load an Evo 2 checkpoint on the device chosen by its package."""
     evo = evo2_oracle.load_evo2(name)
     return Oracle(

@@ -17,7 +17,7 @@ from stability.config.run import RunSpec
 from stability.corpora.tokens.corpus import Corpus
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation import text_oracle as oracles
-from stability.probes.generation.samplers import Draws, left_to_right, reverse_diffusion, unmask
+from stability.probes.generation.samplers import Draws, reverse_diffusion, sample_left_to_right, unmask
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Oracle
 from stability.registry import Registry
@@ -45,7 +45,7 @@ class Source:
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Sample]]:
         tokens_BN = self.start(indices)
         yield from self.steps(tokens_BN)
-        return [stored_samples.decoded(self.corpus, row) for row in tokens_BN.tolist()]
+        return [stored_samples.decode_sample(self.corpus, row) for row in tokens_BN.tolist()]
 
     def start(self, indices: Sequence[int]) -> Tensor:
         """Draw sequences of noise (B, N): masks, or any tokens for a uniform graph.
@@ -80,7 +80,7 @@ class Source:
         read: Any = partial(self.model, **self.context)
         temperature = self.spec.temperature
         if self.sampler == "ar":
-            return left_to_right(self._next(read), tokens_BN, self.draws, temperature=temperature)
+            return sample_left_to_right(self._next(read), tokens_BN, self.draws, temperature=temperature)
         if self.sampler == "top_prob" or self.sampler == "random":
             clean = partial(self.objective.clean_probs, read)
             return unmask(
@@ -119,10 +119,10 @@ class TokenKind:
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         """Perform no check beyond the common ones."""
 
-    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_sample_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         return {}
 
-    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+    def collect_score_settings(self, spec: GenerationSpec) -> dict[str, Any]:
         return {}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:

@@ -40,13 +40,13 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
     """
     seen: dict[str, Seen] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}
-    with torch.no_grad(), _watched(layers, seen):
+    with torch.no_grad(), _watch(layers, seen):
         forward()
     return {name: _statistics(layers[name], *kept) for name, kept in seen.items()}
 
 
 @contextmanager
-def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
+def _watch(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
     """Record each layer's projection output and mask in ``seen`` while open."""
     masks: dict[str, Tensor | None] = {}
     handles = []
@@ -55,11 +55,11 @@ def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen])
         def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             masks[name] = kwargs.get("mask_BN")
 
-        def projected(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
+        def record(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
             seen[name] = (output.detach(), masks.get(name))
 
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(layer.qkv.register_forward_hook(projected))
+        handles.append(layer.qkv.register_forward_hook(record))
     try:
         yield
     finally:

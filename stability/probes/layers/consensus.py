@@ -61,8 +61,8 @@ def consensus_spectra(
     """
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
-        before_HNK = _by_head(layer.source(x_BND), layer.heads)
-        after_HNK = _by_head(_updated(layer, x_BND), layer.heads)
+        before_HNK = _split_heads(layer.source(x_BND), layer.heads)
+        after_HNK = _split_heads(_compute_update(layer, x_BND), layer.heads)
         steps_T = step_sizes(layer)
     source_E, target_E = source_E.cpu().numpy(), target_E.cpu().numpy()
     unweighted = connectivity(source_E, target_E, x_BND.shape[1])
@@ -132,14 +132,14 @@ def _energy_of(
     return lambda u_NK: laplacian.energy(layer.rope(u_NK).numpy())
 
 
-def _updated(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
+def _compute_update(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
     """Return u′: the layer's output with W_o = I and b_o = 0."""
     identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
     biases = {f"out.{key}": torch.zeros_like(value) for key, value in layer.out.named_parameters() if key == "bias"}
     return functional_call(layer, {"out.weight": identity, **biases}, (x_BND,))
 
 
-def _by_head(u_BND: Tensor, heads: int) -> Tensor:
+def _split_heads(u_BND: Tensor, heads: int) -> Tensor:
     """Split (1, N, D) into heads, (H, N, K), on the CPU."""
     return u_BND[0].unflatten(-1, (heads, -1)).transpose(0, 1).double().cpu()
 

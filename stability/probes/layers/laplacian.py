@@ -68,7 +68,7 @@ class BlockLaplacian:
         self.weight_PKK = np.zeros((len(pairs), self.width, self.width))
         np.add.at(self.weight_PKK, place, weight_EKK[proper].astype(np.float64) / 2)
         self.weight_PKK = (self.weight_PKK + self.weight_PKK.transpose(0, 2, 1)) / 2
-        self.matrix = _assembled(self.low, self.high, self.weight_PKK, num_nodes)
+        self.matrix = _assemble(self.low, self.high, self.weight_PKK, num_nodes)
         ones, shape = np.ones(len(pairs)), (num_nodes, num_nodes)
         self._adjacency = sp.csr_array(sp.coo_array((ones, (self.low, self.high)), shape=shape))
         self.num_components, self._component_N = connected_components(self._adjacency, directed=False)
@@ -103,7 +103,7 @@ class BlockLaplacian:
         if not len(self.low):
             return float("nan")
         try:
-            solve = self._grounded_solver()
+            solve = self._build_grounded_solver()
         except SingularError:
             return 0.0
         kept_n = _flat(self._kept, self.width)
@@ -196,7 +196,7 @@ class BlockLaplacian:
         np.minimum.at(first, self.high, rank[self.low])
         return int((rank - first + 1)[order].sum()) * self.width**2
 
-    def _grounded_solver(self):
+    def _build_grounded_solver(self):
         """Return x ↦ L̄_kept⁻¹ x; L̄_kept has no rows or columns of the fixed nodes."""
         kept_n = _flat(self._kept, self.width)
         grounded = self.matrix.tocsr()[kept_n][:, kept_n]
@@ -207,9 +207,9 @@ class BlockLaplacian:
     def _iterative_solver(self, grounded):
         """Return a conjugate-gradient solver, preconditioned with the unweighted Laplacian."""
         # the condition number is then the weights', independent of the graph's length
-        unweighted = _assembled(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[
-            self._kept
-        ][:, self._kept]
+        unweighted = _assemble(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[self._kept][
+            :, self._kept
+        ]
         plain = splu(unweighted.tocsc())
 
         def spread_out(x: np.ndarray) -> np.ndarray:
@@ -244,7 +244,7 @@ def connectivity(source_E: np.ndarray, target_E: np.ndarray, num_nodes: int) -> 
     ).fiedler()
 
 
-def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_nodes: int) -> sp.bsr_array:
+def _assemble(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_nodes: int) -> sp.bsr_array:
     width = weight_PKK.shape[-1]
     degree_NKK = np.zeros((num_nodes, width, width))
     np.add.at(degree_NKK, low, weight_PKK)

@@ -45,9 +45,9 @@ def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
         a_BHNN, v_BHNK = layer.weights(x_BND).double(), layer.values(x_BND).double()
         mixed_BHNK = layer.mixed(a_BHNN, v_BHNK)  # all heads at once: a layer may have one coefficient per head
     for a_NN, v_NK, mixed_NK in zip(a_BHNN[0], v_BHNK[0], mixed_BHNK[0], strict=True):
-        restricted_NN = _centred(_centred(a_NN).mT).mT
+        restricted_NN = _centre(_centre(a_NN).mT).mT
         values = torch.linalg.svdvals(restricted_NN).cpu().numpy()[:-1]
-        before, after = (_centred(part).square().sum() for part in (v_NK, mixed_NK))
+        before, after = (_centre(part).square().sum() for part in (v_NK, mixed_NK))
         numbers = {
             "num_positions": len(a_NN),
             "head_width": v_NK.shape[-1],
@@ -68,6 +68,6 @@ def _second_eigenvalue(a_NN: np.ndarray) -> float:
         return math.nan
 
 
-def _centred(x_NK: Tensor) -> Tensor:
+def _centre(x_NK: Tensor) -> Tensor:
     """Return P x: every column minus its mean."""
     return x_NK - x_NK.mean(0)

@@ -29,7 +29,7 @@ from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.mirror import mirror_numbers
 from stability.probes.layers.observing import firsts, mixers, stem
 from stability.probes.layers.streams import stream_statistics
-from stability.probes.layers.training_free import measured
+from stability.probes.layers.training_free import measure_mechanisms
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, phases, wanted
@@ -112,12 +112,12 @@ def measure_checkpoint(
             rows["mirror"].append({**labels, **mirror_numbers(spec, model, corpus_of(spec, cache_dir), probe)})
             yield
         else:
-            yield from _on_held_out(spec, model, labels, rows, probe, cache_dir)
+            yield from _measure_held_out(spec, model, labels, rows, probe, cache_dir)
     for table, found in rows.items():
         Stored(directory.probe_file(phase, table), protocol_of(probe)).write(found, PROBE_COLUMNS[table])
 
 
-def _on_held_out(
+def _measure_held_out(
     spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
 ) -> Iterator[None]:
     """Add a checkpoint's rows on held-out sequences, layer by layer, in float64."""
@@ -125,21 +125,21 @@ def _on_held_out(
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
     if probe.what == "streams":
-        examples = (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))
+        examples = (example.to(device) for example in read_held_out(spec, cache_dir, probe.sequences).split(1))
         for found in stream_statistics(model, examples, probe.outlier_log_range):
             rows["streams"] += [{**labels, **row} for row in found]
             yield
         return
     if probe.what == "training_free":
-        examples = held_out(spec, cache_dir, probe.sequences).to(device)
-        for of_models, of_layers in measured(spec, model, corpus_of(spec, cache_dir), examples, probe):
+        examples = read_held_out(spec, cache_dir, probe.sequences).to(device)
+        for of_models, of_layers in measure_mechanisms(spec, model, corpus_of(spec, cache_dir), examples, probe):
             rows["training_free"] += [{**labels, **row} for row in of_models]
             rows["training_free_layers"] += [{**labels, **row} for row in of_layers]
             yield
         return
-    for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):
+    for sequence, example in enumerate(read_held_out(spec, cache_dir, probe.sequences).split(1)):
         inputs = layer_inputs(model, example.to(device))
-        passed = [block.mixer for block in model.passed()]
+        passed = [block.mixer for block in model.list_passes()]
         for layer, (mixer, x_BND) in enumerate(zip(passed, inputs, strict=True)):
             where = labels | {"layer": layer, "mixer": stem(mixer), "sequence": sequence}
             if probe.what == "pdmm":
@@ -212,8 +212,8 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
     """Return each mixer's input (B, N, D) from one forward pass.
 
-    In the order of `Backbone.passed`: a block passed several times (`model.loops`) counts as a layer each time. If a
-    residual connection evaluates a mixer several times in a row, the first input: the normed state.
+    In the order of `Backbone.list_passes`: a block passed several times (`model.loops`) counts as a layer each time. If
+    a residual connection evaluates a mixer several times in a row, the first input: the normed state.
     """
     seen: list[Tensor] = []
 
@@ -230,7 +230,7 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
     return firsts(model, seen)
 
 
-def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
+def read_held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
     """Return at most ``sequences`` validation windows.
 
     The windows are the same for every run on the same data.

@@ -65,10 +65,10 @@ def observable_in(spec: RunSpec, what: str) -> Observable:
     layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
     is_there = any(isinstance(layer, OBSERVED[what]) for layer in layers)
-    return Observable(part.name, is_there, not_observed(layers, what))
+    return Observable(part.name, is_there, name_unobserved(layers, what))
 
 
-def not_observed(layers: Iterable[nn.Module], what: str) -> tuple[str, ...]:
+def name_unobserved(layers: Iterable[nn.Module], what: str) -> tuple[str, ...]:
     """Name the layers of unknown content, each once."""
     known = (*OBSERVED[what], *WITHOUT.get(what, ()))
     return tuple(dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known)))
@@ -100,12 +100,12 @@ def mixers(model: Backbone) -> list[nn.Module]:
 
 
 def firsts(model: Backbone, seen: list[Any]) -> list[Any]:
-    """Return the first of each mixer's consecutive evaluations, in the order of `Backbone.passed`.
+    """Return the first of each mixer's consecutive evaluations, in the order of `Backbone.list_passes`.
 
     ``seen`` has one entry per evaluation in a forward pass; a residual scheme may need several, the same number for all
     mixers (`AbstractResidual.evaluations`).
     """
-    return seen[:: len(seen) // len(model.passed())]
+    return seen[:: len(seen) // len(model.list_passes())]
 
 
 def stem(layer: nn.Module) -> str:
@@ -119,8 +119,8 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     ``ValueError`` (one line) if no run has the requested spectra, streams, mechanism or mirror image.
     """
     found = list(observables)
-    unknown = _listed(name for each in found for name in each.not_observed)
-    without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
+    unknown = _join_names(name for each in found for name in each.not_observed)
+    without = _join_names(each.part for each in found if not each.is_there and not each.not_observed)
     if what == "training_free" and not any(each.is_there for each in found):
         raise ValueError(f"what=training_free stands in for mechanism=sa, and is asked of {without}")
     if what == "mirror" and not any(each.is_there for each in found):
@@ -128,7 +128,7 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
         raise ValueError(f"what=mirror reads a text backwards; objective={found[0].part} has no mirror image: {why}")
     named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
-        parts = _listed(each.part for each in found)
+        parts = _join_names(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
         raise ValueError(named + reason + _looks_at(what))
@@ -144,7 +144,7 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
 
     Their models get no largest logit and no entropy.
     """
-    unknown = _listed(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
+    unknown = _join_names(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
     if unknown:
         lacking = "so their runs get no attention_logit_max and no attention_entropy"
         print_note(f"not observed: {unknown}, {lacking}; {_looks_at('sharpness', 'measure')}")
@@ -155,8 +155,8 @@ def _looks_at(what: str, key: str = "what") -> str:
     registry = Registry("residuals" if what == "streams" else "mechanisms")
     having = {} if what == "streams" else {"trainable": True}  # no run has the others
     names = [name for name in registry.names(**having) if issubclass(registry.load(name), OBSERVED[what])]
-    return f"{key}={what} looks at {_listed(names)}"
+    return f"{key}={what} looks at {_join_names(names)}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))

@@ -39,7 +39,7 @@ def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
     Connections of blocks passed several times (`model.loops`) are repeated.
     """
     found: list[Any] = []
-    for block in model.passed():
+    for block in model.list_passes():
         cross = [] if block.cross is None else [("cross", block.cross.residual)]
         found += [("mixer", block.mixer_residual), *cross, ("ffn", block.ffn_residual)]
     return found
@@ -73,7 +73,7 @@ def stream_statistics(
     """
     chain, seen = connections(model), []
     for example in sequences:
-        seen.append(_measured(chain, model, example, outlier_log_range))
+        seen.append(_measure(chain, model, example, outlier_log_range))
         yield []
     rows, pooled = list(_iterations(chain, outlier_log_range)), {}
     for number, connection in enumerate(chain):
@@ -90,7 +90,7 @@ def stream_statistics(
 
 
 @torch.no_grad()
-def _measured(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
+def _measure(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
     """Return each connection's values on one batch."""
     states = _states(chain, model, example)
     mixes = [each.module.coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]

@@ -56,7 +56,7 @@ def variants_of(spec: RunSpec, part: Part, budgets: tuple[float, ...]) -> list[V
     return mechanism.variants(config, budgets, shape, spec.model.positions)
 
 
-def measured(
+def measure_mechanisms(
     spec: RunSpec, model: Backbone, corpus: AbstractCorpus, examples: Examples, probe: ProbeSpec
 ) -> Iterator[tuple[Rows, Rows]]:
     """Yield the rows for each mechanism and budget, for models and for layers.
@@ -76,7 +76,7 @@ def measured(
     """
     objective = build_objective(spec, corpus.format)
     sequences = examples.split(1)
-    trained = [(_nll(objective, model, each), passed(model, each)) for each in sequences]
+    trained = [(_nll(objective, model, each), record_passes(model, each)) for each in sequences]
     for part in probe.mechanism:
         found: list[Tensor] | None = None
         for variant in variants_of(spec, part, probe.budgets):
@@ -102,9 +102,9 @@ def _rows(
     of_layers: Rows = []
     for sequence, (example, ((sa_nll, counted), seen)) in enumerate(zip(sequences, trained, strict=True)):
         where = {"mixer": name, "label": variant.label, "budget": variant.budget, "sequence": sequence}
-        layers = [block.get_submodule("mixer") for block in stand_in.passed()]
+        layers = [block.get_submodule("mixer") for block in stand_in.list_passes()]
         rows = [
-            {"layer": number, **where, **_of_layer(layer, each)}
+            {"layer": number, **where, **_measure_layer(layer, each)}
             for number, (layer, each) in enumerate(zip(layers, seen, strict=True))
         ]
         of_layers += rows
@@ -115,7 +115,7 @@ def _rows(
 
 
 @torch.no_grad()
-def _of_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
+def _measure_layer(layer: nn.Module, seen: Passed) -> dict[str, float]:
     """Return error and skipped share of a layer, given the trained layer's input."""
     assert isinstance(layer, AbstractTrainingFree)
     difference_BND = layer(seen.x_BND, mask_BN=seen.mask_BN) - seen.y_BND
@@ -159,9 +159,11 @@ def _agreements(
     sums: dict[int, list[Tensor]] = {}
     tokens_BN = corpus.windows("train", num_sequences, objective.tokens_needed(spec.model.positions))
     device = next(model.parameters()).device
-    passes = len(stand_in.passed()) // len(layers)
+    passes = len(stand_in.list_passes()) // len(layers)
     for example in objective.examples(tokens_BN, generator_for(0, "calibration")).split(1):
-        for number, (layer, seen) in enumerate(zip(layers * passes, passed(model, example.to(device)), strict=True)):
+        for number, (layer, seen) in enumerate(
+            zip(layers * passes, record_passes(model, example.to(device)), strict=True)
+        ):
             agreement = layer.agreement(seen.x_BND, mask_BN=seen.mask_BN)
             if agreement is None:
                 return []
@@ -175,19 +177,19 @@ def _layers(model: Backbone) -> list[AbstractTrainingFree]:
     return [mixer for mixer in found if isinstance(mixer, AbstractTrainingFree)]
 
 
-def passed(model: Backbone, examples: Examples) -> list[Passed]:
+def record_passes(model: Backbone, examples: Examples) -> list[Passed]:
     """Return each layer's input and output, in the order of `Backbone.passed`.
 
     The first evaluation if a layer is evaluated several times in a row.
     """
     seen: list[Passed] = []
-    with torch.no_grad(), _watched(model, seen):
+    with torch.no_grad(), _watch(model, seen):
         examples.logits(model)
     return firsts(model, seen)
 
 
 @contextmanager
-def _watched(model: Backbone, seen: list[Passed]) -> Iterator[None]:
+def _watch(model: Backbone, seen: list[Passed]) -> Iterator[None]:
     """Record each mixer's input and output in ``seen`` while open."""
 
     def keep(mixer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:

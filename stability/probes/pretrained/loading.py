@@ -26,7 +26,7 @@ def load_model(name: str) -> nn.Module:
     Raises:
         ValueError: no such model, or not causal; two lines.
     """
-    model = _loaded(name, "AutoModelForCausalLM")
+    model = _load_model(name, "AutoModelForCausalLM")
     if not _is_causal(model):
         raise ValueError(
             f"hf={name}: this {type(model).__name__} reads the tokens that it would have to predict\ngive a causal "
@@ -37,7 +37,7 @@ def load_model(name: str) -> nn.Module:
 
 def load_masked_model(name: str) -> nn.Module:
     """Load a masked LM as `load_model` loads a causal one."""
-    return _loaded(name, "AutoModelForMaskedLM")
+    return _load_model(name, "AutoModelForMaskedLM")
 
 
 def is_masked(name: str) -> bool:
@@ -52,7 +52,7 @@ def is_masked(name: str) -> bool:
     return any(architecture.endswith("ForMaskedLM") for architecture in config.architectures or ())
 
 
-def _loaded(name: str, kind: str) -> nn.Module:
+def _load_model(name: str, kind: str) -> nn.Module:
     """Load a language model by a transformers auto class; all weights present and finite."""
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(
@@ -128,7 +128,7 @@ def _why_not(name: str) -> str:
     )
 
 
-def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
+def tokenise(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
     """Return (1-D int64 tokens, how they were made) from the training documents.
 
     Documents are in their hashed order, with end-of-text tokens between them. Bytes if the model has no tokenizer.

@@ -16,7 +16,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.entries import HessianSpec
 from stability.objectives import Examples
 from stability.probes.curvature.descent import Descent
-from stability.probes.pretrained.loading import load_model, tokenised
+from stability.probes.pretrained.loading import load_model, tokenise
 from stability.registry import Registry
 from stability.training.draws import generator_for
 
@@ -46,7 +46,7 @@ class HuggingFaceProbe:
         batches = self.curvature.warmup_batches + self.curvature.warmup_steps + self.curvature.recorded_steps
         self.batch = self.curvature.batch or BATCH
         wanted = batches * self.batch * (self.positions + 1)
-        self.tokens, how = tokenised(corpus, spec.data, spec.hf, vocabulary, wanted)
+        self.tokens, how = tokenise(corpus, spec.data, spec.hf, vocabulary, wanted)
         if len(self.tokens) <= self.positions:
             raise ValueError(
                 f"data: {len(self.tokens):,} tokens of text are fewer than one window of positions={self.positions} "

@@ -44,7 +44,7 @@ class Devices(ABC):
         """
 
     @abstractmethod
-    def described(self) -> dict[str, int]:
+    def describe(self) -> dict[str, int]:
         """Return the fields about devices in a row of timings."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Devices(ABC):
         """
 
     @abstractmethod
-    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
+    def gather(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         """Return the whole model and the optimizer's whole state, as for a checkpoint."""
 
     @abstractmethod
@@ -102,6 +102,6 @@ class Devices(ABC):
         """Yield ``function`` of each item in order, without gradients."""
 
 
-def summed(parts: Sequence[Sums]) -> Sums:
+def add_sums(parts: Sequence[Sums]) -> Sums:
     """Return the sums over all microbatches."""
     return tuple(torch.stack(column).sum() for column in zip(*parts, strict=True))

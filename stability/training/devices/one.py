@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Sums, Tensors, summed
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums
 
 
 class OneDevice(Devices):
@@ -23,7 +23,7 @@ class OneDevice(Devices):
     def end(self, error: BaseException | None) -> None:
         """End nothing: there are no other processes."""
 
-    def described(self) -> dict[str, int]:
+    def describe(self) -> dict[str, int]:
         return {}
 
     def tell(self, method: str, *numbers: int) -> None:
@@ -38,11 +38,11 @@ class OneDevice(Devices):
         if state is not None:
             optimizer.load_state_dict(state)
 
-    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
+    def gather(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         return model, optimizer.state_dict()
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
-        return summed([add(part, rows * index) for index, part in enumerate(examples.split(rows))])
+        return add_sums([add(part, rows * index) for index, part in enumerate(examples.split(rows))])
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.detach() for tensor in tensors]

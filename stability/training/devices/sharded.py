@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Sums, Tensors, summed
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, add_sums
 from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 
@@ -70,7 +70,7 @@ class ShardedDevices(Devices):
         if self._helpers is not None:
             self._helpers.end(error)
 
-    def described(self) -> dict[str, int]:
+    def describe(self) -> dict[str, int]:
         return {"shards": self._size}
 
     def tell(self, method: str, *numbers: int) -> None:
@@ -109,8 +109,8 @@ class ShardedDevices(Devices):
         own = len(examples.targets_BN) // self._size
         first = self._rank * own
         share = examples.each(lambda tensor: tensor[first : first + own])
-        own_sums = summed([add(part, first + rows * index) for index, part in enumerate(share.split(rows))])
-        return tuple(torch.stack(self._all(total)).sum() for total in own_sums)
+        own_sums = add_sums([add(part, first + rows * index) for index, part in enumerate(share.split(rows))])
+        return tuple(torch.stack(self._gather_all(total)).sum() for total in own_sums)
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_local(tensor) for tensor in tensors]
@@ -118,7 +118,7 @@ class ShardedDevices(Devices):
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         # squared below: float32 would overflow from 2e19 on
         own = nn.utils.get_total_norm(self.local(tensors)).double()
-        return torch.stack(self._all(own)).square().sum().sqrt().float()
+        return torch.stack(self._gather_all(own)).square().sum().sqrt().float()
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -129,7 +129,7 @@ class ShardedDevices(Devices):
         return norm
 
     def every(self, is_so: bool) -> bool:
-        return all(bool(flag) for flag in self._all(torch.tensor(is_so, device=self._device)))
+        return all(bool(flag) for flag in self._gather_all(torch.tensor(is_so, device=self._device)))
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
         """Share the items out in turn."""
@@ -139,7 +139,7 @@ class ShardedDevices(Devices):
             own = torch.tensor(
                 function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device
             )
-            results += self._all(own)[: len(items) - start]
+            results += self._gather_all(own)[: len(items) - start]
         self._model.reshard()  # without a backward pass, embedding and head would stay whole
         return iter([tuple(parts.tolist()) for parts in results])
 
@@ -154,19 +154,19 @@ class ShardedDevices(Devices):
         """
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
-            optimizer.load_state_dict(self._received(optimizer, frame, state))
+            optimizer.load_state_dict(self._receive(optimizer, frame, state))
 
     def _put_parameters(self, parameters: dict[str, Tensor] | None) -> None:
         with torch.no_grad():
             for name, own in self._model.state_dict().items():
-                own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
+                own.copy_(self._hand_out(own, None if parameters is None else parameters[name]))
 
-    def _received(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
+    def _receive(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
         """Return the optimizer's state with this process's slices for the empty tensors of ``frame``."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         slices = {
             index: {
-                name: self._handed_out(parameters[index], None if state is None else state["state"][index][name])
+                name: self._hand_out(parameters[index], None if state is None else state["state"][index][name])
                 if _is_empty(value)
                 else value
                 for name, value in values.items()
@@ -175,7 +175,7 @@ class ShardedDevices(Devices):
         }
         return {**frame, "state": slices}
 
-    def _handed_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
+    def _hand_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
         """Return this process's slice of a tensor that is whole in the main process."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -186,25 +186,25 @@ class ShardedDevices(Devices):
         )
         return distribute_tensor(given, self._mesh, like.placements)
 
-    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
+    def gather(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         """Gather the whole model and optimizer state on the CPU, tensor by tensor.
 
         In the helpers the tensors are empty.
         """
-        parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
+        parameters, state = tree_map(self._gather, (dict(model.state_dict()), optimizer.state_dict()))
         with torch.device("meta"):
             whole = self._make()
         if self._rank == 0:
             whole.load_state_dict(parameters, assign=True)
         return whole, state
 
-    def _gathered(self, value: Any) -> Any:
+    def _gather(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         whole = _whole(value.detach())
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
-    def _all(self, own: Tensor) -> list[Tensor]:
+    def _gather_all(self, own: Tensor) -> list[Tensor]:
         """Return each process's tensor, in order."""
         # In order everywhere: sums over them are the same bits in every process, and so are decisions.
         found = [torch.empty_like(own) for _ in range(self._size)]

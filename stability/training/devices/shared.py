@@ -22,11 +22,11 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Sums, summed
+from stability.training.devices.base import Add, Sums, add_sums
 from stability.training.devices.one import OneDevice
 from stability.training.devices.processes import Helpers
 from stability.training.draws import dropping, training_examples
-from stability.training.machine import compiled, prepare_torch
+from stability.training.machine import compile_model, prepare_torch
 
 
 class SharedDevices(OneDevice):
@@ -70,10 +70,10 @@ class SharedDevices(OneDevice):
         for index, part in enumerate(examples.split(rows)):
             owner = index % self._size
             # the first is the main process's own, with as many sums as the others
-            parts.append(self._received(owner, parameters, len(parts[0])) if owner else add(part, rows * index))
-        return summed(parts)
+            parts.append(self._receive(owner, parameters, len(parts[0])) if owner else add(part, rows * index))
+        return add_sums(parts)
 
-    def _received(self, owner: int, parameters: Sequence[nn.Parameter], num_sums: int) -> Sums:
+    def _receive(self, owner: int, parameters: Sequence[nn.Parameter], num_sums: int) -> Sums:
         """Add a helper's gradient of its next microbatch to the parameters'; return its sums."""
         received = torch.empty(sum(parameter.numel() for parameter in parameters) + num_sums, device=self._device)
         dist.recv(received, src=owner)
@@ -97,7 +97,7 @@ class Microbatches:
         self._spec, self._corpus, self._device, self._rank, self._size = spec, corpus, device, rank, size
         self._objective = build_objective(spec, corpus.format)
         self._model = build_model(spec, corpus.format).to(device)
-        self._forward = compiled(self._model) if spec.compile else self._model
+        self._forward = compile_model(self._model) if spec.compile else self._model
         self._parameters = list(self._model.parameters())
 
     def train_step(self, step: int) -> None:
