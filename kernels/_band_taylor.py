@@ -33,7 +33,7 @@ def _scores(
 
 
 @triton.jit
-def _means_in(s0, s1, s2, seen, best, total, first, second):
+def _add_means(s0, s1, s2, seen, best, total, first, second):
     """Add a tile to each row's running maximum and sums.
 
     The sums are Σ e, Σ e s′ and Σ e s″, e = exp(s − maximum).
@@ -47,7 +47,7 @@ def _means_in(s0, s1, s2, seen, best, total, first, second):
 
 
 @triton.jit
-def _sums_in(
+def _add_sums(
     s0, s1, s2, seen, best, total, first, second, v0, v1, v2, out0, out1, out2, mean,
     PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def taylor_kernel(
         s0, s1, s2 = _scores(
             q0, q1, q2, k, dk, ddk, position, inside, features, width, k_n, SCALE, PRECISION, ACC
         )  # fmt: skip
-        best, total, first, second = _means_in(s0, s1, s2, seen, best, total, first, second)
+        best, total, first, second = _add_means(s0, s1, s2, seen, best, total, first, second)
     is_empty = total == 0
     total = tl.where(is_empty, 1.0, total)
     best = tl.where(is_empty, 0.0, best)
@@ -126,7 +126,7 @@ def taylor_kernel(
         v0 = tile_of(v, position, inside, features, width, v_n)
         v1 = tile_of(dv, position, inside, features, width, v_n)
         v2 = tile_of(ddv, position, inside, features, width, v_n)
-        out0, out1, out2, mean = _sums_in(
+        out0, out1, out2, mean = _add_sums(
             s0, s1, s2, seen, best, total, first, second, v0, v1, v2, out0, out1, out2, mean, PRECISION, ACC
         )
     out2 -= mean[:, None] * out0

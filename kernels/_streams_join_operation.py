@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels._streams_join import join as join_kernel
 from kernels._streams_join import join_backward, join_taylor
-from kernels._streams_launch import TAYLOR_WARPS, dense, empty, fill_missing, launch, require, three_like
+from kernels._streams_launch import TAYLOR_WARPS, allocate_three, dense, empty, fill_missing, launch, require
 from kernels._streams_shape import Shape
 from kernels.operation import Component, Operation, Parts
 
@@ -69,7 +69,7 @@ def _join_backward(
 
 def _join_second_order(x: Parts, coefficients: Parts, added: Parts, *, by_differences: bool) -> Parts:
     (value, *_), (k, *_), (plus, *_) = given = [fill_missing(part) for part in (x, coefficients, added)]
-    shape, out = _join_shape(value, k, plus), three_like(value, *value.shape)
+    shape, out = _join_shape(value, k, plus), allocate_three(value, *value.shape)
     arguments = (*chain(*given), *out, shape.tokens, shape.width)
     constants = _join_constants(shape, by_differences) | {"num_warps": TAYLOR_WARPS}
     launch(join_taylor, _join_grid(shape), *arguments, **constants)

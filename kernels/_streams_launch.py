@@ -16,7 +16,7 @@ TAYLOR_WARPS = 8  # a value and two derivatives need twice as many threads' regi
 PRECISIONS = ("ieee", "tf32", "tf32x3")  # of float32 products with the weights
 
 
-def accumulating(x: Tensor) -> torch.dtype:
+def choose_accumulator(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -52,8 +52,8 @@ def require(x_TSC: Tensor, accumulated: tuple[Tensor, ...], precision: str = "ie
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: give one of {', '.join(PRECISIONS)}")
     for tensor in accumulated:
-        if tensor.dtype != accumulating(x_TSC):
-            raise ValueError(f"weights and coefficients of {tensor.dtype}: give {accumulating(x_TSC)}")
+        if tensor.dtype != choose_accumulator(x_TSC):
+            raise ValueError(f"weights and coefficients of {tensor.dtype}: give {choose_accumulator(x_TSC)}")
 
 
 def fill_missing(parts: Parts) -> list[Tensor]:
@@ -64,5 +64,5 @@ def fill_missing(parts: Parts) -> list[Tensor]:
     return [value, *(torch.zeros_like(value) if part is None else part.contiguous() for part in parts[1:])]
 
 
-def three_like(tensor: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
+def allocate_three(tensor: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return empty(tensor, *shape), empty(tensor, *shape), empty(tensor, *shape)

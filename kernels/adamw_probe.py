@@ -146,7 +146,7 @@ def adamw_probe(
         ValueError: unsupported dtype, device or layout; one line.
     """
     require_device(params[0].device)
-    gradients = [_laid_like(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
+    gradients = [_match_layout(gradient, param) for gradient, param in zip(gradients, params, strict=True)]
     _check(params, means, squares)
     table, blocks, is_aligned = _table(params, gradients, means, squares)
     device, (beta1, beta2) = params[0].device, betas
@@ -168,7 +168,7 @@ def adamw_probe(
     return Probe(sums.double().sum(0))
 
 
-def _laid_like(gradient: Tensor, param: Tensor) -> Tensor:
+def _match_layout(gradient: Tensor, param: Tensor) -> Tensor:
     """Return the gradient in the parameter's memory order and dtype."""
     if gradient.stride() == param.stride() and gradient.dtype == param.dtype:
         return gradient

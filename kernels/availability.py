@@ -15,7 +15,7 @@ def is_interpreted() -> bool:
     return os.environ.get(INTERPRET) == "1"
 
 
-def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> str | None:
+def find_lacking(device: torch.device | None = None, *, interpreted: bool = True) -> str | None:
     """Return the missing requirement for Triton's kernels, or None.
 
     Args:
@@ -36,5 +36,5 @@ def lacking(device: torch.device | None = None, *, interpreted: bool = True) -> 
 def require_device(device: torch.device) -> None:
     """Raise a one-line ``RuntimeError`` if kernels cannot run on a device."""
     if device.type != "cuda" and not is_interpreted():
-        needed = lacking(device) or "device=cuda"
+        needed = find_lacking(device) or "device=cuda"
         raise RuntimeError(f"impl=triton needs {needed}, and tensors are on {device}; impl=reference computes the same")

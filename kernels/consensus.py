@@ -80,7 +80,7 @@ def _self_second_order(u, source, target, *rest, window, precision="ieee") -> Pa
         _pack_self([node[order] for node in nodes], [each[order] for each in rest[:4]], constants, window)
         for order in range(3)
     ]
-    return _along(orders, precision)
+    return _differentiate(orders, precision)
 
 
 def _pack_cross(nodes: Any, network: Any, constants: Any, window: int | None) -> Given:
@@ -129,7 +129,7 @@ def _cross_second_order(*parts, window, precision="ieee") -> Parts:
         _pack_cross([node[order] for node in nodes], [each[order] for each in parts[4:8]], constants, window)
         for order in range(3)
     ]
-    return _along(orders, precision)
+    return _differentiate(orders, precision)
 
 
 def _optional(given: Sequence[Component], number: int) -> list[Component]:
@@ -145,7 +145,7 @@ def _fill_missing(parts: Parts) -> list[Tensor]:
     return [value, *(torch.zeros_like(value) if part is None else part.contiguous() for part in parts[1:])]
 
 
-def _along(orders: Sequence[Given], precision: str) -> Parts:
+def _differentiate(orders: Sequence[Given], precision: str) -> Parts:
     """Return (g, g′, g″) from `check_inputs`'s arguments with two derivatives each."""
     ends, network = check_inputs(*orders[0], precision)
     (first, by_first), (second, by_second) = orders[1:]

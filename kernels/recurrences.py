@@ -20,7 +20,7 @@ from kernels.operation import Operation
 NEEDED = ("triton", "fla")
 
 
-def lacking(device: torch.device | None = None) -> str | None:
+def find_lacking(device: torch.device | None = None) -> str | None:
     """Return the missing requirement for the kernels, or None.
 
     ``device`` is the kernels' device; None: any on this machine.
@@ -87,7 +87,7 @@ def _kernel(op: str, name: str) -> Callable[..., Any]:
 
     ``RuntimeError`` if kernels cannot run, or tensors are not on CUDA.
     """
-    if (what := lacking()) is not None:
+    if (what := find_lacking()) is not None:
         raise RuntimeError(f"impl=fla needs {what}; impl=reference computes the same")
     kernel = getattr(importlib.import_module(f"fla.ops.{op}"), name)
 

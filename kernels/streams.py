@@ -23,13 +23,13 @@ from kernels._streams_join_operation import join
 from kernels._streams_launch import (
     MOST_PERMUTATIONS,
     TAYLOR_WARPS,
-    accumulating,
+    allocate_three,
+    choose_accumulator,
     dense,
     empty,
     fill_missing,
     launch,
     require,
-    three_like,
 )
 from kernels._streams_read import read_gated as gated_kernel
 from kernels._streams_read import read_hyper as hyper_kernel
@@ -80,7 +80,7 @@ def _gated_forward(
     precision: str = "ieee",
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
     require(x_TSC, (weight_GO, bias_O), precision)
-    shape, dtype = _gated_shape(x_TSC, weight_GO, p_RM, iterations), accumulating(x_TSC)
+    shape, dtype = _gated_shape(x_TSC, weight_GO, p_RM, iterations), choose_accumulator(x_TSC)
     x, weight, bias, p = dense(x_TSC, weight_GO, bias_O, bias_O if p_RM is None else p_RM)
     u = empty(x, shape.tokens, shape.width)
     coefficients = empty(x, shape.tokens, shape.streams, shape.streams + 2, dtype=dtype)
@@ -109,7 +109,7 @@ def _gated_backward(
     precision: str = "ieee",
 ) -> tuple[Component, ...]:
     coefficients, z, root = saved
-    shape, dtype = _gated_shape(x_TSC, weight_GO, p_RM, iterations), accumulating(x_TSC)
+    shape, dtype = _gated_shape(x_TSC, weight_GO, p_RM, iterations), choose_accumulator(x_TSC)
     x, weight, bias, p = dense(x_TSC, weight_GO, bias_O, bias_O if p_RM is None else p_RM)
     du, d_coefficients, through = dense(*gradients)
     dz, along = empty(z, *z.shape), empty(z, shape.tokens)
@@ -168,7 +168,7 @@ def _hyper_forward(
     x_TSC: Tensor, weight_CO: Tensor, static_SO: Tensor, amplitude_O: Tensor, *, precision: str = "ieee"
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
     require(x_TSC, (weight_CO, static_SO, amplitude_O), precision)
-    shape, dtype = _hyper_shape(x_TSC, weight_CO), accumulating(x_TSC)
+    shape, dtype = _hyper_shape(x_TSC, weight_CO), choose_accumulator(x_TSC)
     x, weight, static, amplitude = dense(x_TSC, weight_CO, static_SO, amplitude_O)
     u = empty(x, shape.tokens, shape.width)
     coefficients = empty(x, shape.tokens, shape.streams, shape.outputs, dtype=dtype)
@@ -197,7 +197,7 @@ def _hyper_backward(
     precision: str = "ieee",
 ) -> tuple[Component, ...]:
     coefficients, z, root = saved
-    shape, dtype = _hyper_shape(x_TSC, weight_CO), accumulating(x_TSC)
+    shape, dtype = _hyper_shape(x_TSC, weight_CO), choose_accumulator(x_TSC)
     x, weight, amplitude = dense(x_TSC, weight_CO, amplitude_O)
     du, d_coefficients, through = dense(*gradients)
     total, dz, along = empty(z, *z.shape), empty(z, *z.shape), empty(z, *root.shape)
@@ -220,9 +220,9 @@ def _gated_second_order(
     """Return u, the coefficients and X with two derivatives along a line."""
     (value, *_), (w, *_), (b, *_) = given = [fill_missing(part) for part in (x, weight, bias)]
     require(value, (w, b), precision)
-    shape, dtype = _gated_shape(value, w, p[0], iterations), accumulating(value)
-    u = three_like(value, shape.tokens, shape.width)
-    coefficients = three_like(b, shape.tokens, shape.streams, shape.streams + 2)
+    shape, dtype = _gated_shape(value, w, p[0], iterations), choose_accumulator(value)
+    u = allocate_three(value, shape.tokens, shape.width)
+    coefficients = allocate_three(b, shape.tokens, shape.streams, shape.streams + 2)
     launch(
         read_gated_taylor,
         (shape.read_programs,),
@@ -241,9 +241,9 @@ def _hyper_second_order(
     """Return u, the coefficients and X with two derivatives along a line."""
     (value, *_), (w, *_), (s, *_), (a, *_) = given = [fill_missing(part) for part in (x, weight, static, amplitude)]
     require(value, (w, s, a), precision)
-    shape, dtype = _hyper_shape(value, w), accumulating(value)
-    u = three_like(value, shape.tokens, shape.width)
-    coefficients = three_like(w, shape.tokens, shape.streams, shape.outputs)
+    shape, dtype = _hyper_shape(value, w), choose_accumulator(value)
+    u = allocate_three(value, shape.tokens, shape.width)
+    coefficients = allocate_three(w, shape.tokens, shape.streams, shape.outputs)
     launch(
         read_hyper_taylor,
         (shape.read_programs,),

@@ -82,7 +82,7 @@ def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
         steps = generating.generate_checkpoint(directory, folder, phase, spec, cache_dir=cache_dir, device=device)
         return [Work(directory, steps, generating.steps_of_a_phase(run, spec), folder.name)]
     generating.check_kept(directories, spec, spec.phase)
-    pending = [each for each in directories if generating.missing_phases(each, spec, spec.phase)]
+    pending = [each for each in directories if generating.list_missing_phases(each, spec, spec.phase)]
     tell_skipped(len(pending), len(directories), "generated already with these settings, or without a checkpoint")
     _warn_of_equal_samples([spec_of(directory) for directory in pending], spec)
     return [

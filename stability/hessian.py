@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
 
 def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
     """Return the pending work."""
-    from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint, missing_phases
-    from stability.probes.curvature.spectra import missing_tables
+    from stability.probes.curvature.alpha_max import is_measured, list_missing_phases, measure, measure_checkpoint
+    from stability.probes.curvature.spectra import list_missing_tables
     from stability.probes.layers.observing import say_whose_logits_are_unknown
 
     # a run's phase is written whole or not at all, so the same command resumes
@@ -86,8 +86,8 @@ def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
         Work(
             directory,
             measure(directory, curvature, cache_dir=cache_dir, device=spec.device),
-            len(missing_phases(directory, curvature)) * _steps_of_a_phase(spec)
-            + len(missing_tables(directory, curvature)) * tables_steps,
+            len(list_missing_phases(directory, curvature)) * _steps_of_a_phase(spec)
+            + len(list_missing_tables(directory, curvature)) * tables_steps,
         )
         for directory in pending
     ]

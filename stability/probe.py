@@ -78,13 +78,13 @@ def main(argv: list[str]) -> int:
 
 def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
     """Return the pending work."""
-    from stability.probes.layers.measuring import measure, measure_checkpoint, missing_phases
-    from stability.probes.layers.observing import observable_in, say_what_is_missing
+    from stability.probes.layers.measuring import list_missing_phases, measure, measure_checkpoint
+    from stability.probes.layers.observing import list_observable, say_what_is_missing
 
     # a run's phase is written whole or not at all; a single run without measurable layers is refused
     directories = subject.measurable(without_checkpoint="there is nothing to probe; take a lower learning rate")
     runs = {directory: spec_of(directory) for directory in directories}
-    observable = {directory: observable_in(run, spec.what) for directory, run in runs.items()}
+    observable = {directory: list_observable(run, spec.what) for directory, run in runs.items()}
     say_what_is_missing(spec.what, observable.values())
     fitting = [directory for directory in directories if observable[directory].is_there]
     steps = {directory: _steps_of_a_phase(runs[directory], spec) for directory in fitting}
@@ -99,7 +99,7 @@ def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
             )
             for directory in fitting
         ]
-    pending = {directory: num for directory in fitting if (num := len(missing_phases(directory, spec)))}
+    pending = {directory: num for directory in fitting if (num := len(list_missing_phases(directory, spec)))}
     tell_skipped(len(pending), len(fitting), "measured already under this protocol")
     return [
         Work(directory, measure(directory, spec, cache_dir=subject.cache_dir), num * steps[directory])

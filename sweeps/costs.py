@@ -19,7 +19,7 @@ from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
 from stability.plan.resolved import ResolvedRun
-from stability.training.machine import lacking_kernels, peak_memory_mb
+from stability.training.machine import describe_lacking, peak_memory_mb
 from stability.training.step import Replica
 from sweeps.gpus import DEFAULT, GPUS, Gpu
 
@@ -110,7 +110,7 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
     """Return the cost of one kind of run, timed here or estimated for ``gpu``."""
     run, spec, corpus, device = kind.spec, plan.spec, plan.corpus, build.resolve_device(plan.spec.device)
     # a sharded model may not fit the one timed device, and this machine may not run the kernels
-    can_run = not spec.shard_parameters and lacking_kernels(computed_parts(run), device) is None
+    can_run = not spec.shard_parameters and describe_lacking(computed_parts(run), device) is None
     timing = None
     if gpu is not None:
         timing = _estimated(run, corpus, spec, gpu)

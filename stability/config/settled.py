@@ -101,7 +101,7 @@ def _lacking(name: str) -> str | None:
     from kernels import availability
 
     # interpreted kernels do not count: they are far slower than the reference
-    return availability.lacking(torch.device("cpu") if name == "cpu" else None, interpreted=False)
+    return availability.find_lacking(torch.device("cpu") if name == "cpu" else None, interpreted=False)
 
 
 def on_reference(run: Any) -> dict[str, Part]:

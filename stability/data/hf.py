@@ -74,7 +74,7 @@ class HuggingFaceConfig(AbstractTokenized):
     )
 
     @model_validator(mode="after")
-    def _only_for_nucleotides(self) -> HuggingFaceConfig:
+    def _check_nucleotides_only(self) -> HuggingFaceConfig:
         if self.reverse_complement and self.tokenizer != "nucleotides":
             raise ValueError(
                 "data.reverse_complement=true belongs to data.tokenizer=nucleotides "

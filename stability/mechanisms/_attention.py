@@ -219,7 +219,7 @@ def visible_pairs(
     return visible_NN[None, None] if mask_BN is None else visible_NN & mask_BN[:, None, None]
 
 
-def beyond_the_band_kernels(use: Use) -> str | None:
+def find_unsupported(use: Use) -> str | None:
     """Return the feature not supported by `kernels.band_attention`, or None."""
     if use.dropout > 0:
         return f"dropout of an attention's weights, {use.dropout:g}"

@@ -21,7 +21,7 @@ def even_block(num_positions: int, wanted: int) -> int:
     return -(-num_positions // num_blocks)
 
 
-def in_blocks(x: Tensor, block: int) -> Tensor:
+def split_into_blocks(x: Tensor, block: int) -> Tensor:
     """Return (…, N, K) cut into blocks, (…, G, block, K)."""
     num_blocks = -(-x.shape[-2] // block)
     return F.pad(x, (0, 0, 0, num_blocks * block - x.shape[-2])).unflatten(-2, (num_blocks, block))
@@ -43,7 +43,7 @@ def bands(x: Tensor, block: int, before: int, after: int) -> Tensor:
 def band_positions(
     num_positions: int, block: int, before: int, after: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the positions in `in_blocks` (queries) and in `bands` (keys).
+    """Return the positions in `split_into_blocks` (queries) and in `bands` (keys).
 
     Args:
         num_positions: N.
@@ -60,16 +60,16 @@ def band_positions(
     return query, starts - before + torch.arange(before + block + after, device=device)
 
 
-def in_classes(x: Tensor, stride: int) -> Tensor:
+def split_into_classes(x: Tensor, stride: int) -> Tensor:
     """Group positions by remainder, (…, N, K) → (…, stride, L, K).
 
     Entry n in class r is position n·stride + r.
     """
-    return in_blocks(x, stride).transpose(-2, -3)
+    return split_into_blocks(x, stride).transpose(-2, -3)
 
 
-def out_of_classes(x: Tensor, num_positions: int) -> Tensor:
-    """Reverse `in_classes`, (…, stride, L, K) → (…, N, K)."""
+def merge_classes(x: Tensor, num_positions: int) -> Tensor:
+    """Reverse `split_into_classes`, (…, stride, L, K) → (…, N, K)."""
     return x.transpose(-2, -3).flatten(-3, -2)[..., :num_positions, :]
 
 

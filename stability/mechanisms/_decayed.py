@@ -41,7 +41,7 @@ def gated_linear_attention(
         num = v_BHNV.shape[2]
         chunk = min(chunk, num)
         parts = (q_BHNK, k_BHNK, v_BHNV, log_decay)
-        q_BHMCK, k_BHMCK, v_BHMCV, log_decay = (_in_chunks(at_least_float32(part), chunk) for part in parts)
+        q_BHMCK, k_BHMCK, v_BHMCV, log_decay = (_split_into_chunks(at_least_float32(part), chunk) for part in parts)
         until = log_decay.cumsum(-2)  # from the chunk's start, each position's own decay included
         whole, between = until[..., -1:, :], _sum_between(log_decay)
         y_BHMCV = _scores(q_BHMCK, k_BHMCK, between) @ v_BHMCV
@@ -51,7 +51,7 @@ def gated_linear_attention(
         return y_BHMCV.flatten(2, 3)[:, :, :num]
 
 
-def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+def _split_into_chunks(x: Tensor, chunk: int) -> Tensor:
     """Return x (B, H, N, …) as (B, H, M, C, …), padded with zeros: no writes, no decay."""
     return F.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
 
@@ -114,6 +114,6 @@ def share_of_head(share: float, shape: MixerShape | Use) -> int:
     return max(1, round(share * shape.head_width))
 
 
-def nothing_at_padding(x_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+def zero_padding(x_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
     """Return values or log-decays with zeros at padding, so that sums ignore padding."""
     return x_BHNK if mask_BN is None else x_BHNK.masked_fill(~mask_BN[:, None, :, None], 0.0)

@@ -39,13 +39,13 @@ def delta_rule(
     """
     num, size = q_BHNK.shape[2], chunk_size(chunk, q_BHNK.shape[2])
     with in_float32(q_BHNK.device):
-        q, k, v, beta = (_in_chunks(x, size) for x in (q_BHNK, k_BHNK, v_BHNV, beta_BHN[..., None]))
+        q, k, v, beta = (_split_into_chunks(x, size) for x in (q_BHNK, k_BHNK, v_BHNV, beta_BHN[..., None]))
         if log_decay is None:
             scores, overlaps = (torch.cat((q, k), -2) @ k.mT).split(size, -2)
             scores, first, last, kept = scores.tril(), k, k, torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
             q_first = q
         else:
-            decay = _in_chunks(log_decay, size).exp()
+            decay = _split_into_chunks(log_decay, size).exp()
             scores, overlaps, since, until = _compute_decayed_products(q, k, decay)
             first, last, q_first = k * since, k * until, q * since
             kept = since[..., -1, :, None] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
@@ -53,7 +53,7 @@ def delta_rule(
         wanted = beta * torch.cat((v, first), -1)
         solved = torch.linalg.solve_triangular(beta * overlaps, wanted, upper=False, unitriangular=True)
         u, w = solved.split((v.shape[-1], k.shape[-1]), -1)
-        before = _states_before(kept - last.mT @ w, last.mT @ u)
+        before = _carry_states(kept - last.mT @ w, last.mT @ u)
         y = q_first @ before + scores @ (u - w @ before)
         return y.flatten(2, 3)[:, :, :num]
 
@@ -81,7 +81,7 @@ def products_per_chunk(size: int, key_width: int, value_width: int, *, decays: b
     return pairs + system + state + 2 * size * key_width * value_width + size * size * value_width
 
 
-def _in_chunks(x: Tensor, size: int) -> Float[Tensor, "B H M C *"]:
+def _split_into_chunks(x: Tensor, size: int) -> Float[Tensor, "B H M C *"]:
     """Return x (B, H, N, …) in chunks, padded with zeros: no writes, no decay."""
     return F.pad(at_least_float32(x), (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
 
@@ -117,7 +117,7 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     return x.unflatten(dim, (-1, 2)).unbind(dim)
 
 
-def _states_before(carried_BHMKK: Tensor, written_BHMKV: Tensor) -> Float[Tensor, "B H M K V"]:
+def _carry_states(carried_BHMKK: Tensor, written_BHMKV: Tensor) -> Float[Tensor, "B H M K V"]:
     """Return the state at each chunk's start: S ← P S + X, from zero."""
     state_BHKV = torch.zeros_like(written_BHMKV[:, :, 0])
     states = [state_BHKV]

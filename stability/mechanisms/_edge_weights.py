@@ -103,7 +103,7 @@ class EdgeWeights(NamedTuple):
     lambda_HTRKBP: Tensor | None
     norm_HBP: Tensor | None = None
 
-    def over(self, bound_HBP: Tensor) -> EdgeWeights:
+    def divide(self, bound_HBP: Tensor) -> EdgeWeights:
         """Return R divided by a bound per head, sequence and edge.
 
         Any axis may have size 1. A bound of 0, for a sequence without edges, counts as 1.
@@ -187,7 +187,7 @@ class EdgeNetwork(nn.Module):
                 torch.full((config.iterations,), _softplus_inverse(config.step_size))
             )
 
-    def per_head(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
+    def project_heads(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
         """Split the projected signal into heads, (H, K, B, N)."""
         u_DM = projection.weight @ x_BND.flatten(0, 1).t()
         if projection.bias is not None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import nothing_at_padding, products, split_heads
+from stability.mechanisms._decayed import products, split_heads, zero_padding
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._recurrent import HeadNorm
 
@@ -96,8 +96,8 @@ class AbstractGatedDecay(AbstractWithKernels):
             self.config,
             self.rotate(q_BHNK) / math.sqrt(q_BHNK.shape[-1]),
             self.rotate(k_BHNK),
-            nothing_at_padding(v_BHNV, mask_BN),
-            nothing_at_padding(self.log_decay(x_BND), mask_BN),
+            zero_padding(v_BHNV, mask_BN),
+            zero_padding(self.log_decay(x_BND), mask_BN),
         )
         y_BHNV = F.silu(g_BHNV) * self.norm(o_BHNV)
         return self.out(y_BHNV.transpose(1, 2).flatten(2))

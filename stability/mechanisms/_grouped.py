@@ -16,7 +16,7 @@ from stability.models.precision import at_least_float32
 MIN_BLOCK = 16
 
 
-def over_blocks(
+def attend_blocks(
     q_BGRNK: Tensor,
     k_BGNK: Tensor,
     v_BGNK: Tensor,
@@ -56,7 +56,7 @@ def over_blocks(
     logits = [scaled @ k.mT for k in near[0]]
     if chosen.shape[-1]:
         logits.append(_multiply_each(scaled, _gather_blocks(k_BGMLK, chosen).mT))
-    a = softmax_over(torch.cat(logits, -1), visible)
+    a = masked_softmax(torch.cat(logits, -1), visible)
     a_first, a_near, a_free = F.dropout(a, dropped).split((length, 2 * length, visible.shape[-1] - 3 * length), -1)
     y = a_first @ near[1][0] + a_near @ near[1][1]
     if chosen.shape[-1]:
@@ -107,14 +107,14 @@ def _prepend_previous_block(x_BGMLK: Tensor) -> Float[Tensor, "B G M J K"]:
     return torch.cat([F.pad(x_BGMLK, (0, 0, 0, 0, 1, 0))[:, :, :-1], x_BGMLK], -2)
 
 
-def softmax_over(logits: Tensor, visible: Tensor) -> Tensor:
+def masked_softmax(logits: Tensor, visible: Tensor) -> Tensor:
     """Return the softmax over visible entries, in float32 or wider; zero in empty rows."""
     # the softmax of a row of −∞ is NaN: let the row see everything, then zero its output
     empty = ~visible.any(-1, keepdim=True)
     return at_least_float32(logits).masked_fill(~(visible | empty), -math.inf).softmax(-1).masked_fill(~visible, 0.0)
 
 
-def over_window(
+def attend_window(
     q_BGRNK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, window: int, mask_BN: Tensor | None, dropped: float
 ) -> Float[Tensor, "B G R N K"]:
     """Return attention of each query i to valid keys i − window ≤ j ≤ i.
@@ -149,5 +149,5 @@ def over_window(
 
 
 def window_block(window: int, num_positions: int) -> int:
-    """Return the number of queries per block in `over_window`."""
+    """Return the number of queries per block in `attend_window`."""
     return min(max(window, MIN_BLOCK), num_positions)

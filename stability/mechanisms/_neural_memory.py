@@ -116,8 +116,8 @@ def linear_memory(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNV: Tensor, gates: Gates, 
     # depend on earlier ones, Σ_j inside_tj (k_t·k_j) e_j: a triangular system, inverted for all blocks at once.
     num = k_BHNK.shape[2]
     length = linear_block(num, chunk)
-    q, k, v = (in_blocks(part, length) for part in (q_BHNK, k_BHNK, v_BHNV))
-    u = unroll(gates.map(lambda part: in_blocks(part[..., None], length)[..., 0]))
+    q, k, v = (split_into_blocks(part, length) for part in (q_BHNK, k_BHNK, v_BHNV))
+    u = unroll(gates.map(lambda part: split_into_blocks(part[..., None], length)[..., 0]))
     read, inside = u.shift_to_chunk_starts(chunk)
     asked = torch.cat([_multiply_by_factors(k, read), _multiply_by_factors(q, u.read)], -2)
     told = u.inside * (q @ k.mT)
@@ -148,7 +148,7 @@ def _inverse(strictly_lower: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(strictly_lower + one, one, upper=False, unitriangular=True)
 
 
-def in_blocks(x: Tensor, length: int) -> Float[Tensor, "B H G L K"]:
+def split_into_blocks(x: Tensor, length: int) -> Float[Tensor, "B H G L K"]:
     """Return (B, H, N, K) in blocks, zero-padded at the end."""
     num_blocks = -(-x.shape[2] // length)
     return F.pad(x, (0, 0, 0, num_blocks * length - x.shape[2])).unflatten(2, (num_blocks, length))
@@ -202,8 +202,8 @@ def mlp_memory(
     # with h = W₁k, z = φ(h)/√F and e = 2 (W₂z − v) the gradients are g kᵀ, g = (W₂ᵀe) ⊙ φ′(h)/√F, and e zᵀ
     (batch, heads, num, _), hidden, phi = k_BHNK.shape, first_HFK.shape[1], ACTIVATIONS[activation]
     scale = 1 / math.sqrt(hidden)
-    q, k, v = (in_blocks(part, chunk) for part in (q_BHNK, k_BHNK, v_BHNV))
-    u = unroll(gates.map(lambda part: in_blocks(part[..., None], chunk)[..., 0]))
+    q, k, v = (split_into_blocks(part, chunk) for part in (q_BHNK, k_BHNK, v_BHNV))
+    u = unroll(gates.map(lambda part: split_into_blocks(part[..., None], chunk)[..., 0]))
     asked, told, written = _multiply_by_factors(q, u.read), u.inside * (q @ k.mT), _multiply_by_factors(k, u.write).mT
     of_first = first_HFK.mT.expand(batch, -1, -1, -1)[:, :, None]
     first = torch.cat([of_first, of_first.new_zeros(batch, heads, u.read.shape[-1] - 1, *of_first.shape[3:])], 2)

@@ -64,7 +64,7 @@ def best(ranking: Ranking, members: Bool[Tensor, "B H R N"], k: int) -> tuple[Te
         k: positions per set.
     """
     num_positions = members.shape[-1]
-    count = _in_order(members, ranking).cumsum(-1)
+    count = _reorder(members, ranking).cumsum(-1)
     rank_k = torch.arange(1, k + 1, device=members.device)
     place = torch.searchsorted(count, rank_k.expand(*count.shape[:-1], k).contiguous()).clamp(max=num_positions - 1)
     return _expand(ranking.position, count).gather(-1, place), rank_k <= count[..., -1:]
@@ -109,7 +109,7 @@ def thresholds(
     # τ = (Σ_free u − (k − #full)) / #free: its derivative gives the projection's exactly, unless the three sets change.
     z = u_BHN.gather(-1, ranking.position)
     edges = torch.cat([z, z - 1], -1).sort(-1).values
-    is_member = _in_order(members, ranking).to(z.dtype)
+    is_member = _reorder(members, ranking).to(z.dtype)
     counts = F.pad(is_member.cumsum(-1), (1, 0))
     sums = F.pad((is_member * z[:, :, None]).cumsum(-1), (1, 0))
     # Number of scores above each edge, and by 1 or more: the same rounded u − 1 as among the edges.
@@ -146,7 +146,7 @@ def _expand(of_all: Tensor, like: Tensor) -> Tensor:
     return of_all[:, :, None].expand(*like.shape[:-1], of_all.shape[-1])
 
 
-def _in_order(members: Tensor, ranking: Ranking) -> Tensor:
+def _reorder(members: Tensor, ranking: Ranking) -> Tensor:
     batch, heads, _ = ranking.position.shape
     members = members.expand(batch, heads, *members.shape[2:])
     return members.gather(-1, _expand(ranking.position, members))

@@ -14,7 +14,7 @@ Positive = Annotated[float, Field(gt=0)]
 Pair = tuple[Positive, Positive]
 
 
-def rising(mechanism: str) -> AfterValidator:
+def require_rising(mechanism: str) -> AfterValidator:
     """Return a validator for a range setting: a `Pair` with first ≤ second."""
 
     def check(given: Pair, info: Any) -> Pair:

@@ -17,7 +17,7 @@ from torch import Tensor
 from stability.config import Settings
 from stability.mechanisms._attention import AbstractSoftmaxAttention, attend
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
-from stability.mechanisms._blocks import in_blocks, present
+from stability.mechanisms._blocks import present, split_into_blocks
 
 NONE = -1  # filler for a query block with fewer key blocks than others
 
@@ -145,12 +145,12 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         if self.causal:
             query = (torch.arange(len(plan), device=q_BHNK.device)[:, None] + first) * block + within
             seen = seen & (key <= query[..., None])
-        k, v = (_blocks_at(in_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
-        y = attend(in_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
+        k, v = (_gather_blocks(split_into_blocks(part, block), plan_GJ) for part in (k_BHNK, v_BHNK))
+        y = attend(split_into_blocks(q_BHNK, block)[:, :, first:], k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, : num_positions - first * block]
 
 
-def _blocks_at(k_BHMbK: Tensor, plan_GJ: Tensor) -> Tensor:
+def _gather_blocks(k_BHMbK: Tensor, plan_GJ: Tensor) -> Tensor:
     """Gather the listed key blocks, (B, H, M, b, K) → (B, H, G, J·b, K); arbitrary at filler."""
     chosen = k_BHMbK.index_select(2, plan_GJ.clamp_min(0).flatten())
     return chosen.unflatten(2, tuple(plan_GJ.shape)).flatten(3, 4)

@@ -162,7 +162,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         return self.join_heads(self.out, torch.cat(updated))
 
     def _sides(self, x_BND: Tensor, context_BJD: Tensor) -> _Sides:
-        u_HKBN, v_HKBJ = self.per_head(self.source, x_BND), self.per_head(self.context, context_BJD)
+        u_HKBN, v_HKBJ = self.project_heads(self.source, x_BND), self.project_heads(self.context, context_BJD)
         (source_HXBN,), (target_HXBJ,) = (
             self.compute_end_terms(x_BND, slice(0, 1)),
             self.compute_end_terms(context_BJD, slice(1, 2)),
@@ -257,7 +257,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         if weights.norm_HBP is None:
             return weights
         degree_HBN = edges.collect(weights.norm_HBP * valid_BP)
-        return weights.over(edges.sums(degree_HBN, degree_HBN.new_zeros(sides.v_HKBJ.shape[-1])))
+        return weights.divide(edges.sums(degree_HBN, degree_HBN.new_zeros(sides.v_HKBJ.shape[-1])))
 
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._decayed import nothing_at_padding, products, share_of_head, split_heads
+from stability.mechanisms._decayed import products, share_of_head, split_heads, zero_padding
 from stability.mechanisms._fla import AbstractWithKernels
 from stability.mechanisms._impl import ImplOrFla, Use
 from stability.mechanisms._recurrent import HeadNorm
@@ -136,7 +136,7 @@ class ExpandedRecurrence(AbstractWithKernels):
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
         q_BND, i_BND = self.qi(x_BND).split(self.widths, -1)
-        log_f_BHNK, k_BHNK = (nothing_at_padding(part, mask_BN) for part in self.gates(x_BND))
+        log_f_BHNK, k_BHNK = (zero_padding(part, mask_BN) for part in self.gates(x_BND))
         q_BHNK, i_BHNV = split_heads(F.silu(q_BND), self.heads), split_heads(i_BND, self.heads)
         o_BHNV = self.run_linear_attention(self.config, q_BHNK, k_BHNK, i_BHNV, log_f_BHNK)
         return self.out(self.norm(o_BHNV.transpose(1, 2).flatten(2)))

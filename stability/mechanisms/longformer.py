@@ -14,17 +14,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._attention import attend, beyond_the_band_kernels
+from stability.mechanisms._attention import attend, find_unsupported
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 from stability.mechanisms._blocks import (
     MIN_BLOCK,
     band_positions,
     bands,
     even_block,
-    in_blocks,
-    in_classes,
-    out_of_classes,
+    merge_classes,
     present,
+    split_into_blocks,
+    split_into_classes,
 )
 from stability.mechanisms._impl import Impl, Use
 from stability.mechanisms._observed import AbstractAttention
@@ -91,7 +91,7 @@ class LongformerAttention(AbstractAttention):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        return beyond_the_band_kernels(use)
+        return find_unsupported(use)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -148,7 +148,7 @@ class LongformerAttention(AbstractAttention):
                 q, k, v = self._global_heads(x_BND)
             parts.append(attend(q, k, v, seen, self.dropped))
         if num_positions > few:
-            parts.append(self._near(q_BHNK[:, :, few:], k_BHNK, v_BHNK, mask_BN))
+            parts.append(self._attend_near(q_BHNK[:, :, few:], k_BHNK, v_BHNK, mask_BN))
         return self.joined(torch.cat(parts, 2), x_BND)
 
     @property
@@ -188,7 +188,7 @@ class LongformerAttention(AbstractAttention):
         few = self.config.global_tokens
         return torch.cat([a_BHNN[..., :few, :] @ of_global, a_BHNN[..., few:, :] @ own], -2)
 
-    def _near(self, q_BHMK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+    def _attend_near(self, q_BHMK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return the attention output for the M positions after the global tokens.
 
         Windows exclude global tokens: they are windows of the sequence after these.
@@ -210,13 +210,13 @@ class LongformerAttention(AbstractAttention):
         to_global = present(torch.arange(few, device=key.device), k_BHNK.shape[2], mask_BN)[..., None, None, None, :]
         seen = torch.cat([to_global.expand(*seen.shape[:-1], few), seen], -1)
         k, v = (self._windows(part, block, before, after) for part in (k_BHNK, v_BHNK))
-        y = attend(in_blocks(in_classes(q_BHMK, dilation), block), k, v, seen, self.dropped)
-        return out_of_classes(y.flatten(3, 4), num_near)
+        y = attend(split_into_blocks(split_into_classes(q_BHMK, dilation), block), k, v, seen, self.dropped)
+        return merge_classes(y.flatten(3, 4), num_near)
 
     def _windows(self, of_all: Tensor, block: int, before: int, after: int) -> Tensor:
         """Return each block's visible entries of (B, H, N, K): global tokens, then band, (B, H, d, G, keys, K)."""
         few = self.config.global_tokens
-        near = bands(in_classes(of_all[:, :, few:], self.config.dilation), block, before, after)
+        near = bands(split_into_classes(of_all[:, :, few:], self.config.dilation), block, before, after)
         first = of_all[:, :, None, None, :few].expand(*near.shape[:4], -1, -1)
         return torch.cat([first, near], -2)
 

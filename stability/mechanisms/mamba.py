@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._recurrent import AbstractRecurrent, ShortConvolution
-from stability.mechanisms._steps import Pair, draw_steps, rising
+from stability.mechanisms._steps import Pair, draw_steps, require_rising
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -46,7 +46,7 @@ class Mamba(AbstractRecurrent):
         dt_rank: int | None = Field(
             default=None, ge=1, description="rank of the map that gives the steps Δ; null: width / 16, rounded up"
         )
-        dt_range: Annotated[Pair, rising("mamba")] = Field(
+        dt_range: Annotated[Pair, require_rising("mamba")] = Field(
             default=(0.001, 0.1), description="from where to where the steps Δ are drawn at first, log-uniformly"
         )
         chunk: int = Field(

@@ -17,7 +17,7 @@ from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.mechanisms._decayed import gated_linear_attention
 from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution
-from stability.mechanisms._steps import Pair, draw_steps, rising
+from stability.mechanisms._steps import Pair, draw_steps, require_rising
 from stability.models.precision import at_least_float32, in_float32
 
 
@@ -47,10 +47,10 @@ class Mamba2(AbstractRecurrent):
         expand: int = Field(default=2, ge=1, description="features of the recurrence, in widths of the model")
         state: int = Field(default=64, ge=1, description="numbers of the state for each of those features")
         conv: int = Field(default=4, ge=1, description="positions that the short convolution reads, its own included")
-        a_range: Annotated[Pair, rising("mamba2")] = Field(
+        a_range: Annotated[Pair, require_rising("mamba2")] = Field(
             default=(1.0, 16.0), description="from where to where the rates −A of the heads are drawn at first"
         )
-        dt_range: Annotated[Pair, rising("mamba2")] = Field(
+        dt_range: Annotated[Pair, require_rising("mamba2")] = Field(
             default=(0.001, 0.1), description="from where to where the steps Δ are drawn at first, log-uniformly"
         )
         chunk: int = Field(default=64, ge=1, description="positions that are computed at once")

@@ -24,7 +24,7 @@ from stability.mechanisms._compression import (
     complete_blocks,
     last_positions,
 )
-from stability.mechanisms._grouped import over_blocks, over_window, softmax_over, window_block
+from stability.mechanisms._grouped import attend_blocks, attend_window, masked_softmax, window_block
 from stability.mechanisms._observed import AbstractAttention
 from stability.models.precision import at_least_float32
 
@@ -78,7 +78,7 @@ class NativeSparseAttention(AbstractAttention):
         )
 
         @model_validator(mode="after")
-        def _blocks_fit_each_other(self) -> NativeSparseAttention.Config:
+        def _check_blocks(self) -> NativeSparseAttention.Config:
             """Refuse block lengths not supported by Eq. 9."""
             for name in ("block", "selected_block"):
                 if getattr(self, name) % self.stride:
@@ -177,8 +177,8 @@ class NativeSparseAttention(AbstractAttention):
         dropped, length = self.dropout if self.training else 0.0, self.config.selected_block
         parts = (
             F.dropout(p_BGRNC, dropped) @ self._compress_values(values[0])[:, :, None],
-            over_blocks(turned_BGRNK, keys[1], values[1], chosen_BGNS, is_chosen_BGNS, length, mask_BN, dropped),
-            over_window(turned_BGRNK, keys[2], values[2], self.config.window, mask_BN, dropped),
+            attend_blocks(turned_BGRNK, keys[1], values[1], chosen_BGNS, is_chosen_BGNS, length, mask_BN, dropped),
+            attend_window(turned_BGRNK, keys[2], values[2], self.config.window, mask_BN, dropped),
         )
         return self.joined(torch.cat([part.flatten(1, 2) for part in parts], 1), x_BND)
 
@@ -209,7 +209,7 @@ class NativeSparseAttention(AbstractAttention):
         k_BGCK = self.compress_key(blocks_of(k_BGNK, self.config.block, self.config.stride))
         block, stride = self.config.block, self.config.stride
         visible = complete_blocks(k_BGNK.shape[2], block, stride, mask_BN, k_BGNK.device)[:, None]
-        return softmax_over(q_BGRNK @ k_BGCK[:, :, None].mT / math.sqrt(k_BGNK.shape[-1]), visible)
+        return masked_softmax(q_BGRNK @ k_BGCK[:, :, None].mT / math.sqrt(k_BGNK.shape[-1]), visible)
 
     def _compress_values(self, v_BGNK: Tensor) -> Float[Tensor, "B G C K"]:
         return self.compress_value(blocks_of(v_BGNK, self.config.block, self.config.stride))

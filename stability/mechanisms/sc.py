@@ -143,7 +143,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             ValueError: wrong mask or wrong edges.
         """
         x_BND = without_padding(x_BND, mask_BN)
-        u_HKBN = self.per_head(self.source, x_BND)
+        u_HKBN = self.project_heads(self.source, x_BND)
         graph = self._graph(x_BND, mask_BN, edges)
         if self.config.impl == "triton":
             u_HKBN = self._update_by_kernels(u_HKBN, x_BND, mask_BN)
@@ -189,7 +189,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         weights = self.edge_weights_of(hidden_HTXM, heads, graph.shape)
         if weights.norm_HBP is None:
             return weights
-        return weights.over(largest_eigenvalue(graph, weights.norm_HBP))
+        return weights.divide(largest_eigenvalue(graph, weights.norm_HBP))
 
     def _update(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
         """Return u after all steps u ← u − η·g, one or all heads at a time."""

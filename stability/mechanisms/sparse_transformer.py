@@ -20,10 +20,10 @@ from stability.mechanisms._blocks import (
     band_positions,
     bands,
     even_block,
-    in_blocks,
-    in_classes,
-    out_of_classes,
+    merge_classes,
     present,
+    split_into_blocks,
+    split_into_classes,
 )
 
 
@@ -154,7 +154,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         query, key = band_positions(num_positions, block, before, after, q_BHNK.device)
         seen = (key >= query - before) & (key <= query + after) & present(key, num_positions, mask_BN)
         k, v = (bands(part, block, before, after) for part in (k_BHNK, v_BHNK))
-        y = attend(in_blocks(q_BHNK, block), k, v, seen, self.dropped)
+        y = attend(split_into_blocks(q_BHNK, block), k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, :num_positions]
 
     def _attend_strided(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
@@ -165,9 +165,9 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         seen = present(key, num_positions, mask_BN)
         if self.causal:
             seen = seen & (key <= key.mT)
-        q, k, v = (in_classes(part, stride) for part in qkv_BHNK)
+        q, k, v = (split_into_classes(part, stride) for part in qkv_BHNK)
         y = attend(q, k, v, seen, self.dropped)
-        return out_of_classes(y, num_positions)
+        return merge_classes(y, num_positions)
 
     def _block(self, qkv_BHNK: list[Tensor], mask_BN: Tensor | None) -> Tensor:
         """Attend to the own block."""
@@ -176,7 +176,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         seen = present(key, num_positions, mask_BN)
         if self.causal:
             seen = seen & (key <= query)
-        q, k, v = (in_blocks(part, stride) for part in qkv_BHNK)
+        q, k, v = (split_into_blocks(part, stride) for part in qkv_BHNK)
         y = attend(q, k, v, seen, self.dropped)
         return y.flatten(2, 3)[:, :, :num_positions]
 
@@ -190,7 +190,7 @@ class SparseTransformerAttention(AbstractSoftmaxAttention):
         seen = present(key[None], num_positions, mask_BN)
         if self.causal:
             seen = seen & (key <= torch.arange(num_positions, device=key.device)[:, None])
-        k, v = (in_blocks(part, stride)[..., first:, :].flatten(2, 3) for part in (k_BHNK, v_BHNK))
+        k, v = (split_into_blocks(part, stride)[..., first:, :].flatten(2, 3) for part in (k_BHNK, v_BHNK))
         return attend(q_BHNK, k, v, seen, self.dropped)
 
 

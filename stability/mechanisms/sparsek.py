@@ -129,10 +129,10 @@ class SparseKAttention(AbstractAttention):
         u_BHN = F.pad(self.scores(x_BND), (0, fill))
         valid_BN = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device) if mask_BN is None else mask_BN
         valid_BN = F.pad(valid_BN, (0, fill))
-        position, soft, seen = (self._before_and_own if self.causal else self._global)(u_BHN, valid_BN, block)
+        position, soft, seen = (self._select_keys if self.causal else self._global)(u_BHN, valid_BN, block)
         keys, values = (_gather_at(part, position) for part in (k, v))
         if self.window is not None:
-            in_band = self._in_band(valid_BN, block)
+            in_band = self._mark_band(valid_BN, block)
             keys, values = (torch.cat([ours, self._band(of, block)], -2) for ours, of in ((keys, k), (values, v)))
             in_band = in_band.expand(*seen.shape[:-1], -1)
             soft = torch.cat([soft.expand(seen.shape), torch.ones_like(in_band, dtype=soft.dtype)], -1)
@@ -155,10 +155,10 @@ class SparseKAttention(AbstractAttention):
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
         """Return Σ softmax(q·(m k) / √K) m v for each block's queries, zero in empty rows."""
-        a = self._averaging(q @ keys.mT, soft * seen, seen)
+        a = self._average(q @ keys.mT, soft * seen, seen)
         return F.dropout(a, self.dropout, self.training) @ values
 
-    def _averaging(self, products: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
+    def _average(self, products: Tensor, soft: Tensor, seen: Tensor) -> Tensor:
         """Return softmax(m q·k / √K) m over visible keys, from products q·k."""
         head_width = self.out.in_features // self.heads
         hidden = ~seen & seen.any(-1, keepdim=True)  # the softmax of a fully hidden row would be NaN
@@ -176,7 +176,7 @@ class SparseKAttention(AbstractAttention):
         seen = exists[..., None, :] & ~self._is_near(queries, position[..., None, :])
         return position.expand(-1, -1, num_blocks, -1), soft, seen
 
-    def _before_and_own(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _select_keys(self, u_BHN: Tensor, valid_BN: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return each block's k best positions before it and its own positions.
 
         They are (B, H, blocks, k + c), with m per query of the block, and visibility per query.
@@ -213,7 +213,7 @@ class SparseKAttention(AbstractAttention):
         before, after = self._reach(k_BHNK.shape[2])
         return F.pad(k_BHNK, (0, 0, before, after)).unfold(2, before + block + after, block).transpose(-1, -2)
 
-    def _in_band(self, valid_BN: Tensor, block: int) -> Bool[Tensor, "B 1 blocks c W"]:
+    def _mark_band(self, valid_BN: Tensor, block: int) -> Bool[Tensor, "B 1 blocks c W"]:
         """Return True at the keys in `_band` visible to each query."""
         before, after = self._reach(valid_BN.shape[1])
         exists = F.pad(valid_BN, (before, after)).unfold(1, before + block + after, block)
@@ -242,7 +242,7 @@ class SparseKAttention(AbstractAttention):
         soft = torch.where(is_near, 1.0, tau.soft(u_BHN[:, :, None, None])[:, :, 0])
         seen = visible & (is_near | mark_best(Ranking.of(u_BHN).place[:, :, None], visible, self.k))
         q_BHNK, k_BHNK, _ = self.split(x_BND)
-        return self._averaging(q_BHNK @ k_BHNK.mT, soft * seen, seen)
+        return self._average(q_BHNK @ k_BHNK.mT, soft * seen, seen)
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
         return self.split(x_BND)[2]

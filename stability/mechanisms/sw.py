@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._attention import AbstractSoftmaxAttention, beyond_the_band_kernels
+from stability.mechanisms._attention import AbstractSoftmaxAttention, find_unsupported
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
-from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, in_blocks, present
+from stability.mechanisms._blocks import MIN_BLOCK, band_positions, bands, present, split_into_blocks
 from stability.mechanisms._impl import Impl, Use
 
 
@@ -44,7 +44,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
 
     @classmethod
     def no_kernel(cls, config: Any, use: Use) -> str | None:
-        return beyond_the_band_kernels(use)
+        return find_unsupported(use)
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
@@ -75,7 +75,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         before, after = self._reach(num_positions)
         block = max(before, MIN_BLOCK)
         y = F.scaled_dot_product_attention(
-            in_blocks(q_BHNK, block),
+            split_into_blocks(q_BHNK, block),
             bands(k_BHNK, block, before, after),
             bands(v_BHNK, block, before, after),
             attn_mask=self._visible(num_positions, block, mask_BN, x_BND.device),

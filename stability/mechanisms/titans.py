@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import MixerShape, without_padding
-from stability.mechanisms._grouped import over_window, window_block
+from stability.mechanisms._grouped import attend_window, window_block
 from stability.mechanisms._neural_memory import Gates, linear_block, linear_memory, mlp_memory
 from stability.mechanisms._recurrent import AbstractRecurrent, HeadNorm, ShortConvolution, l2_normalise
 from stability.models.precision import at_least_float32, in_float32
@@ -236,7 +236,7 @@ class Titans(AbstractRecurrent):
         if self.rope is not None:
             q, k = self.rope(q), self.rope(k)
         dropped = self.dropout if self.training else 0.0
-        return over_window(q[:, :, None], k, v, self.config.window, mask_BN, dropped)[:, :, 0]
+        return attend_window(q[:, :, None], k, v, self.config.window, mask_BN, dropped)[:, :, 0]
 
     def _join_heads(self, y_BHNK: Tensor) -> Float[Tensor, "B N D"]:
         return self.out(y_BHNK.transpose(1, 2).flatten(2))

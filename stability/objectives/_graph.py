@@ -41,7 +41,7 @@ class Absorbing:
             sigma_B: total noise per sequence.
         """
         logs = logits_BNV - (log_expm1(sigma_B) + math.log(self.vocab_size))[:, None, None]
-        return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_own(noisy_BN, self.num_states), 0.0)
+        return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_mark_own(noisy_BN, self.num_states), 0.0)
 
     def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
         """Return log V + log p(y), the logits of the token frequencies.
@@ -120,7 +120,7 @@ class Uniform:
             noisy_BN: corrupted tokens x_t.
             sigma_B: total noise; only the network uses it.
         """
-        return logits_BNV.masked_fill(_own(noisy_BN, self.num_states), 0.0)
+        return logits_BNV.masked_fill(_mark_own(noisy_BN, self.num_states), 0.0)
 
     def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
         """Return log p_σ(y) − log p_σ(x_t), with p_σ the distribution of a corrupted token.
@@ -192,6 +192,6 @@ def _draw_moved(tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) 
     return torch.rand(tokens_BN.shape, generator=generator) < -torch.expm1(-sigma_B)[:, None]
 
 
-def _own(noisy_BN: Tensor, num_states: int) -> Tensor:
+def _mark_own(noisy_BN: Tensor, num_states: int) -> Tensor:
     """Return whether y = x_t, (B, N, S) bool."""
     return noisy_BN[..., None] == torch.arange(num_states, device=noisy_BN.device)

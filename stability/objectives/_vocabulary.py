@@ -75,13 +75,13 @@ class AbstractVocabularyObjective(AbstractObjective):
 
         rows, index_R = examples.counted()
         hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
-        bias_V = None if bias_V is None else _as_products_take_it(bias_V)
-        factors = _as_products_take_it(hidden_RD), _as_products_take_it(weight_VD), bias_V
+        bias_V = None if bias_V is None else _autocast(bias_V)
+        factors = _autocast(hidden_RD), _autocast(weight_VD), bias_V
         sums = vocabulary_sums(*factors, rows.targets_BN.squeeze(1), self.choose_omitted(rows))
         return (self.losses_of(sums, rows) * rows.weights_BN.squeeze(1).to(sums.dtype)).sum()
 
 
-def _as_products_take_it(factor: Tensor) -> Tensor:
+def _autocast(factor: Tensor) -> Tensor:
     """Return a factor in autocast's dtype."""
     if factor.dtype == torch.float64 or not torch.is_autocast_enabled(factor.device.type):
         return factor

@@ -77,7 +77,7 @@ class MultitrackMaskedModel(AbstractObjective):
 
         @field_validator("sources", "contexts")
         @classmethod
-        def _in_order(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
+        def _sort_tracks(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
             """Sort tracks: their order does not change the run."""
             if len(set(value)) < len(value):
                 raise ValueError(f"objective.{info.field_name}=[{','.join(value)}] names a track twice")

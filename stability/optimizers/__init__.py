@@ -65,12 +65,12 @@ def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: 
     # embeddings are recognised by their modules
     if part.takes_matrices and not isinstance(of, nn.Module):
         raise ValueError(f"{name} takes matrices and leaves embeddings alone; give the model, not its parameters")
-    model = of if isinstance(of, nn.Module) else _holding(parameter for _, parameter in of)
+    model = of if isinstance(of, nn.Module) else _build_module(parameter for _, parameter in of)
     built: optim.Optimizer = optimizer_of(part, config, (), model, lr)
     return built
 
 
-def _holding(parameters: Iterable[nn.Parameter]) -> nn.Module:
+def _build_module(parameters: Iterable[nn.Parameter]) -> nn.Module:
     """Return a module with the given parameters in their order and without roles."""
     held = nn.Module()
     for number, parameter in enumerate(parameters):

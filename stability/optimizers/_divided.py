@@ -84,7 +84,7 @@ class Divided(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr})
         self._made = {kind: _Made(make) for kind, make in makes.items()}
         for kind, own in self._group_by_kind().items():
-            self._over(kind, own)
+            self._prepare_optimizer(kind, own)
         set_lr(self, lr)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class Divided(torch.optim.Optimizer):
         for kind, own in self._group_by_kind().items():
             if kind == MATRICES:
                 _decay(own)
-            optimizer = self._over(kind, own)
+            optimizer = self._prepare_optimizer(kind, own)
             optimizer.step()
             _keep_settings(own, optimizer.param_groups)
 
@@ -104,13 +104,13 @@ class Divided(torch.optim.Optimizer):
             found.setdefault(group[KIND], []).append(group)
         return found
 
-    def _over(self, kind: str, groups: Groups) -> torch.optim.Optimizer:
+    def _prepare_optimizer(self, kind: str, groups: Groups) -> torch.optim.Optimizer:
         """Return one kind's optimizer over these groups and their current state.
 
         The groups receive its settings.
         """
         if kind == REST:
-            return self._made[kind].over(groups, self.state)
+            return self._made[kind].rebind(groups, self.state)
         apart: Groups = []
         state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         for group in groups:
@@ -119,7 +119,7 @@ class Divided(torch.optim.Optimizer):
             for parameter, number, matrix in held:
                 if matrix.grad is not None:
                     state[matrix] = self.state[parameter].setdefault(number, {})
-        optimizer = self._made[kind].over(apart, state)
+        optimizer = self._made[kind].rebind(apart, state)
         _keep_settings(groups, apart)
         return optimizer
 
@@ -136,7 +136,7 @@ class _Made:
     def __init__(self, make: Make):
         self._make, self._optimizer = make, None
 
-    def over(self, groups: Groups, state: Any) -> torch.optim.Optimizer:
+    def rebind(self, groups: Groups, state: Any) -> torch.optim.Optimizer:
         if self._optimizer is None:
             self._optimizer = self._make(groups)
         self._optimizer.param_groups, self._optimizer.state = groups, state

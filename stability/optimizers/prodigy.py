@@ -52,7 +52,7 @@ class Prodigy(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = _telling()(
+        made: torch.optim.Optimizer = _make_rate_class()(
             parameters,
             lr=lr,
             betas=(config.beta1, config.beta2),
@@ -78,7 +78,7 @@ class Prodigy(AbstractOptimizer):
 
 
 @cache
-def _telling() -> Any:
+def _make_rate_class() -> Any:
     """Return pytorch_optimizer's class with its rate exposed."""
     library: Any = library_class("Prodigy")
 

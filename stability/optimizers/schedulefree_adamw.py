@@ -41,7 +41,7 @@ class ScheduleFreeAdamW(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = _averaging()(
+        made: torch.optim.Optimizer = _make_averaging_class()(
             parameters,
             lr=lr,
             betas=(config.beta1, config.beta2),
@@ -54,7 +54,7 @@ class ScheduleFreeAdamW(AbstractOptimizer):
 
 
 @cache
-def _averaging() -> Any:
+def _make_averaging_class() -> Any:
     """Return pytorch_optimizer's class with its means exposed."""
     library: Any = library_class("ScheduleFreeAdamW")
 

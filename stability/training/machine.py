@@ -56,11 +56,11 @@ def require_kernels(parts: Mapping[str, Any], device: torch.device | None = None
         parts: parts of a run, as for `kernels_of`.
         device: device of the run; None: not known yet.
     """
-    if (line := lacking_kernels(parts, device)) is not None:
+    if (line := describe_lacking(parts, device)) is not None:
         raise ValueError(line)
 
 
-def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None) -> str | None:
+def describe_lacking(parts: Mapping[str, Any], device: torch.device | None = None) -> str | None:
     """Return one line about a requested kernel that cannot run here, or None.
 
     Args:
@@ -68,7 +68,7 @@ def lacking_kernels(parts: Mapping[str, Any], device: torch.device | None = None
         device: device of the run; None: not known yet.
     """
     for asked in kernels_of(parts):
-        lacking = recurrences.lacking if asked.impl == "fla" else availability.lacking
+        lacking = recurrences.find_lacking if asked.impl == "fla" else availability.find_lacking
         if (what := lacking(device)) is not None:
             return f"{asked.setting} needs {what}; impl=reference computes the same everywhere"
     return None

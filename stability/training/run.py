@@ -105,9 +105,9 @@ class Trainer(Replica, loop.Training):
         self.watch, self.telemetry = SpikeWatch(spec.verdict), Telemetry(device)
         self.init_nll, self._weights = math.nan, weights
         if weights is not None:  # until a checkpoint of the run itself is restored
-            self.put(parameters=self._beginning())
+            self.put(parameters=self._choose_start())
 
-    def _beginning(self) -> dict[str, Tensor]:
+    def _choose_start(self) -> dict[str, Tensor]:
         """Return the parameters before any step: drawn from the seed, or the run's weights."""
         drawn = build_model(self.spec, self.corpus.format).state_dict()
         return drawn if self._weights is None else self._weights.state(drawn)
@@ -128,7 +128,7 @@ class Trainer(Replica, loop.Training):
         step = row["step"]
         if reason := self.fault(row):
             self._answer(reason, row)
-        elif self.looks_at(step):
+        elif self.checks_finite(step):
             self.guard.sound_step()
         if self.diverged is None:
             self.step = step
@@ -164,7 +164,7 @@ class Trainer(Replica, loop.Training):
         # Checkpoints of an interruption are never candidates: a resumed run would else restore another state than an
         # undisturbed one.
         found = self.checkpoints.first_of(self.guard.candidates())
-        parameters, state = found or (self._beginning(), {})
+        parameters, state = found or (self._choose_start(), {})
         self.put(parameters=parameters, state=state.get("optimizer"))
         step = state.get("step", 0)
         self.guard.record_restore(step)

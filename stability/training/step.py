@@ -80,7 +80,7 @@ class Replica:
     def is_sound(self) -> bool:
         """Return whether every parameter is finite; guards may not check each step."""
         self.devices.tell("is_sound")
-        return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
+        return self.devices.all_true(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
 
     def measure(self) -> dict[str, float]:
         """Return the validation scores of a log row, NLL first."""
@@ -140,7 +140,7 @@ class Replica:
             self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
 
-    def looks_at(self, step: int) -> bool:
+    def checks_finite(self, step: int) -> bool:
         """Return whether this step is checked for non-finite values.
 
         Every ``guards.check_every`` steps are, and all steps that may be validated or saved.
@@ -149,7 +149,7 @@ class Replica:
 
     def fault(self, row: dict[str, Any]) -> str | None:
         """Return the reason why a checked step is bad, else None."""
-        if not self.looks_at(row["step"]):
+        if not self.checks_finite(row["step"]):
             return None
         return first_non_finite(row, row["step"]) or self.guard.too_large(row)
 

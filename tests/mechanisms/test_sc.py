@@ -44,7 +44,7 @@ def test_edge_weights_equal_algorithm_2_line_by_line(settings):
 def test_heads_in_turn_and_heads_at_once_give_the_same_flows():
     layer, x_BND = module(), inputs()
     graph = layer._graph(x_BND, None, None)
-    u_HKBN, hidden_HTXM = layer.per_head(layer.source, x_BND), layer._hidden(x_BND, graph)
+    u_HKBN, hidden_HTXM = layer.project_heads(layer.source, x_BND), layer._hidden(x_BND, graph)
     in_turn = layer._update(u_HKBN, hidden_HTXM, graph)
     layer.heads_in_turn = lambda device: [slice(0, HEADS)]
     torch.testing.assert_close(in_turn, layer._update(u_HKBN, hidden_HTXM, graph), rtol=0, atol=1e-14)

@@ -138,7 +138,7 @@ def test_gradients_flow_through_the_bound():
     weights = EdgeWeights(scale * alpha_HTBP, None, None, scale * alpha_HTBP.sum(1))
     bound_HB1 = largest_eigenvalue(graph, weights.norm_HBP)
     for held, is_zero in ((bound_HB1, True), (bound_HB1.detach(), False)):
-        total = weights.over(held).alpha_HTBP.square().sum()
+        total = weights.divide(held).alpha_HTBP.square().sum()
         (slope,) = torch.autograd.grad(total, scale, retain_graph=True)
         assert (abs(slope) <= 1e-13 * total) == is_zero
 

@@ -266,11 +266,11 @@ def test_probes_of_layers_read_images_too(lab, image_file, what):
 
     from stability.config.entries import ProbeSpec
     from stability.probes.layers import measuring as spectra_of_layers
-    from stability.probes.layers.observing import observable_in
+    from stability.probes.layers.observing import list_observable
 
     spec = image_spec(lab, image_file, mechanism={"name": "mix", "pattern": ["sa", "sc"]}, steps=2)
     directory = lab.train(spec)
-    assert observable_in(spec, what).is_there
+    assert list_observable(spec, what).is_there
     for _ in spectra_of_layers.measure(
         directory, ProbeSpec(what=what, ckpt=str(directory.path), sequences=2, device="cpu"), cache_dir=lab.cache
     ):

@@ -24,7 +24,7 @@ from stability.probes.generation.generating import (
     check_kept,
     generate,
     is_generated,
-    missing_phases,
+    list_missing_phases,
     num_steps,
     resolve_sampler,
 )
@@ -215,9 +215,9 @@ def test_each_setting_changes_the_samples_and_the_same_ones_give_the_same(traine
     lab, runs, _ = trained
     base = run(lab, runs[name])
     before = texts(runs[name])
-    assert missing_phases(runs[name], base) == []
+    assert list_missing_phases(runs[name], base) == []
     other = spec_of(**change)
-    assert missing_phases(runs[name], other) == ["terminal"]
+    assert list_missing_phases(runs[name], other) == ["terminal"]
     run(lab, runs[name], **change)
     assert texts(runs[name]) != before
     run(lab, runs[name])
@@ -362,9 +362,9 @@ def test_an_interrupted_generation_leaves_nothing_and_goes_on(trained):
     for _ in range(20):
         next(steps)
     steps.close()
-    assert not list((runs["mlm"].path / "samples").glob("*")) and missing_phases(runs["mlm"], spec) == ["terminal"]
+    assert not list((runs["mlm"].path / "samples").glob("*")) and list_missing_phases(runs["mlm"], spec) == ["terminal"]
     assert len(list(generate(runs["mlm"], spec, cache_dir=lab.cache, device="cpu"))) == num_steps_of(spec)
-    assert missing_phases(runs["mlm"], spec) == []
+    assert list_missing_phases(runs["mlm"], spec) == []
 
 
 def num_steps_of(spec):

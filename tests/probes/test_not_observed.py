@@ -12,7 +12,7 @@ from stability import hessian, registry
 from stability.probe import main
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.measuring import layer_inputs, read_held_out
-from stability.probes.layers.observing import observable_in, say_whose_logits_are_unknown
+from stability.probes.layers.observing import list_observable, say_whose_logits_are_unknown
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab
@@ -155,7 +155,7 @@ def test_layers_within_others_are_looked_at_for_logits(trained, capsys, mechanis
     registry.add_plugin(COUNTING)
     registry.add_plugin(SEEN)
     spec = trained[0].spec(plugins=[COUNTING, SEEN], mechanism=mechanism)
-    assert observable_in(spec, "sharpness").not_observed == unknown
+    assert list_observable(spec, "sharpness").not_observed == unknown
     say_whose_logits_are_unknown([spec])
     assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"not observed: {name}" for name in unknown

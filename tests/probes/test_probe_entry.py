@@ -13,7 +13,7 @@ from stability.probe import main
 from stability.probes.checkpoints import corpus_of
 from stability.probes.layers import observing
 from stability.probes.layers.consensus import consensus_spectra
-from stability.probes.layers.measuring import layer_inputs, measure, missing_phases, read_held_out
+from stability.probes.layers.measuring import layer_inputs, list_missing_phases, measure, read_held_out
 from stability.probes.layers.observing import mixers
 from stability.runs.results import collect, write
 from stability.runs.schema import PROBE_COLUMNS
@@ -105,9 +105,9 @@ def test_another_protocol_is_measured_anew_and_changes_the_numbers(trained, chan
     directory, base = runs["sc"], spec_of(phase="earliest")
     list(measure(directory, base, cache_dir=lab.cache))
     old = table(directory, "filter", "earliest")
-    assert missing_phases(directory, base) == []
+    assert list_missing_phases(directory, base) == []
     other = spec_of(phase="earliest", **change)
-    assert missing_phases(directory, other) == ["earliest"]
+    assert list_missing_phases(directory, other) == ["earliest"]
     list(measure(directory, other, cache_dir=lab.cache))
     assert not table(directory, "filter", "earliest").equals(old)
 
@@ -152,9 +152,9 @@ def test_an_interrupted_measurement_leaves_nothing_and_goes_on(lab):
     steps = measure(directory, spec, cache_dir=lab.cache)
     next(steps)
     steps.close()
-    assert missing_phases(directory, spec) == ["terminal"]
+    assert list_missing_phases(directory, spec) == ["terminal"]
     assert len(list(measure(directory, spec, cache_dir=lab.cache))) == 4, "two layers on two sequences"
-    assert missing_phases(directory, spec) == []
+    assert list_missing_phases(directory, spec) == []
 
 
 def test_a_run_without_a_checkpoint_is_refused_alone_and_empty_in_a_study(lab, capsys):

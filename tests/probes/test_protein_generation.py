@@ -18,7 +18,7 @@ from stability.models.specials import BOS, EOS, MASK
 from stability.models.tracks import TrackInputs
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples as stored_samples
-from stability.probes.generation.generating import equal_samples, generate, is_generated, missing_phases, num_steps
+from stability.probes.generation.generating import equal_samples, generate, is_generated, list_missing_phases, num_steps
 from stability.probes.generation.protein_source import ProteinSource
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
@@ -225,7 +225,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made_again(trained, capsys
     ):
         main([*words, "contexts=given"])
     shutil.rmtree(runs["given"].path / "samples" / "terminal")
-    assert missing_phases(runs["given"], generate_spec(num=3)) == ["terminal"]
+    assert list_missing_phases(runs["given"], generate_spec(num=3)) == ["terminal"]
     assert main(words) == 0 and files(runs["given"]) == first
     assert main([*words, "contexts=given", "overwrite=true"]) == 0 and files(runs["given"]) != first
 

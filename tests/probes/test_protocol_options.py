@@ -13,7 +13,7 @@ from stability import hessian
 from stability.models.backbone import Backbone
 from stability.probes.curvature.alpha_max import is_measured, measure
 from stability.probes.curvature.protocol import protocol_of
-from stability.probes.curvature.spectra import missing_tables
+from stability.probes.curvature.spectra import list_missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import collect, write
 from stability.runs.schema import PROTOCOL
@@ -135,8 +135,8 @@ def test_tables_of_the_loss_itself_are_not_measured_again(old):
     tables = SHORT.model_copy(update={"measure": ("blocks", "profile"), "gradient": "true"})
     assert steps_taken(old, tables) > 0
     auto = tables.model_copy(update={"gradient": "auto"})
-    assert missing_tables(old, auto) == []
-    assert missing_tables(old, auto.model_copy(update={"clip_norm": 2.0})) == [("terminal", ("profile", "blocks"))]
+    assert list_missing_tables(old, auto) == []
+    assert list_missing_tables(old, auto.model_copy(update={"clip_norm": 2.0})) == [("terminal", ("profile", "blocks"))]
 
 
 def test_u_without_decay_is_measured_again_where_it_was_guessed(old):

@@ -21,7 +21,7 @@ from stability.curvature.spectrum import top_eigenvalue
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint
 from stability.probes.curvature.checkpoint_descent import Probe
-from stability.probes.curvature.spectra import READS, missing_tables
+from stability.probes.curvature.spectra import READS, list_missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import collect, read_steps, write
 from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVATURE_COLUMNS, PROTOCOL, SPECTRA, SPECTRA_COLUMNS
@@ -310,7 +310,7 @@ def test_every_setting_of_the_spectra_is_tried_below():
 def test_a_setting_changes_its_table_and_only_that_tables_protocol(measured, name, field, value):
     lab, directory = measured
     changed = SHORT.model_copy(update={"spectra": SpectraSpec(**{field: value})})
-    assert missing_tables(directory, changed) == [("terminal", (name,))]
+    assert list_missing_tables(directory, changed) == [("terminal", (name,))]
     some = changed.model_copy(update={"measure": (name,), "state": ("checkpoint",)})
     for _ in measure_checkpoint(directory.checkpoints()[-1], "other", some, cache_dir=lab.cache, device="cpu"):
         pass
@@ -341,5 +341,5 @@ def test_a_table_older_than_one_of_its_columns_is_measured_again(measured):
     path = directory.curvature_file("terminal_blocks")
     kept, metadata = path.read_bytes(), {PROTOCOL: read_metadata(path)[PROTOCOL]}
     write_parquet(pd.read_parquet(path).drop(columns="own"), path, metadata)
-    assert missing_tables(directory, SHORT) == [("terminal", ("blocks",))]
+    assert list_missing_tables(directory, SHORT) == [("terminal", ("blocks",))]
     path.write_bytes(kept)

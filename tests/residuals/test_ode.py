@@ -21,7 +21,7 @@ from stability.models.block import Block
 from stability.models.precision import computing_in
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.measuring import layer_inputs
-from stability.probes.layers.observing import observable_in
+from stability.probes.layers.observing import list_observable
 from stability.probes.layers.training_free import record_passes
 from stability.registry import Registry
 from stability.residuals import build
@@ -339,7 +339,7 @@ def test_probes_of_layers_read_the_first_evaluation_of_each(lab, loops):
 
 
 def test_it_has_a_single_stream_to_the_probe_of_streams(lab):
-    observable = observable_in(spec_of(lab, "rk2"), "streams")
+    observable = list_observable(spec_of(lab, "rk2"), "streams")
     assert (observable.part, observable.is_there, observable.not_observed) == ("ode", False, ())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stability import hessian
 from stability.config.curvature import CurvatureSpec
-from stability.probes.curvature.alpha_max import is_measured, measure, missing_phases
+from stability.probes.curvature.alpha_max import is_measured, list_missing_phases, measure
 from stability.runs.directory import RunDirectory, checkpoint_name, write_json
 from stability.runs.parquet import write_parquet
 from stability.runs.phases import phases
@@ -156,7 +156,7 @@ def test_the_terminal_phase_of_a_run_that_diverged_has_nothing_to_measure(lab):
     terminal = ALL.model_copy(update={"phase": "terminal"})
     assert list(measure(directory, terminal, cache_dir=lab.cache, device="cpu")) == []
     assert len(pd.read_parquet(directory.curvature_file("terminal"))) == 0 and is_measured(directory, terminal)
-    assert missing_phases(directory, ALL) == ["earliest", "last"]
+    assert list_missing_phases(directory, ALL) == ["earliest", "last"]
     list(measure(directory, ALL, cache_dir=lab.cache, device="cpu"))
     found = pd.concat(read_steps(directory)[0])
     assert found[["phase", "checkpoint_step"]].drop_duplicates().values.tolist() == [["earliest", 2], ["last", 10]]

@@ -36,7 +36,7 @@ def words(lab):
 @pytest.fixture
 def on_cuda(monkeypatch):
     """A machine on which Triton's kernels run."""
-    monkeypatch.setattr(availability, "lacking", lambda device=None, *, interpreted=True: None)
+    monkeypatch.setattr(availability, "find_lacking", lambda device=None, *, interpreted=True: None)
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_kernels_are_asked_for_where_triton_can_run_or_a_line_says_what_is_missi
     )
     assert not list(lab.pool.glob("*/spec.json"))
     monkeypatch.setattr(availability.torch.cuda, "is_available", lambda: True)
-    assert availability.lacking(availability.torch.device("cpu")) == "device=cuda"
-    assert availability.lacking() is None
+    assert availability.find_lacking(availability.torch.device("cpu")) == "device=cuda"
+    assert availability.find_lacking() is None
     monkeypatch.setenv(availability.INTERPRET, "1")
-    assert availability.lacking(availability.torch.device("cpu")) is None
+    assert availability.find_lacking(availability.torch.device("cpu")) is None
     monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
-    assert availability.lacking() == "triton (pip install triton)"
+    assert availability.find_lacking() == "triton (pip install triton)"
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_a_run_is_known_by_what_auto_came_to(spec_of, monkeypatch):
     monkeypatch.setenv(availability.INTERPRET, "1")
     plain = identity()
     assert identity("mechanism.fused.impl=reference") == identity(AUTO) == plain != identity(TRITON)
-    monkeypatch.setattr(availability, "lacking", lambda device=None, *, interpreted=True: None)
+    monkeypatch.setattr(availability, "find_lacking", lambda device=None, *, interpreted=True: None)
     assert identity(AUTO) == identity(TRITON)
 
 
 def test_what_was_settled_is_read_as_it_was_written_and_never_settled_again(spec_of, on_cuda, monkeypatch):
     spec = spec_of(AUTO).points("data")[0][1]
     written = json.loads(spec.model_dump_json())
-    monkeypatch.setattr(availability, "lacking", lambda device=None, *, interpreted=True: "a CUDA device")
+    monkeypatch.setattr(availability, "find_lacking", lambda device=None, *, interpreted=True: "a CUDA device")
     assert parse_run(written) == spec and spec.mechanism.settings.impl == "triton"
     written["mechanism"]["impl"] = "auto"
     with pytest.raises(ValueError, match=r"^mechanism\.fused\.impl=auto is settled when a sweep is read; write triton"):

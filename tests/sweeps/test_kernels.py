@@ -54,9 +54,11 @@ def test_alpha_max_is_not_promised_of_kernels(refused, lab, more, setting):
 
 
 def test_a_machine_without_cuda_says_so_before_anything_is_on_record(refused, lab, monkeypatch):
-    monkeypatch.setattr(recurrences, "lacking", lambda device=None: "a CUDA device")
+    monkeypatch.setattr(recurrences, "find_lacking", lambda device=None: "a CUDA device")
     assert "mechanism.gla.impl=fla needs a CUDA device; impl=reference computes" in refused(*FLA, "hessian=false")
-    monkeypatch.setattr(recurrences, "lacking", lambda device=None: "device=cuda" if device.type == "cpu" else None)
+    monkeypatch.setattr(
+        recurrences, "find_lacking", lambda device=None: "device=cuda" if device.type == "cpu" else None
+    )
     assert "mechanism.gla.impl=fla needs device=cuda; impl=reference" in refused(*FLA, "hessian=false")
     assert not list(lab.pool.glob("*/spec.json"))
 
@@ -78,7 +80,7 @@ def test_a_run_on_kernels_is_read_anywhere_and_measured_nowhere(entered, words, 
     run, (folder,) = RunDirectory.at(spec_file.parent), spec_file.parent.glob("checkpoints/step_*")
     for file in (spec_file, folder / checkpoint.MANIFEST):
         put_on_kernels(file)
-    monkeypatch.setattr(recurrences, "lacking", lambda device=None: "a CUDA device")
+    monkeypatch.setattr(recurrences, "find_lacking", lambda device=None: "a CUDA device")
     spec = parse_run(json.loads(spec_file.read_text()))
     assert spec.mechanism.settings.impl == "fla" and run.finished
     assert entered("stability.status", f"runs_dir={lab.pool}").returncode == 0
@@ -93,7 +95,7 @@ def test_a_run_on_kernels_is_read_anywhere_and_measured_nowhere(entered, words, 
     assert not list(run.path.glob("curvature/*"))
     with pytest.raises(ValueError, match=r"^mechanism\.gla\.impl=fla needs a CUDA device; impl=reference"):
         checkpoint.load(folder)
-    monkeypatch.setattr(recurrences, "lacking", lambda device=None: None)
+    monkeypatch.setattr(recurrences, "find_lacking", lambda device=None: None)
     assert checkpoint.load(folder)[0].mechanism == spec.mechanism
 
 

@@ -58,7 +58,7 @@ def test_only_the_kernels_of_its_model_are_needed_to_load_it(lab, monkeypatch, p
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["spec"][part]["impl"] = "triton"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(availability, "lacking", lambda device=None, *, interpreted=True: "a CUDA device")
+    monkeypatch.setattr(availability, "find_lacking", lambda device=None, *, interpreted=True: "a CUDA device")
     if refused is None:
         spec, _ = checkpoint.load(folder)
         assert spec.optimizer.settings.impl == "triton"

@@ -14,7 +14,12 @@ import numpy as np
 
 from stability.corpora.images import cifar, folders
 from stability.corpora.images.decoding import decode_image
-from stability.corpora.io.files import cut_short, describe_left_out, refuse_larger_than_memory, sha256_of_file
+from stability.corpora.io.files import (
+    describe_left_out,
+    make_truncation_error,
+    refuse_larger_than_memory,
+    sha256_of_file,
+)
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
@@ -100,7 +105,7 @@ def _open_npz(file: Path) -> Any:
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise cut_short(file, error) from None
+        raise make_truncation_error(file, error) from None
     if isinstance(found, np.ndarray):
         raise ValueError(
             f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, "

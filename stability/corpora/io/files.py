@@ -173,7 +173,7 @@ def open_unpacked(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase
     Raises:
         ValueError: the file cannot be opened, or is found cut short or of another kind while being read.
     """
-    kind = packing(file)
+    kind = find_compression(file)
     try:
         with _Counted(file) as raw, _unpack(io.BufferedReader(raw, 1 << 20), kind) as stream:
             yield stream
@@ -202,12 +202,13 @@ def lines_of(stream: BufferedIOBase, file: Path, key: str = "data.path") -> Iter
         if len(line) > LONGEST_LINE:
             raise ValueError(
                 f"{key}: {file}, line {number:,} is longer than {LONGEST_LINE >> 20} MB"
-                f"{' unpacked' if packing(file) else ''}, the most that is read at once; cut it into several lines"
+                f"{' unpacked' if find_compression(file) else ''}, the most that is read at once; cut it into several "
+                "lines"
             )
         yield line
 
 
-def cut_short(file: Path, error: Exception) -> ValueError:
+def make_truncation_error(file: Path, error: Exception) -> ValueError:
     """Return the error for an unreadable ``.npz`` file; ``error`` is the original one."""
     missing = error.strerror if isinstance(error, OSError) else "no file"
     size = f"{file.stat().st_size:,} bytes" if file.is_file() else missing
@@ -233,7 +234,7 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 
-def packing(file: Path) -> str:
+def find_compression(file: Path) -> str:
     """Return a file's compression by its name: "gzip", "zstd", "xz", or "" for none."""
     return next((kind for suffix, kind in PACKED.items() if file.name.lower().endswith(suffix)), "")
 

@@ -109,9 +109,11 @@ class ProteinCorpus(AbstractCorpus):
         """
         assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
         assert tokens.min() >= -1 and tokens.max() < num_codes
-        return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
+        return self._attach_structure(
+            Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None
+        )
 
-    def _with(self, tokenised: Tokenised, structure: np.ndarray, known_sum: str | None) -> ProteinCorpus:
+    def _attach_structure(self, tokenised: Tokenised, structure: np.ndarray, known_sum: str | None) -> ProteinCorpus:
         kept_sum = known_sum or sha256(structure)
         fingerprint = disk.sha256_of_json(
             ["stability structure tokens", VERSION, *tokenised.__dict__.values(), kept_sum]
@@ -271,7 +273,7 @@ class ProteinCorpus(AbstractCorpus):
     def _load_tokenised(cls, folder: Path) -> ProteinCorpus:
         meta = disk.read_meta(folder, {"kind", "fingerprint", STRUCTURE, *TOKENISED}, set())
         structure = disk.read_array(folder / f"{STRUCTURE}.npy", meta[STRUCTURE])
-        corpus = cls.load(folder.parent / meta["base"])._with(
+        corpus = cls.load(folder.parent / meta["base"])._attach_structure(
             Tokenised(*(meta[name] for name in TOKENISED)), structure, meta[STRUCTURE]
         )
         if corpus.fingerprint != meta["fingerprint"]:

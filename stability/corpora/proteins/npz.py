@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from stability.corpora.io.files import cut_short, refuse_larger_than_memory
+from stability.corpora.io.files import make_truncation_error, refuse_larger_than_memory
 from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, SS_CLASSES, VOCAB_SIZE, encode, encode_ss
 from stability.corpora.proteins.chain import ProteinChain
@@ -97,7 +97,7 @@ def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], lis
             arrays = {name: archive[name] for name in archive.files}
     # TypeError: a single array, as written by np.save; MemoryError: a huge size in the header
     except (OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise cut_short(file, error) from None
+        raise make_truncation_error(file, error) from None
     missing = {"ids", "offsets"} - set(arrays)
     if missing or not ({"coords", "seq"} <= set(arrays) or {"ca", "seq"} <= set(arrays) or "format" in arrays):
         raise ValueError(

@@ -17,7 +17,7 @@ import numpy as np
 from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import LETTERS, SPECIALS, encode
 from stability.corpora.proteins.chain import ProteinChain
-from stability.corpora.proteins.residues import LaidOutChain, Reference, atoms14, laid_out, sequence_of
+from stability.corpora.proteins.residues import LaidOutChain, Reference, atoms14, lay_out, sequence_of
 
 SUFFIXES = tuple(kind + packed for kind in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))
 LARGEST_FLAT = 1e-3  # Å; a chain with a smaller extent has no usable coordinates
@@ -159,7 +159,7 @@ def _read_pdb(content: bytes) -> Entry:
     lines = text.splitlines()
     if not any(map(_is_atom, lines)):
         raise ValueError("no atom in it")
-    lines = _with_every_column(lines)
+    lines = _fill_columns(lines)
     try:
         atoms = pdb.PDBFile.read(io.StringIO("\n".join(lines))).get_structure(
             model=1, altloc="occupancy", extra_fields=["b_factor"]
@@ -174,7 +174,7 @@ def _read_pdb(content: bytes) -> Entry:
     return Entry(atoms, sequences, _pdb_references(lines), bool(PREDICTED.search(heading.upper())), False)
 
 
-def _with_every_column(lines: list[str]) -> list[str]:
+def _fill_columns(lines: list[str]) -> list[str]:
     """Return a PDB file's lines with a missing column filled in.
 
     Atoms get full occupancy or an unknown B-factor.
@@ -235,7 +235,7 @@ def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple
     for name in names:
         atoms = acids[acids.chain_id == name]
         author = str(atoms.auth_asym_id[0]) if entry.numbered else name
-        pieces = laid_out(atoms, entry.sequences.get(name), entry.numbered, entry.references.get(author))
+        pieces = lay_out(atoms, entry.sequences.get(name), entry.numbered, entry.references.get(author))
         for number, residues in enumerate(pieces, start=1):
             label = f"{stem}_{author or 'A'}" + (f".{number}" if len(pieces) > 1 else "")
             try:

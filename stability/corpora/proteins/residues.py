@@ -41,7 +41,7 @@ class LaidOutChain(NamedTuple):
     row_of_atom: np.ndarray
 
 
-def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[LaidOutChain]:
+def lay_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[LaidOutChain]:
     """Return a chain's rows, or those of its pieces if it consists of several.
 
     With a fitting ``sequence``, its places are the rows. mmCIF numbers these. In a PDB file, residues are matched to

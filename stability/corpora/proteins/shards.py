@@ -80,7 +80,7 @@ def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -
     with ProcessPoolExecutor(
         num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_serve
     ) as pool:
-        yield from _in_parallel(pool, 2 * num_processes, units, plddt, min_residues)
+        yield from _write_in_parallel(pool, 2 * num_processes, units, plddt, min_residues)
 
 
 def _serve() -> None:
@@ -89,10 +89,10 @@ def _serve() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     # without the thread, workers of a killed parent would wait for work forever
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _leave_with(parent: Any) -> None:
+def _exit_with(parent: Any) -> None:
     parent.join()
     os._exit(1)
 
@@ -103,7 +103,7 @@ def _few(files: Sequence[Path]) -> bool:
     )
 
 
-def _in_parallel(
+def _write_in_parallel(
     pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int
 ) -> Iterator[Path]:
     """Write units in the pool, at most ``most`` at once; yield their files at the end."""

@@ -39,7 +39,7 @@ def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], o
         ValueError: the settings allow too few sequences for both sides.
     """
     draws = Draws(config.seed)
-    val, held = _without(draw(draws, config.held_out, False), set())
+    val, held = _remove_known(draw(draws, config.held_out, False), set())
     parts, missing = [], config.num
     for _ in range(ROUNDS):
         drawn = draw(draws, config.num, True)
@@ -55,7 +55,7 @@ def corpus_of(config: AbstractDrawn, draw: Callable[[Draws, int, bool], Side], o
     )
 
 
-def _without(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
+def _remove_known(side: Side, known: set[bytes]) -> tuple[Side, set[bytes]]:
     """Return a side without known sequences, and the known ones plus its own."""
     kept = []
     for row, tokens_N in enumerate(side.tokens_MN):

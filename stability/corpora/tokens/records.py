@@ -101,7 +101,7 @@ def _hold_out_records(found: Sorted) -> tuple[Sorted, Sorted]:
     before = np.cumsum(eligible) - eligible
     held_out = (eligible > 0) & (before < wanted)
     held_out &= np.cumsum(held_out) < len(held_out)  # keep at least one for training
-    return found.only(~held_out), found.only(held_out)
+    return found.select(~held_out), found.select(held_out)
 
 
 def _hold_out_regions(found: Sorted) -> tuple[Sorted, Sorted]:

@@ -38,7 +38,7 @@ class AbstractTokenized(Settings):
     )
 
     @model_validator(mode="after")
-    def _only_for_gpt2(self) -> AbstractTokenized:
+    def _check_gpt2_only(self) -> AbstractTokenized:
         for key, meaning in self.needs_gpt2.items():
             if self.tokenizer != "gpt2" and getattr(self, key) is not None:
                 raise ValueError(

@@ -75,7 +75,7 @@ class Sorted(NamedTuple):
     num_repeated: int
     num_empty: int
 
-    def only(self, chosen: slice | np.ndarray) -> Sorted:
+    def select(self, chosen: slice | np.ndarray) -> Sorted:
         return self._replace(starts=self.starts[chosen], stops=self.stops[chosen], sizes=self.sizes[chosen])
 
 
@@ -118,7 +118,7 @@ def split_documents(
             f"out{hint}"
         )
     num_held_out = -(-num * HELD_OUT_PERCENT // 100)
-    sides = found.only(slice(num_held_out, None)), found.only(slice(num_held_out))
+    sides = found.select(slice(num_held_out, None)), found.select(slice(num_held_out))
     table, how = None, "" if tokenizer.label is None else f"; {tokenizer.label}"
     if keep is not None:
         vocabulary, table, shares = keep_commonest(sides, vocabulary, keep)

@@ -10,7 +10,15 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from stability.corpora.io.files import PACKED, add_location, find_files, lines_of, open_unpacked, packing, suffix_of
+from stability.corpora.io.files import (
+    PACKED,
+    add_location,
+    find_compression,
+    find_files,
+    lines_of,
+    open_unpacked,
+    suffix_of,
+)
 from stability.corpora.tokens.fasta import SUFFIXES as FASTA_SUFFIXES
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -78,7 +86,7 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | No
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _not_utf8(file, offset + error.start, line[error.start], number) from None
+            raise _make_utf8_error(file, offset + error.start, line[error.start], number) from None
         if not offset:
             text = text.removeprefix(BYTE_ORDER_MARK)
         offset += len(line)
@@ -206,7 +214,7 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
         except UnicodeDecodeError as error:
             at = offset - held + error.start
             line = num_lines + 1 + error.object[: error.start].count(b"\n")
-            raise _not_utf8(file, at, error.object[error.start], line) from None
+            raise _make_utf8_error(file, at, error.object[error.start], line) from None
         num_lines += piece.count(b"\n")
         yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
         offset += len(piece)
@@ -238,8 +246,8 @@ def _block_end(text: str, start: int) -> int:
     return line_end + 1 if line_end >= 0 else start + 2 * BLOCK_CHARACTERS
 
 
-def _not_utf8(file: Path, offset: int, byte: int, line: int) -> ValueError:
-    unpacked = " of the unpacked text" if packing(file) else ""
+def _make_utf8_error(file: Path, offset: int, byte: int, line: int) -> ValueError:
+    unpacked = " of the unpacked text" if find_compression(file) else ""
     return ValueError(
         f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}), in line {line:,}; convert it "
         "to UTF-8"

@@ -30,20 +30,20 @@ from stability.training.checkpoint import manifest_of
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
     """Return whether all requested phases and tables are stored under the same protocol."""
-    return not missing_phases(directory, curvature) and not spectra.missing_tables(directory, curvature)
+    return not list_missing_phases(directory, curvature) and not spectra.list_missing_tables(directory, curvature)
 
 
-def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
+def list_missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
     """Return the requested phases without stored steps under the same protocol."""
-    return list(_missing_states(directory, curvature))
+    return list(_list_missing_states(directory, curvature))
 
 
-def _missing_states(directory: RunDirectory, curvature: CurvatureSpec) -> dict[str, tuple[str, ...]]:
+def _list_missing_states(directory: RunDirectory, curvature: CurvatureSpec) -> dict[str, tuple[str, ...]]:
     """Return the missing optimizer states by phase."""
     if not _has_steps(curvature):
         return {}
     missing = {
-        phase: StoredSteps(file_of(directory.curvature_file, phase), curvature).missing()
+        phase: StoredSteps(file_of(directory.curvature_file, phase), curvature).list_missing()
         for phase in wanted(directory, curvature.phase)
     }
     return {phase: states for phase, states in missing.items() if states}
@@ -76,7 +76,7 @@ def measure(
             f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that "
             "reached their verdict"
         )
-    states, tables = _missing_states(directory, curvature), dict(spectra.missing_tables(directory, curvature))
+    states, tables = _list_missing_states(directory, curvature), dict(spectra.list_missing_tables(directory, curvature))
     for phase in wanted(directory, curvature.phase):
         missing, names = states.get(phase, ()), tables.get(phase, ())
         if missing or names:

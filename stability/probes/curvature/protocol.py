@@ -84,13 +84,13 @@ class StoredSteps(Stored):
         alone = _alone(self.curvature, state)
         return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
 
-    def missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[str, ...]:
         """Return the requested states missing on disk."""
         stored = self.states()
         return tuple(state for state in self.curvature.state if state not in stored)
 
     def is_current(self) -> bool:
-        return not self.missing()
+        return not self.list_missing()
 
     def write(
         self,

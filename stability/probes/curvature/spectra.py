@@ -32,7 +32,7 @@ from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.descent import Step
 from stability.probes.curvature.protocol import full_protocol, protocol_of, spec_of
 from stability.probes.layers.attention import attention_statistics
-from stability.probes.layers.observing import layers_in, name_unobserved
+from stability.probes.layers.observing import find_layers, name_unobserved
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, wanted
@@ -79,15 +79,15 @@ class StoredTable(Stored):
         return {key: value for key, value in json.loads(full_protocol(spec)).items() if key != "gradient"}
 
 
-def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
+def list_missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
     """Return (phase, tables) for requested tables missing under the same protocol."""
 
-    def lacking(phase: str) -> tuple[str, ...]:
+    def list_stale(phase: str) -> tuple[str, ...]:
         asked = (name for name in SPECTRA if name in curvature.measure)
         files = {name: file_of(partial(_file, directory, name), phase) for name in asked}
         return tuple(name for name, path in files.items() if not StoredTable(path, name, curvature).is_current())
 
-    missing = [(phase, lacking(phase)) for phase in wanted(directory, curvature.phase)]
+    missing = [(phase, list_stale(phase)) for phase in wanted(directory, curvature.phase)]
     return [(phase, names) for phase, names in missing if names]
 
 
@@ -231,7 +231,7 @@ def _attention(probe: Probe, step: Step) -> dict[str, float]:
     {} without such a layer.
     """
     # with a layer of unknown kind the others' maximum would pass for the model's
-    if name_unobserved(layers_in(probe.model, "sharpness"), "sharpness"):
+    if name_unobserved(find_layers(probe.model, "sharpness"), "sharpness"):
         return {}
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
@@ -266,12 +266,12 @@ def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """
     shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
     return [
-        {"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature}
+        {"block": name, "share": share, "own": _measure_own(step, name), "curvature": step.result.curvature}
         for name, share in shares.items()
     ]
 
 
-def _own(step: Step, block: str) -> float:
+def _measure_own(step: Step, block: str) -> float:
     """Return the curvature along one block's part of u, by the step's own method."""
     alone = {name: part if block_of(name) == block else torch.zeros_like(part) for name, part in step.direction.items()}
     return directional(step.loss, step.params, alone, step.result.method, batches=step.batches).curvature

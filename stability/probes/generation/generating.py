@@ -31,7 +31,7 @@ from stability.training import checkpoint
 from stability.training.machine import prepare_torch
 
 
-def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
+def list_missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
     """Return the requested phases with a checkpoint but missing samples or scores.
 
     Samples and scores count only under the same settings.
@@ -45,7 +45,7 @@ def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "
 
 
 def is_generated(directory: RunDirectory, spec: GenerationSpec) -> bool:
-    return not missing_phases(directory, spec)
+    return not list_missing_phases(directory, spec)
 
 
 def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
@@ -256,7 +256,7 @@ def generate(
         device: "auto", or a torch device.
         phase: terminal, earliest, last or all.
     """
-    for name in missing_phases(directory, spec, phase):
+    for name in list_missing_phases(directory, spec, phase):
         yield from generate_checkpoint(
             directory, phases(directory, name)[name], name, spec, cache_dir=cache_dir, device=device
         )
@@ -343,7 +343,7 @@ def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
         phase: terminal, earliest, last or all.
     """
     run = parse_run(read_json(directory.spec_file), directory.path)
-    return len(missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
+    return len(list_missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
 
 
 def steps_of_a_phase(run: RunSpec, spec: GenerationSpec) -> int:

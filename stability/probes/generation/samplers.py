@@ -98,7 +98,7 @@ def unmask(
         masked_BN = tokens_BN == mask_id
         probs_BNV = clean_probs(tokens_BN)
         position_B = (
-            _most_certain(probs_BNV.amax(-1), masked_BN)
+            _find_most_certain(probs_BNV.amax(-1), masked_BN)
             if order == "top_prob"
             else categorical(masked_BN, draws.uniforms())
         )
@@ -141,7 +141,9 @@ def unmask_tracks(
             return
         probs = clean_probs(tracks)
         if order == "top_prob":
-            place_B = _most_certain(torch.cat([each.amax(-1) for each in probs], 1).where(masked_BM, 0.0), masked_BM)
+            place_B = _find_most_certain(
+                torch.cat([each.amax(-1) for each in probs], 1).where(masked_BM, 0.0), masked_BM
+            )
         else:
             place_B = categorical(masked_BM | ~open_B[:, None], draws.uniforms())
         uniforms_B = draws.uniforms()
@@ -154,7 +156,7 @@ def unmask_tracks(
         yield
 
 
-def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
+def _find_most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
     """Return the first masked position with maximal ``top_BN`` (the largest token probability); 0 if none."""
     if not bool(torch.isfinite(top_BN).all()):
         raise NonFinite("the model's probabilities are not finite")

@@ -61,7 +61,7 @@ def protocol_of(probe: ProbeSpec) -> str:
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
 
-def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
+def list_missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
     """Return the requested phases without stored tables under the same protocol."""
     return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
@@ -85,7 +85,7 @@ def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> It
         probe: the protocol, with the requested phases.
         cache_dir: folder with the prepared data.
     """
-    for phase in missing_phases(directory, probe):
+    for phase in list_missing_phases(directory, probe):
         folder = phases(directory, phase).get(phase)
         yield from measure_checkpoint(directory, folder, phase, probe, cache_dir=cache_dir)
 

@@ -55,7 +55,7 @@ class Observable(NamedTuple):
     not_observed: tuple[str, ...]
 
 
-def observable_in(spec: RunSpec, what: str) -> Observable:
+def list_observable(spec: RunSpec, what: str) -> Observable:
     """Return a run's measurable layers for ``what``, from its spec alone."""
     if what == "training_free":
         return Observable(spec.mechanism.name, spec.mechanism.name == STOOD_IN_FOR, ())
@@ -78,10 +78,10 @@ def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
     """Return the modules relevant to ``what``, in a model on the meta device."""
     with torch.device("meta"):
         model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
-    return layers_in(model, what)
+    return find_layers(model, what)
 
 
-def layers_in(model: Backbone, what: str) -> list[nn.Module]:
+def find_layers(model: Backbone, what: str) -> list[nn.Module]:
     """Return a model's modules relevant to ``what``.
 
     Residual connections (streams), mixers, or for sharpness mixers and their inner mechanisms.
@@ -131,12 +131,12 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
         parts = _join_names(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
-        raise ValueError(named + reason + _looks_at(what))
+        raise ValueError(named + reason + _describe_observed(what))
     # not a mistake: consensus has no queries and keys
     if without:
         print_note(f"leaves out {without}: {LACKING[what]}")
     if unknown:
-        print_note(named + _looks_at(what))
+        print_note(named + _describe_observed(what))
 
 
 def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
@@ -144,13 +144,13 @@ def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
 
     Their models get no largest logit and no entropy.
     """
-    unknown = _join_names(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
+    unknown = _join_names(name for spec in specs for name in list_observable(spec, "sharpness").not_observed)
     if unknown:
         lacking = "so their runs get no attention_logit_max and no attention_entropy"
-        print_note(f"not observed: {unknown}, {lacking}; {_looks_at('sharpness', 'measure')}")
+        print_note(f"not observed: {unknown}, {lacking}; {_describe_observed('sharpness', 'measure')}")
 
 
-def _looks_at(what: str, key: str = "what") -> str:
+def _describe_observed(what: str, key: str = "what") -> str:
     """Name the parts, including plugins, with layers measured by ``what``."""
     registry = Registry("residuals" if what == "streams" else "mechanisms")
     having = {} if what == "streams" else {"trainable": True}  # no run has the others

@@ -65,7 +65,7 @@ def _load_model(name: str, kind: str) -> nn.Module:
         if isinstance(error, RuntimeError) and "pip install" in str(error):
             raise
         raise ValueError(
-            f"hf={name}: {_why_not(name)}\n({type(error).__name__}: "
+            f"hf={name}: {_explain_failure(name)}\n({type(error).__name__}: "
             f"{(str(error).strip().splitlines() or [''])[0][:200]})"
         ) from None
     if missing := sorted(found["missing_keys"]):
@@ -115,7 +115,7 @@ def hub_answers() -> bool:
     return True
 
 
-def _why_not(name: str) -> str:
+def _explain_failure(name: str) -> str:
     if Path(name).expanduser().is_dir():
         return (
             "the folder must hold config.json and the weights of a causal language model, as save_pretrained writes "

@@ -94,7 +94,7 @@ class Devices(ABC):
         """Scale the gradients down to the norm ``limit`` if above it; return their previous norm."""
 
     @abstractmethod
-    def every(self, is_so: bool) -> bool:
+    def all_true(self, is_so: bool) -> bool:
         """Return whether a condition is true in every process."""
 
     @abstractmethod

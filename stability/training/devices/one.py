@@ -53,7 +53,7 @@ class OneDevice(Devices):
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, limit)
 
-    def every(self, is_so: bool) -> bool:
+    def all_true(self, is_so: bool) -> bool:
         return is_so
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:

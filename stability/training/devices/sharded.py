@@ -128,7 +128,7 @@ class ShardedDevices(Devices):
             gradient.mul_(factor)
         return norm
 
-    def every(self, is_so: bool) -> bool:
+    def all_true(self, is_so: bool) -> bool:
         return all(bool(flag) for flag in self._gather_all(torch.tensor(is_so, device=self._device)))
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
@@ -153,7 +153,7 @@ class ShardedDevices(Devices):
             state: the optimizer's whole state, likewise; None: unchanged.
         """
         self._put_parameters(parameters)
-        if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
+        if (frame := self._broadcast(None if state is None else tree_map(_frame, state))) is not None:
             optimizer.load_state_dict(self._receive(optimizer, frame, state))
 
     def _put_parameters(self, parameters: dict[str, Tensor] | None) -> None:
@@ -201,7 +201,7 @@ class ShardedDevices(Devices):
     def _gather(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        whole = _whole(value.detach())
+        whole = _gather_whole(value.detach())
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
     def _gather_all(self, own: Tensor) -> list[Tensor]:
@@ -211,7 +211,7 @@ class ShardedDevices(Devices):
         dist.all_gather(found, own)
         return found
 
-    def _same(self, value: Any) -> Any:
+    def _broadcast(self, value: Any) -> Any:
         """Return the main process's value in every process."""
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self._device)
@@ -225,7 +225,7 @@ def _local(tensor: Tensor) -> Tensor:
     return plain.to_local() if isinstance(plain, DTensor) else plain
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _gather_whole(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
