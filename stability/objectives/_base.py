@@ -94,18 +94,21 @@ class Examples(NamedTuple):
         return functional_call(model, dict(params), (self.inputs_BN,), given)
 
     def to(self, device: torch.device | str) -> Examples:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, rows: int) -> list[Examples]:
         """Cut the batch into microbatches of ``rows`` rows, as views; the last may be shorter."""
         return [
-            self.each(lambda tensor, start=start: tensor[start : start + rows])
+            self.map_tensors(lambda tensor, start=start: tensor[start : start + rows])
             for start in range(0, max(len(self.targets_BN), 1), rows)
         ]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Examples:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Examples:
+        """Return the batch with ``change`` of each of its tensors."""
         parts: Any = (None if part is None else tree_map(change, part) for part in self)
         return Examples(*parts)
+
+    each = map_tensors  # the name that plugins know
 
     def counted(self) -> tuple[Examples, Tensor]:
         """Return all counted positions as sequences of length one (R, 1).

@@ -26,7 +26,7 @@ def examples_of(subject: Subject, seed: int = 0) -> Any:
     """Return the examples of a training batch, their numbers in float64 as the model's."""
     draws = generator(seed)
     examples = subject.objective.examples(subject.objective.augmented(subject.batch, draws), draws)
-    return examples.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    return examples.map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -57,7 +57,7 @@ def check_loss_is_a_mean(subject: Subject) -> None:
     objective, examples = subject.objective, examples_of(subject)
     logits = examples.logits(subject.model)
     once, count = objective.loss_sum(logits, examples)
-    twice, more = objective.loss_sum(torch.cat([logits, logits]), examples.each(lambda x: torch.cat([x, x])))
+    twice, more = objective.loss_sum(torch.cat([logits, logits]), examples.map_tensors(lambda x: torch.cat([x, x])))
     assert torch.allclose(twice / more, once / count, rtol=1e-12), "the loss depends on the size of the batch"
 
 

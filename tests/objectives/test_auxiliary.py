@@ -58,7 +58,11 @@ def small(lab, balance=BALANCE, **changes) -> tuple[Any, Any, Any]:
     tokens_BN = torch.randint(V, (6, 5), generator=torch.Generator().manual_seed(1))
     examples = objective.examples(tokens_BN, torch.Generator().manual_seed(2))
     assert examples.weights_BN.sum(1).unique().numel() > 2
-    return model, objective, examples.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    return (
+        model,
+        objective,
+        examples.map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor),
+    )
 
 
 def by_hand(model: Any, examples: Any, params: dict[str, Tensor], balance=BALANCE) -> tuple[Tensor, Tensor]:

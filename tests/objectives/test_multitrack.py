@@ -189,6 +189,7 @@ def test_padding_changes_no_loss(mechanism):
     spec, chains = run_spec(mechanism), some_proteins()
     model, own = build_model(spec, SIZES).double().eval(), objective()
     examples = own.examples(batch_of(chains), generator(1))
+    # by the name that plugins know
     longer = examples.each(lambda x: nn.functional.pad(x, (0, 0) * (x.ndim - 2) + (0, 4)) if x.shape[1] == 15 else x)
     assert longer.mask_BN is not None and longer.mask_BN.shape == (3, 19)
     with torch.no_grad():  # what padding holds is large

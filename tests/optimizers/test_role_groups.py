@@ -115,7 +115,7 @@ def examples_of(replica: Replica, step: int) -> Any:
     spec = replica.spec
     return training_examples(
         spec, replica.corpus, replica.objective, "train", step, seed=spec.seed, batch=spec.batch
-    ).each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    ).map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -207,7 +207,7 @@ NARROW = {"w": torch.tensor([[0.5], [-1.0], [2.0]])}
 
 
 def narrow_examples(index):
-    return examples(index).each(torch.Tensor.float)
+    return examples(index).map_tensors(torch.Tensor.float)
 
 
 def in_float32(monkeypatch, doubtful, loss_in_double):
@@ -234,10 +234,10 @@ def test_a_doubtful_curvature_is_computed_once_more_in_float64(monkeypatch):
 
 def test_float64_is_left_out_where_nothing_is_doubtful_or_the_model_is_narrower(monkeypatch):
     def narrow(params, batch):
-        return loss({"w": params["w"].float()}, batch.each(torch.Tensor.float))
+        return loss({"w": params["w"].float()}, batch.map_tensors(torch.Tensor.float))
 
     def refuses(params, batch):
-        return loss(params, batch.each(torch.Tensor.float))  # torch: expected both to have the same dtype
+        return loss(params, batch.map_tensors(torch.Tensor.float))  # torch: expected both to have the same dtype
 
     for doubtful, loss_in_double in ((1.0, lambda: loss), (0.0, None), (0.0, lambda: narrow), (0.0, lambda: refuses)):
         row, _ = in_float32(monkeypatch, doubtful, loss_in_double)

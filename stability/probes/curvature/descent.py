@@ -299,7 +299,9 @@ def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | Non
     """
     if any(param.dtype == torch.float64 for param in step.params.values()):
         return step.result.curvature
-    wide = [batch.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor) for batch in batches]
+    wide = [
+        batch.map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor) for batch in batches
+    ]
     params, direction = (
         {name: tensor.detach().double() for name, tensor in held.items()} for held in (step.params, step.direction)
     )

@@ -108,7 +108,7 @@ class ShardedDevices(Devices):
         """
         own = len(examples.targets_BN) // self._size
         first = self._rank * own
-        share = examples.each(lambda tensor: tensor[first : first + own])
+        share = examples.map_tensors(lambda tensor: tensor[first : first + own])
         own_sums = add_sums([add(part, first + rows * index) for index, part in enumerate(share.split(rows))])
         return tuple(torch.stack(self._gather_all(total)).sum() for total in own_sums)
 
