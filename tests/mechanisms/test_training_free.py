@@ -15,7 +15,7 @@ from tests.mechanisms.test_sparge import BASE, HEADS, WIDTH, inputs, layer_of
 DIRECTIONS = ["bidirectional", "causal"]
 OF_SA = [{}, {"mask_diagonal": True}, {"temperature": "learned"}, {"kv_heads": 1}]
 FULL = [
-    ("sparge", {"tau": 1.0, "key_block": 4, "query_block": 4}),
+    ("sparge", {"tau": 1.0, "skip": -1e9, "key_block": 4, "query_block": 4}),
     ("fasa", {}),
     ("fasa", {"tokens": 17}),
     ("fasa", {"tokens": 17, "chunks": 2}),
