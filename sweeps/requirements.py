@@ -63,14 +63,17 @@ def runs_here(spec: SweepSpec) -> bool:
 
 
 def _require_of_this_machine(name: str, trials: Sequence[Trial]) -> None:
-    """Raise an error if this machine lacks a device, precision, kernel or compiler."""
+    """Raise an error if this machine lacks a device, precision, kernel, CUDA graphs or compiler."""
     from stability.build import resolve_device
     from stability.models.precision import require_precision
+    from stability.training.captured import require_graphs
     from stability.training.machine import require_compiler
 
     device = resolve_device(name)
     for precision in {trial.spec.get("precision", "float32") for trial in trials}:  # specs without the field: float32
         require_precision(precision, device)
     _require_kernels(trials, device)
+    if any(trial.spec.get("cuda_graphs", False) for trial in trials):
+        require_graphs(device)
     if any(trial.spec.get("compile", False) for trial in trials):
         require_compiler()

@@ -62,6 +62,10 @@ class AbstractRecipe(Settings):
         default=False,
         description="whether torch.compile makes the training step's forward and backward pass; it rounds otherwise",
     )
+    cuda_graphs: Annotated[bool, Since(False)] = Field(
+        default=False,
+        description="whether the step's forward and backward pass is a CUDA graph, one launch for all of its kernels",
+    )
     guards: Annotated[GuardSpec, Since({})] = Field(
         default=GuardSpec(), description="what a step does whose numbers are not finite"
     )

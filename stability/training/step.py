@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,10 +19,11 @@ from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import Probing, TakingHessian, set_lr, use_averages
+from stability.training.captured import CapturedBackward, require_graphs
 from stability.training.checkpoints import Keeper
 from stability.training.devices.base import Devices, Sums
 from stability.training.devices.one import OneDevice
-from stability.training.draws import dropping, generator_for, training_examples
+from stability.training.draws import dropping, generator_for, in_mode, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
@@ -47,6 +49,10 @@ class Replica:
         self.forward = compile_model(self.model) if spec.compile else self.model  # for training only
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
+        self._captured: CapturedBackward | None = None
+        if spec.cuda_graphs:
+            require_graphs(device)
+            self._captured = CapturedBackward(self._captured_pass, self.parameters)
         self.validation = Validation(spec, corpus, self.objective, device)
         self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
         self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.devices.norm), []
@@ -183,11 +189,22 @@ class Replica:
 
     def _backward(self, examples: Examples, step: int) -> list[Tensor]:
         """Add the gradient of the batch's mean loss; return that loss, then the auxiliary one if any."""
-        count, seed = self.objective.count(examples, torch.float32), self.spec.seed
+        if self._captured is not None:
+            # A graph takes the generators' state from outside: plugins may draw, and dropout is refused.
+            with dropping(self.model, self.device, self.spec.seed, "train", step, 0):
+                return self._captured(examples)
+        return self._computed(examples, partial(dropping, self.model, self.device, self.spec.seed, "train", step))
+
+    def _captured_pass(self, examples: Examples) -> list[Tensor]:
+        # No generator may be seeded within a capture.
+        return self._computed(examples, lambda first_row: in_mode(self.model, training=True))
+
+    def _computed(self, examples: Examples, mode: Callable[[int], AbstractContextManager[None]]) -> list[Tensor]:
+        """Compute what `_backward` returns; ``mode`` prepares the model for a microbatch, given its first row."""
+        count = self.objective.count(examples, torch.float32)
 
         def add(microbatch: Examples, first_row: int) -> Sums:
-            where = dropping(self.model, self.device, seed, "train", step, first_row)
-            with where, computing_in(self.spec.precision, self.device):
+            with mode(first_row), computing_in(self.spec.precision, self.device):
                 found = self.objective.training_loss(self.forward, microbatch)
             # Over the whole batch's count: a microbatch of few masked tokens has no more weight per token.
             (found.total / count).backward()

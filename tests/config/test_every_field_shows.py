@@ -28,6 +28,7 @@ ELSEWHERE = {
     "init": "tests/training/test_weights.py",
     "weights": "tests/training/test_weights.py",
     "compile": "tests/training/test_compile.py",
+    "cuda_graphs": "tests/training/test_captured.py",
     "plugins": "tests/test_own_parts.py",
     "data": "tests/data/test_contract.py",
     "data_fingerprint": "tests/config/test_run_id.py",

@@ -23,6 +23,7 @@ NO_WANDB = "logger=wandb needs Weights & Biases: pip install wandb, or choose lo
 NO_TENSORBOARD = "logger=tensorboard needs TensorBoard: pip install tensorboard, or choose logger=files"
 NO_MLFLOW = "logger=mlflow needs MLflow: pip install mlflow-skinny, or choose logger=files"
 TF32 = "precision=tf32 is a mode of CUDA devices, and this one is a CPU; use precision=float32 or bf16"
+GRAPHS = "cuda_graphs=true needs device=cuda, and this device is a CPU; use cuda_graphs=false"
 NO_COMPILER = "compile=true needs a C\\+\\+ compiler, g\\+\\+ or clang\\+\\+, and there is none; use compile=false"
 
 
@@ -67,6 +68,7 @@ CASES = {
     "tf32 one by one": (["launcher=serial", "precision=tf32"], without(), TF32),
     "tf32 by ray": (["launcher=ray", "precision=tf32"], without(), TF32),
     "tf32 by jobs here": (["launcher=slurm", "slurm.executor=local", "precision=tf32"], without(), TF32),
+    "graphs on a CPU": (["launcher=serial", "cuda_graphs=true"], without(), GRAPHS),
     "no compiler": (["launcher=serial", "compile=true"], without_compiler, NO_COMPILER),
     "wandb is missing": (["launcher=serial", "logger=wandb"], without("wandb"), NO_WANDB),
     "of two loggers one is missing": (["launcher=serial", "logger=[files,wandb]"], without("wandb"), NO_WANDB),

@@ -17,6 +17,14 @@ def shards_are_not_compiled(sweep: SweepSpec) -> None:
         raise ValueError("compile=true does not go together with shard_parameters=true; leave one of the two out")
 
 
+def graphs_are_of_one_device(sweep: SweepSpec) -> None:
+    if sweep.cuda_graphs and sweep.devices_per_trial > 1:
+        raise ValueError(
+            f"cuda_graphs=true captures the pass of one device, and devices_per_trial={sweep.devices_per_trial}; leave "
+            "one of the two out"
+        )
+
+
 def settings_are_of_the_launcher(sweep: SweepSpec) -> None:
     """Refuse a setting ignored by the chosen launcher."""
     launcher = sweep.launcher
@@ -86,4 +94,10 @@ def devices_have_work(sweep: SweepSpec) -> None:
         raise ValueError(f"slurm.gpus={gpus} must be at least devices_per_trial={devices}, or 0 for CPUs")
 
 
-OF_SWEEP = (shards_are_not_compiled, settings_are_of_the_launcher, shards_are_equal, devices_have_work)
+OF_SWEEP = (
+    shards_are_not_compiled,
+    graphs_are_of_one_device,
+    settings_are_of_the_launcher,
+    shards_are_equal,
+    devices_have_work,
+)

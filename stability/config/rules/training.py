@@ -48,6 +48,21 @@ def loss_can_be_compiled(recipe: AbstractRecipe) -> None:
         )
 
 
+def graphs_replay_one_pass(recipe: AbstractRecipe) -> None:
+    """Refuse CUDA graphs beside other compilers, and of passes that differ from step to step."""
+    if not recipe.cuda_graphs:
+        return
+    other = None
+    if recipe.compile:
+        other = "compile=true, which makes the same pass"
+    elif recipe.model.dropout:
+        other = f"model.dropout={recipe.model.dropout:g}, which is seeded on the host for each microbatch"
+    elif getattr(recipe.objective.settings, "impl", "reference") == "triton":
+        other = "objective.impl=triton, whose number of rows is read on the host"
+    if other is not None:
+        raise ValueError(f"cuda_graphs=true does not go together with {other}; leave one of the two out")
+
+
 def microbatch_is_a_part(recipe: AbstractRecipe) -> None:
     if recipe.microbatch is not None and recipe.microbatch >= recipe.batch:
         raise ValueError(
@@ -79,6 +94,12 @@ def _require_schedule(optimizer: Part, schedule: str) -> None:
         )
 
 
-OF_RECIPE = (warmup_and_decay_fit_steps, guards_can_act, loss_can_be_compiled, microbatch_is_a_part)
+OF_RECIPE = (
+    warmup_and_decay_fit_steps,
+    guards_can_act,
+    loss_can_be_compiled,
+    graphs_replay_one_pass,
+    microbatch_is_a_part,
+)
 OF_RUN = (schedule_fits_optimizer, starts_before_its_end)
 OF_SWEEP = (schedule_fits_each_optimizer,)
