@@ -216,12 +216,12 @@ class Lab:
 
         return Replica(spec, load(self.cache, spec.data_fingerprint), torch.device("cpu"), devices)
 
-    def train(self, spec: RunSpec, steps: int | None = None) -> RunDirectory:
+    def train(self, spec: RunSpec, steps: int | None = None, device: str = "cpu") -> RunDirectory:
         """Run to the end, or leave after ``steps`` steps as an interrupted launcher does."""
         from stability.training.run import train
 
         directory = self.directory(spec)
-        generator = train(spec, directory, cache_dir=self.cache, device="cpu")
+        generator = train(spec, directory, cache_dir=self.cache, device=device)
         for number, _ in enumerate(generator, 1):
             if number == steps:
                 generator.close()

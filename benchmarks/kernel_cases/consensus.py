@@ -20,19 +20,22 @@ LAUNCHES = ("forward", "ends_backward", "context_backward", "network_backward", 
 def cases(smoke: bool) -> list[Case]:
     """Return the cases: the layer in TF32 and bfloat16, and a longer one beside attention of the same width.
 
+    The short one in TF32 is there for each rotation of its disagreements (``rope``), the others for the default one.
     Tiny ones if ``smoke``.
     """
     width, heads, hidden = (32, 2, 16) if smoke else (768, 12, 256)
     short, long = (16, 24) if smoke else (1024, 8192)
-    settings: dict[str, Any] = {"width": width, "heads": heads, "window": 2, "rank": 4, "edge_hidden": hidden}
+    usual: dict[str, Any] = {"width": width, "heads": heads, "window": 2, "rank": 4, "edge_hidden": hidden}
     tokens = long if smoke else 8 * short
     found = []
-    for precision, positions in (("tf32", short), ("bf16", short), ("bf16", long)):
+    default = ("tf32", short, "gradient"), ("bf16", short, "gradient"), ("bf16", long, "gradient")
+    for precision, positions, rope in (*default, ("tf32", short, "absolute"), ("tf32", short, "relative")):
+        settings = usual | {"rope": rope}
         shape = (1 if smoke else tokens // positions, positions, width)
         contestants = {
-            OURS: module_step(lambda: build("sc", impl="triton", **settings), *shape, precision=precision),
-            EAGER: module_step(lambda: build("sc", **settings), *shape, precision=precision),
-            COMPILED: module_step(lambda: build("sc", **settings), *shape, precision=precision, compiled=True),
+            OURS: module_step(partial(build, "sc", impl="triton", **settings), *shape, precision=precision),
+            EAGER: module_step(partial(build, "sc", **settings), *shape, precision=precision),
+            COMPILED: module_step(partial(build, "sc", **settings), *shape, precision=precision, compiled=True),
             FLASH: module_step(
                 lambda: build("sa", width=width, heads=heads, mask_diagonal=False), *shape, precision=precision
             ),
@@ -44,14 +47,14 @@ def cases(smoke: bool) -> list[Case]:
         )
         against_flash = (Promise(OURS, FLASH, 1.0),)
         promises = against_eager if positions == short else against_flash if precision == "bf16" else ()
-        label = f"B={shape[0]} N={positions:,} d={width}"
-        edges = {"window": 2, "rank": 4, "hidden": hidden}
+        label = f"B={shape[0]} N={positions:,} d={width}{'' if rope == 'gradient' else f' {rope}'}"
+        edges = {"window": 2, "rank": 4, "hidden": hidden, "turned": rope == "relative"}
         sizes = {"batch": shape[0], "heads": heads, "positions": positions, "head_width": width // heads, **edges}
         found.append(Case("consensus", label, contestants, partial(_both_passes, sizes), precision, promises))
     return found
 
 
-def _both_passes(sizes: dict[str, int]) -> Traffic:
+def _both_passes(sizes: dict[str, Any]) -> Traffic:
     """Return the bytes and operations of both passes' launches, without the projections."""
     launches = ("forward", "ends_backward", "network_backward")
     # float32 under autocast, too, but for an edge's target: its rotation and its bias are
