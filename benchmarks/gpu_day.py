@@ -274,7 +274,8 @@ class Day:
         given = step.rehearsal if self.is_rehearsal else step.command
         words = [word.replace("{scratch}", str(self.scratch)) for word in given]
         is_shared = step.part == "tests" and not self.is_rehearsal and "xdist" not in self.found["missing"]
-        return [*words, *(["-n", str(min(16, os.cpu_count() or 1))] if is_shared else [])]
+        most = 16 if step.label == "kernels" else 4  # each worker imports everything and takes a context of the GPU
+        return [*words, *(["-n", str(min(most, os.cpu_count() or 1))] if is_shared else [])]
 
     def _end_process(self) -> None:
         """Stop the step's whole process group.
@@ -307,7 +308,7 @@ class Day:
 
     def _probe(self) -> dict[str, Any]:
         command = [sys.executable, "-c", PROBE]
-        found = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        found = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
         if found.returncode:
             raise SystemExit(f"python -m benchmarks.gpu_day: error: {found.stderr.strip().splitlines()[-1]}")
         values = json.loads(found.stdout)

@@ -12,9 +12,8 @@ plain run alone, and runs of 200 steps an hour.
 - stacked: K models of other rates in one step, by torch.func.vmap, on a fixed batch; "bare" is one model's step
   on that batch, stacked's own unit. Attention takes what vmap of SDPA has, on CUDA possibly a loop over the models.
 
-Below the rows of a size: launches a step, and the share of the time in which the GPU computed, by torch.profiler. No
-GPU has been seen by this file yet: the ways behind CUDA (MPS, graphs, the counts of launches) are tested by their
-refusals alone.
+Below the rows of a size: launches a step and the share of its time in which the GPU computed, by the profiler, for each
+way in one process. No GPU has been seen by this file yet: MPS, graphs and the counts of launches are untested.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.func import grad_and_value, vmap
 from torch.profiler import ProfilerActivity, profile
 
@@ -69,6 +69,7 @@ SMOKE_WAYS = ((PLAIN, 1, False), (BARE, 1, False), (STACKED, 3, False), (PLAIN, 
 STEPS_OF_A_RUN, WARM_UP = 200, 5
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 MPS = "nvidia-cuda-mps-control"
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 
 
 class Job(NamedTuple):
@@ -172,22 +173,19 @@ def work(job: Job) -> None:
     if job.device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    print(json.dumps({"steps": count, "seconds": seconds, "launches": launches(step, job.device)}), flush=True)
+    launched = launches(step, seconds / max(count, 1)) if job.device == "cuda" and job.processes == 1 else ""
+    print(json.dumps({"steps": count, "seconds": seconds, "launches": launched}), flush=True)
 
 
-def launches(step: Callable[[], object], device: str) -> str:
-    """Return the launches of a step and the GPU's busy share; "" without a GPU."""
-    if device != "cuda":
-        return ""
+def launches(step: Callable[[], object], step_s: float) -> str:
+    """Return the launches of a step, and the GPU's seconds in it as a share of a step without profiler."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
-        began = time.perf_counter()
         step()
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
     events = record.key_averages()
-    count = sum(each.count for each in events if each.key in ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch"))
-    busy = sum(each.self_device_time_total for each in events) / 1e6 / seconds
-    return f"{count} launches, GPU busy {100 * busy:.0f} % (profiled)"
+    count = sum(each.count for each in events if each.key.startswith(LAUNCHES))
+    busy_s = sum(each.self_device_time_total for each in events if each.device_type == DeviceType.CUDA) / 1e6
+    return f"{count} launches, GPU busy {100 * busy_s / step_s:.0f} %, {torch.cuda.get_device_name()}"
 
 
 def measure(job: Job, environment: dict[str, str]) -> tuple[float, str]:
@@ -266,7 +264,7 @@ def mps(device: str) -> Iterator[dict[str, str]]:
         try:
             yield own
             log = Path(own["CUDA_MPS_LOG_DIRECTORY"], "control.log")
-            if not log.exists() or "server" not in log.read_text(errors="replace").lower():
+            if not log.exists() or "new server" not in log.read_text(errors="replace").lower():
                 raise RuntimeError("the processes ran beside the MPS daemon, not through it")
         finally:
             subprocess.run([MPS], input="quit\n", env=environment, text=True, capture_output=True, timeout=60)
@@ -301,7 +299,7 @@ def main() -> None:
         torch.set_num_threads(1)
         work(Job(given.worker, given.models, names[0], given.device, given.seconds, given.pool))
         return
-    print(f"{torch.cuda.get_device_name() if given.device == 'cuda' else 'CPU'}; {machine()}")
+    print(machine())  # this process itself leaves the GPU alone
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             _table(name, given.device, given.seconds, given.pool or Path(folder))

@@ -68,7 +68,7 @@ def _precisions(label: str, parts: dict[str, Any]) -> Case:
 
 
 def _compilers(label: str, parts: dict[str, Any]) -> Case:
-    return _of_run(label, parts, {"compile=true": {"compile": True}, "cuda_graphs=true": {"cuda_graphs": True}})
+    return _of_run(label, parts, {"cuda_graphs=true": {"cuda_graphs": True}, "compile=true": {"compile": True}})
 
 
 TRITON, RECURRENT = ("triton",), ("gla", "retnet", "gated_deltanet", "kda")
