@@ -1,4 +1,4 @@
-"""Measure all that needs a GPU, in order of value, within a given time: ``python -m benchmarks.gpu_day minutes=25
+r"""Measure all that needs a GPU, in order of value, within a given time: ``python -m benchmarks.gpu_day minutes=25
 [out=DIR] [wheels=DIR] [parts=tests,kernels,pairs,packing,study] [--rehearse]``.
 
 Steps run one after another, each in a process of its own with its share of the time that is left. A table is appended
@@ -11,9 +11,9 @@ else reads settings, and so needs pydantic; tests and the study need Hydra, too.
 Where these are missing, a step is skipped and the command printed that fetches them as wheels (6 MB), to be run
 beforehand with internet access; ``wheels=DIR`` then unpacks them for the steps alone and installs nothing:
 
-    pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp
-        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
-        -c constraints.txt -d .whl pydantic pydantic_core annotated-types typing-inspection typing_extensions
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+        -c constraints.txt -d .whl pydantic pydantic_core annotated-types typing-inspection typing_extensions \
         hydra-core omegaconf jaxtyping wadler-lindig beartype pytorch_optimizer fla-core einops
     pip wheel --no-deps -c constraints.txt -w .whl antlr4-python3-runtime
     python -m benchmarks.gpu_day minutes=25 wheels=.whl
@@ -40,6 +40,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+FETCH = [line for line in (__doc__ or "").splitlines() if line.startswith("    ")]  # pip's commands, and the next run
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, REHEARSAL = ROOT / "benchmarks" / "results", ROOT / "build" / "gpu_day_rehearsal"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -210,6 +211,8 @@ class Day:
             if outcome.error:
                 lines += ["", f"{outcome.step.part} {outcome.step.label}, {outcome.state}:"]
                 lines += [f"  {line}" for line in outcome.error]
+        if any(outcome.state == "skipped" for outcome in self.outcomes):
+            lines += ["", "missing packages are fetched beforehand, with internet access, by:", *FETCH]
         path = self.table("gpu_day")
         beside = path.with_suffix(".part")
         beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -221,7 +224,7 @@ class Day:
         waiting = [each.step.share for each in self.outcomes[number:] if not self._missing(each.step)]
         missing = self._missing(outcome.step)
         if missing:
-            outcome.state, outcome.last = "skipped", f"missing: {', '.join(missing)}; see gpu_day.py for wheels=DIR"
+            outcome.state, outcome.last = "skipped", f"missing: {', '.join(missing)}; wheels=DIR, see below"
         elif left < LEAST_S:
             outcome.state, outcome.last = "out of time", "not started"
         else:

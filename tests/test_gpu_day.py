@@ -103,7 +103,9 @@ def test_a_missing_package_skips_its_steps_alone_and_says_how_to_get_it(tmp_path
     day = day_of(tmp_path, step("a", "print(1)", needs=("no_such_package",)), step("b", "print('2 rows')"))
     day.found["missing"].append("no_such_package")
     assert day.run() == 0
-    assert "missing: no_such_package; see gpu_day.py for wheels=DIR" in texts(tmp_path)["gpu_day"]
+    summary = texts(tmp_path)["gpu_day"]
+    assert "missing: no_such_package; wheels=DIR, see below" in summary
+    assert "pip download --no-deps --only-binary=:all: --python-version 3.12" in summary and "pip wheel" in summary
 
 
 def run_by_command(tmp_path, *words, **more):
