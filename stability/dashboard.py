@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from stability.runs.study import StudyFolder
 
 HELP = """
-python -m stability.dashboard name=NAME_OR_FOLDER [send=missing|all|none] [project=stability] [entity=TEAM] [runs_dir=runs] [reports_dir=reports]
+python -m stability.dashboard name=NAME_OR_FOLDER [key=value …]
 
-Put a study on Weights & Biases: each run that W&B has nothing or not all of, from the run's own files (so that a study trained with logger=files gets there,
-too); one run about the study with its chart of NLL against the learning rate, all runs, tables, figures and PDF; and a saved workspace whose panels show what
-the study has. The same command again brings all of it up to date. Without a login or a server everything is kept offline, and `wandb sync` uploads it later;
-the workspace's spec is then written into the study's folder.
+Put a study on Weights & Biases: each run that W&B has nothing or not all of, from the run's own files (so that a study
+trained with logger=files gets there, too); one run about the study with its chart of NLL against the learning rate, all
+runs, tables, figures and PDF; and a saved workspace whose panels show what the study has. The same command again brings
+all of it up to date. Without a login or a server everything is kept offline, and `wandb sync` uploads it later; the
+workspace's spec is then written into the study's folder.
 """
 
 
@@ -95,4 +96,4 @@ def _save(shown: Shown, spec: DashboardSpec, study: Path, mode: str) -> str:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "dashboard", HELP)

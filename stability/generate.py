@@ -25,26 +25,23 @@ python -m stability.generate ckpt=FOLDER num=1000 [key=value …]
 
 ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
 
-  sampler=auto        what fits the objective: top_prob for mlm and score_entropy, ar for ar, analytic for a uniform graph
-  sampler=top_prob    the paper's: one position at a time, where the model's likeliest token is likeliest     sampler=random   any position
-  sampler=euler | analytic   score_entropy only: all positions at once, in steps=N (null: as many as positions)
-  temperature=1.0     0: always the likeliest token         seed=0    sample i is a function of it and of i
-  oracle=hf:NAME_OR_FOLDER   score them by a Hugging Face causal LM (the paper's: gpt2-large for text)
-  oracle=ckpt:FOLDER  … or by a run of ours with objective=ar on the same vocabulary
+  sampler=auto        fits the objective: top_prob for mlm and score_entropy, ar for ar, analytic for a uniform graph
+  sampler=top_prob    the paper's: one position at a time, where the model's likeliest token is likeliest
+  sampler=random      any position
+  sampler=euler | analytic   score_entropy only: all positions at once, in steps=N
+  oracle=hf:NAME_OR_FOLDER   score them by a Hugging Face causal LM (the paper's: gpt2-large for text); of proteins by a
+                      protein language model: the letters alone
+  oracle=ckpt:FOLDER  … or by a run of ours with objective=ar on the same vocabulary; of proteins with
+                      objective=multitrack, the same sources and tokenizer: its masked NLL of each sample, a mean over
+                      oracle_draws drawn masks
   oracle=evo2:evo2_1b_base   DNA: by Evo 2, by its own package and byte tokenizer
-  Proteins (objective=multitrack) are as long as the held-out ones, sample i as protein i; top_prob and random fill one position of one track a step.
-  contexts=empty | given   whether the model is shown what is known of protein i beside its sequence and structure (objective.contexts)
-  oracle=ckpt:FOLDER  a run with objective=multitrack, the same sources and tokenizer: its masked NLL of each sample, total and by track, as in validation,
-                      a mean over oracle_draws=8 drawn masks
-  oracle=hf:NAME_OR_FOLDER   a protein language model: the letters alone; of a masked one their masked NLL in the same way, of a causal one the NLL
-  phase=terminal | earliest | last | all   which checkpoints (last: of a run that diverged before its end)
-  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
-  batch=32            sequences at a time       device=auto | cpu | cuda
+  Proteins are as long as the held-out ones, sample i as protein i; top_prob and random fill one position of one track a
+  step.
 
-Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta; proteins: .fasta and <phase>/sample_<i>.cif beside it, decoded by the structure tokenizer);
-scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
-What is there already under the same settings is not made again; of other settings it is replaced with overwrite=true only;
-`python -m stability.report name=…` shows it.
+Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta; proteins: .fasta and <phase>/sample_<i>.cif beside it,
+decoded by the structure tokenizer); scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and
+per byte. What is there already under the same settings is not made again; of other settings it is replaced with
+overwrite=true only; `python -m stability.report name=…` shows it.
 """
 SHOWN, WIDTH = 3, 110  # number of printed samples, and characters of each
 
@@ -168,4 +165,4 @@ def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "generate", HELP)

@@ -25,22 +25,10 @@ python -m stability.hessian ckpt=FOLDER [key=value …]
 python -m stability.hessian hf=NAME_OR_PATH data=text data.path=FILE_OR_FOLDER lr=2e-5 [key=value …]
 
 Measure α_max by the paper's protocol.
-ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints its Tables 5 to 8).
-hf:   any causal language model of transformers: which learning rate does its curvature bear on this text? Nothing is written to it.
-
-  phase=terminal | earliest | last | all   which checkpoints of a run: of its last planned step, the first, the last of a run that diverged before its end
-  state=[paper,checkpoint]          optimizer state to start from
-  batch=512 microbatch=16           sequences per step; at a time   recorded_steps=25 warmup_steps=5 warmup_batches=5
-  gradient=auto | true | clipped    whose slope enters the formula  clip_norm=1.0              null: the run's own
-  weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
-  method=auto | taylor | double_backward | finite_difference        seed=0
-  method=parity                     the paper's raw central difference, ε = 1e-4
-  parity_steps=1                    recorded steps that are measured by that difference as well, for comparison
-  measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]  any of these; critical_lr: where the loss along u really stops being lower
-  spectra.trace_products=30 …       how finely; every setting: conf/curvature/protocol.yaml
-  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
-  hf only: positions=128            tokens per sequence             lr=2e-5 | lr=[1e-5,1e-4]   state checkpoint: a fresh AdamW's ("plain")
-
+ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints its Tables
+      5 to 8).
+hf:   any causal language model of transformers: which learning rate does its curvature bear on this text? Nothing is
+      written to it.
 What is measured already under the same protocol is not measured again.
 """
 
@@ -186,4 +174,4 @@ def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "hessian", HELP)

@@ -30,34 +30,23 @@ python -m stability.probe what=pdmm [ckpt=FOLDER]
 
 ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
 
-  what=spectra        per layer and head on held-out text: the learned graph's Laplacian (largest and Fiedler eigenvalue, density, filter 1 − 2ηλ),
-                      softmax matrices beside it (singular values, second eigenvalue), energy and variance before and after
+  what=spectra        per layer and head on held-out text: the learned graph's Laplacian (largest and Fiedler
+                      eigenvalue, density, filter 1 − 2ηλ), softmax matrices beside it (singular values, second
+                      eigenvalue), energy and variance before and after
   what=qk             singular values of W_qᵀW_k per layer and head of softmax attention
-  what=connectivity   λ_1 of window-path, cycle and complete graphs against closed form and bounds; a study's report then shows it
-
-  what=pdmm           the primal-dual method of multipliers on small networks, synchronous and asynchronous: distance from the optimum and consensus
-                      discrepancy by iteration; with ckpt beside it softmax attention's discrepancy, V − γ·softmax·V and V − softmax·V, by depth
-
-  what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite), one by one and multiplied through
-                      depth: relative range ν before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
-
-  what=training_free  mechanism=[sparge,fasa] stand in for sa in the trained model, with its weights and no training, and leave out more and more: per
-                      budget the NLL beyond sa's, the relative error of each layer's output, and the share of the products that is skipped
-
-  what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under mirrored masks and noise: a mechanism
-                      that is blind to order has the same on both
-
-  phase=terminal | earliest | last | all   which checkpoints of a run (last: of one that diverged before its end)
-  sequences=2                       held-out sequences                      (spectra, pdmm, streams, training_free)
-  budgets=[0.25,0.5,1]              shares that may be kept: sparge's τ, fasa's keys over positions; 1: all   (training_free)
-  calibration=8                     training sequences that fasa's frequency chunks are chosen by             (training_free)
-  mechanism.sparge.theta=0.1 mechanism.fasa.chunks=4 …   their other settings: conf/mechanism/{sparge,fasa}.yaml   (training_free)
-  outlier_log_range=30              ln(1/ν) above which a token is an outlier       (streams)
-  probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
-  nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
-  plugins=[my_pkg.my_mechanism]     modules of your own that the runs were trained with: none is imported that is not named here
-  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm, streams, training_free, mirror)
-  reports_dir=reports               folder of the figure                    (connectivity, pdmm without ckpt)
+  what=connectivity   λ_1 of window-path, cycle and complete graphs against closed form and bounds; a study's report
+                      then shows it
+  what=pdmm           the primal-dual method of multipliers on small networks, synchronous and asynchronous: distance
+                      from the optimum and consensus discrepancy by iteration; with ckpt beside it softmax attention's
+                      discrepancy, V − γ·softmax·V and V − softmax·V, by depth
+  what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite),
+                      one by one and multiplied through depth: relative range ν before Sinkhorn, column and row sums,
+                      spectral norms, gains of the signal and of its gradient
+  what=training_free  mechanism=[sparge,fasa] replace sa in the trained model, with its weights and no training, and
+                      leave out more and more: per budget the NLL beyond sa's, the relative error of each layer's
+                      output, and the share of the products that is skipped
+  what=mirror         validation NLL on the run's held-out examples and on the same examples read backwards, under
+                      mirrored masks and noise: a mechanism that is blind to order has the same on both
 
 What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
 """
@@ -210,4 +199,4 @@ def _graphs(spec: ProbeSpec) -> int:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "probe", HELP)

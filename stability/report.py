@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from analysis.study.load import Study
 
 HELP = """
-python -m stability.report name=NAME_OR_FOLDER [format=pdf] [runs_dir=runs] [reports_dir=reports]
+python -m stability.report name=NAME_OR_FOLDER [key=value …]
 python -m stability.report name=[NAME,NAME,…] together=TITLE
 python -m stability.report name=[NAME,NAME,…] layout=paper [together=TITLE]
 
-Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of several studies: one
-PDF about all of them, reports_dir/TITLE.pdf.
-
-  layout=paper                   one report of all of them in the consensus paper's tables and figures, a block for each model size under each
-                                 modality and the paper's numbers beside: reports_dir/paper_layout.pdf, or TITLE.pdf
-  format=html                    one page for the browser, whose figures can be zoomed into, in the PDF's place; format=[pdf,html] both
-  format=files                   each table as CSV, Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, into reports_dir/<name>/
+Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of
+several studies: one PDF about all of them, reports_dir/TITLE.pdf.
 """
 
 
@@ -91,4 +86,4 @@ def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "report", HELP)

@@ -22,16 +22,13 @@ from sweeps.view.board import StatusConsole, print_line
 HELP = """
 python -m stability.status [NAME | key=value …]
 
-Print how far a study is: done by verdict, running and where, stalled, failed with reasons and traceback files, time left, the best validation NLL so far,
-how many runs have their α_max. It reads files only: from another terminal, while the sweep runs, or a week later. Without arguments: all studies, a line each.
+Print how far a study is: done by verdict, running and where, stalled, failed with reasons and traceback files, time
+left, the best validation NLL so far, how many runs have their α_max. It reads files only: from another terminal, while
+the sweep runs, or a week later. Without arguments: all studies, a line each.
 
-  quickstart | name=quickstart         a study's name, or its folder        runs_dir=DIR   the pool it is in (default: runs)
-  watch=true | watch=10                look again every 2 (10) seconds until the study has ended; Ctrl-C leaves it
-  clean=unlisted                       remove the runs that no study lists, and what dead processes left half-written; lists them and asks first
-  clean=unlisted yes=true              without asking
-
-running: a living process holds the run's lock. stalled: the status says running, but no process works on it (kill -9, a power failure); the same
-sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is shown; the same command goes on from there.
+running: a living process holds the run's lock. stalled: the status says running, but no process works on it (kill -9, a
+power failure); the same sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is
+shown; the same command goes on from there.
 """
 FILE_WIDTH = 160
 IDLE_S = 60.0  # while a launcher starts its workers, no run is locked yet
@@ -175,4 +172,4 @@ def _megabytes(num_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "status", HELP)

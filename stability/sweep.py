@@ -32,60 +32,14 @@ python -m stability.sweep [key=value …]
 Train mechanisms across learning rates, measure the largest stable learning rate (α_max), print tables, write
 reports/<name>.pdf. Without arguments: study=quickstart. The same command again trains only what is missing.
 
-Axes: one choice or several, [a,b]; a sweep is their product. Their settings: mechanism.sc.window=4 norm.dyt.alpha=0.7
-  mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends), sigmoid, gated_softmax, fox,
-               sparse_transformer, longformer, bigbird, sparsek, nsa; recurrent: retnet, gla, hgrn2, mamba, mamba2,
-               deltanet, gated_deltanet, kda, titans; or your own: plugins=[my.module]
-               (sparge, fasa: for checkpoints of sa, by stability.probe what=training_free)
-  residual=    identity, hc, mhc, mhc_lite, ode     norm=  layernorm, rmsnorm, dyt, derf
-  optimizer=   adamw, sgd, adafactor, adan, ademamix, adopt, cautious_adamw, galore_adamw, lamb, lion, mars_adamw, muon,
-               prodigy, radam, schedulefree_adamw, shampoo, soap, sophia, turbo_muon
-               optimizer.groups.ROLE.lr_scale=0.5  weight_decay=…  settings by role: embedding, position, norm, mixer,
-               cross, residual, ffn, condition, head
-  precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
-  lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
-               stable ones to 0.05 decades | scaled, edge_scaled: multiples of each optimizer's own rate | mini_text,
-               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m,
-               paper_text_385m_mix; with Tables 3 and 4's: paper_large_tables
-
-One choice for all runs
-  model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
-               protein_320m, gpt_s, gpt_m, gpt_l, nanogpt_s, nanogpt_m, nanogpt_l, sedd_small, sedd_medium, vit_nano,
-               vit_small, vit_small_spt; model.layers=6 model.dropout=0.1 model.init=ours|torch|nanogpt|sedd
-  ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
-  objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins), recall (data=mqar, copy)
-  cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
-  data=        stdlib | text data.path=PATH (txt, jsonl, ndjson, .gz, .zst, .xz, parquet) | dna data.path=FASTA |
-               images data.path=PATH | hf data.dataset=ID | protein data.path=FOLDER | mqar | copy; data.tokenizer=gpt2
-  study=       a preset; its data, objective, … apply while you choose no other: quickstart, flagship, optimizers,
-               curvature, ablation_consensus, ablation_consensus_193m, consensus_readings, residuals,
-               residuals_fineweb_edu, residuals_mini, nanogpt, sedd, vit_small, vit_small_cifar100, text_mini, text_54m,
-               text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini,
-               protein_readings, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
-               attentionx_vit, attentionx_vit_mini, attentionx_2x2, mixers_softmax, mixers_softmax_ar, mixers_recurrent,
-               mixers_recurrent_mlm, hybrids, recall, recall_recurrent, recall_memory, edge_prediction
-
-Training
-  steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
-  init=ckpt:FOLDER | hf:FOLDER   every run starts from these weights; init.partial=true: from those tensors that match
-  evaluation.every_steps=100     checkpoint.every_steps=50 checkpoint.keep_last=2     log.gradients=20: of each block
-  verdict.spike_nats=0.5         guards.on_nonfinite=skip_step guards.retries=3: off by default, they hide divergence
-
-Fewer runs, or others
-  search=      none | optuna search.num=40 'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}' |
-               asha: stops worse runs early | pbt: a schedule of the learning rate
-  halving.reduction=3            leaves all but a third of a grid's learning rates at each of up to two rungs
-
-Measured, and written
-  hessian=false: without α_max   curvature.phase=all: earliest checkpoints, too     report=false reports_dir=DIR
-  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME | evo2:CHECKPOINT scores
-
-Where it runs
-  name=NAME runs_dir=DIR  device=auto|cpu|cuda  wandb.project=NAME   dry_run=true plan_gpu=a40|a100|h100|h200: its cost
-  launcher=ray|serial|slurm      retry=failed|none       logger=files|wandb|tensorboard|mlflow, several in brackets
-  cpus_per_trial=1 gpus_per_trial=0.5 devices_per_trial=2 shard_parameters=true    ray.address=auto slurm.partition=NAME
-
-Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
+mechanism, residual, norm, optimizer, precision and lr take one choice or several, [a,b]; a sweep is their product:
+  mechanism=[sa,sc] lr=[1e-4,1e-3] seeds=3              lr also takes rates themselves: lr=1e-3, or lr=range lr.num=9
+  mechanism.sc.window=4 norm.dyt.alpha=0.7              settings of a choice; of one choice for all runs: ffn.bias=false
+  ablate.sc.window=[2,4,8]                              varies one setting at a time around the base
+  init=ckpt:FOLDER | hf:FOLDER                          starts every run from these weights
+  search=optuna 'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'
+  plugins=[my.module]                                   adds parts of your own, which -h then lists
+A preset (study=…) sets several keys; its data, objective, … apply while you choose no other.
 """
 
 
@@ -186,4 +140,4 @@ def _print(lines: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "sweep", HELP)

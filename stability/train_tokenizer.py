@@ -24,19 +24,11 @@ if TYPE_CHECKING:
 HELP = """
 python -m stability.train_tokenizer [data=protein data.path=FOLDER_OR_FILE] [key=value …]
 
-Train a structure tokenizer (encoder, finite scalar quantization, decoders) and measure it on held-out chains. Without data.path: synthetic chains.
+Train a structure tokenizer (encoder, finite scalar quantization, decoders) and measure it on held-out chains. Without
+data.path: synthetic chains.
 
-  mechanism=sa | sc | mix | sw …    in encoder and decoders      cross=auto | ca | cc     how the stage-2 decoder reads the sequence
-  frame=principal | raw             along the chain's principal axes (tokens do not turn with the chain), or as it lies (the paper's)
-  steps=2000                        stage 1: to N, CA and C      atom_steps=1000          stage 2: to all heavy atoms; 0: none
-  encoder.layers=2 encoder.width=96 encoder.heads=4              likewise decoder.…, atom_decoder.…
-  levels=[7,5,5,5,5]                the codebook: 4,375 codes    positions=96             residues of a crop
-  size=paper                        the consensus paper's: 16 layers of width 256, stage 2 of 36 layers of width 512; on a GPU
-  dry_run=true plan_gpu=h100        parameters of each part, hours and memory on a GPU that need not be here; trains nothing
-  batch=16 lr_peak=2e-3 seed=0      device=auto | cpu | cuda     structures=4             mmCIF files, original and reconstructed
-
-The tokenizer lies in runs/tokenizers/<id>, the id being made of all that decides how it turns out; the same command goes on where it was stopped (Ctrl-C
-saves first), and skips what is finished.
+The tokenizer lies in runs/tokenizers/<id>; the id is made of all settings that decide the result. The same command goes
+on where it was stopped (Ctrl-C saves first), and skips what is finished.
 In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .encode(coords, mask) and .decode(tokens).
 """
 
@@ -107,4 +99,4 @@ def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_ou
 
 
 if __name__ == "__main__":
-    run_entry(main, HELP)
+    run_entry(main, "train_tokenizer", HELP)

@@ -255,7 +255,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", [module, *argv])
         entry = importlib.import_module(module)
         with pytest.raises(SystemExit) as stop:
-            run_entry(entry.main, entry.HELP)
+            run_entry(entry.main, module.rpartition(".")[2], entry.HELP)
         printed = capsys.readouterr()
         return subprocess.CompletedProcess(argv, stop.value.code, printed.out, printed.err)
 

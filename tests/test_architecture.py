@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from stability.cli.conf import FAMILY_OF, choices, yamls
+from stability.cli.words import CHOICES
 from stability.config.base import AXES
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
@@ -107,7 +109,7 @@ def untyped(source):
 
 
 def test_every_function_of_an_entry_says_what_it_takes_and_gives():
-    entries = [file for file in (ROOT / "stability").glob("*.py") if "run_entry(main, HELP)" in file.read_text()]
+    entries = [file for file in (ROOT / "stability").glob("*.py") if "run_entry(main, " in file.read_text()]
     assert len(entries) == 8
     assert {file.name: list(untyped(file.read_text())) for file in entries} == {file.name: [] for file in entries}
     faulty = (
@@ -133,25 +135,10 @@ def test_kernels_package_is_empty():
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 
-def test_every_part_has_one_file_and_one_yaml():
-    for family, group in (
-        ("mechanisms", "mechanism"),
-        ("residuals", "residual"),
-        ("optimizers", "optimizer"),
-        ("norms", "norm"),
-        ("ffns", "ffn"),
-        ("positions", "position"),
-        ("linears", "linear"),
-        ("objectives", "objective"),
-        ("data", "data"),
-    ):
-        parts = Registry(family).names(cross=False) if family == "mechanisms" else Registry(family).names()
-        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(parts), family
-    assert {path.stem for path in (ROOT / "conf" / "cross").glob("*.yaml")} == {
-        "auto",
-        "none",
-        *Registry("mechanisms").names(cross=True),
-    }
+def test_a_yaml_is_a_preset():
+    """What a part or a class of settings is by default stands in its class alone."""
+    generated = {*FAMILY_OF, "schedule", "search", "curvature"}
+    assert {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()} & generated == set()
 
 
 @cache
@@ -165,7 +152,7 @@ def all_of(axis, names):
     return f"{axis}=[{','.join(sorted(names))}]"
 
 
-def test_every_yaml_holds_the_defaults_of_its_config():
+def test_a_choice_has_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
     for group, family in AXES.items():
         # those that are not to be trained are of no sweep: tests/config/test_trainable.py
@@ -238,19 +225,17 @@ def test_every_choice_of_every_group_composes_and_parses():
     golden = json.loads((ROOT / "tests/identity/golden/presets.json").read_text())
     elsewhere = {"study": golden, "model": TABLE_10, "lr": TABLE_11}
     side_by_side = []
-    for folder in sorted(path for path in (ROOT / "conf").iterdir() if path.is_dir()):
-        choices = sorted(path.stem for path in folder.glob("*.yaml"))
-        if folder.name == "size":  # of tokenizers, not of sweeps
-            assert [read_spec("train_tokenizer", [f"size={choice}"]) for choice in choices]
-        elif folder.name in AXES:
-            trainable = {"trainable": True} if folder.name == "mechanism" else {}  # the others: of no sweep
-            read(all_of(folder.name, set(choices) & set(Registry(AXES[folder.name]).names(**trainable))))
+    assert [read_spec("train_tokenizer", [f"size={choice}"]) for choice in yamls("size")]
+    for group in sorted(CHOICES + ("study",)):
+        if group in AXES:
+            trainable = {"trainable": True} if group == "mechanism" else {}  # the others: of no sweep
+            read(all_of(group, set(choices(group)) & set(Registry(AXES[group]).names(**trainable))))
         else:
-            left = [choice for choice in choices if choice not in elsewhere.get(folder.name, ())]
-            alone = [choice for choice in left if choice in BESIDE or folder.name in ("study", "search")]
+            left = [choice for choice in choices(group) if choice not in elsewhere.get(group, ())]
+            alone = [choice for choice in left if choice in BESIDE or group in ("study", "search")]
             for choice in alone:
                 tokenizer = ["objective.tokenizer=0123456789ab"] if choice.startswith("protein_") else []
-                read(f"{folder.name}={choice}", *BESIDE.get(choice, tokenizer))
-            side_by_side.append([f"{folder.name}={choice}" for choice in left if choice not in alone])
+                read(f"{group}={choice}", *BESIDE.get(choice, tokenizer))
+            side_by_side.append([f"{group}={choice}" for choice in left if choice not in alone])
     for words in zip_longest(*side_by_side):
         read(*filter(None, words))

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from analysis import sections
 from analysis.export import write_figures
@@ -69,39 +68,11 @@ def test_the_mechanism_of_the_docs_passes_the_contract_as_its_author_runs_it(tmp
     names["test_mean_is_as_blind_to_order_as_it_says"]()
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "settings"),
-    [
-        ("mean", ["mechanism=[sa,mean]"], lambda spec: spec.mechanism[1].settings),
-        ("signum", ["optimizer=[adamw,signum]"], lambda spec: spec.optimizer[1].settings),
-        ("scalenorm", ["norm=[layernorm,scalenorm]"], lambda spec: spec.norm[1].settings),
-        ("bilinear", ["ffn=bilinear"], lambda spec: spec.ffn.settings),
-        ("denoise", ["objective=denoise"], lambda spec: spec.objective.settings),
-        ("csv_column", ["data=csv_column", "data.path=my.csv"], lambda spec: spec.data.settings),
-    ],
-)
-def test_the_yaml_of_a_page_works_as_it_stands_in_conf(name, words, settings, own_part, tmp_path, monkeypatch):
-    """Pasted whole under the path that it names. A value is changed, so that it can come from nowhere but this file."""
-    shown = next(text for kind, text in BLOCKS if kind == "yaml" and f"/{name}.yaml" in text)
-    (path,) = re.findall(r"# (conf/\w+/\w+\.yaml)", shown)
-    key, value = re.findall(r"^(\w+): ([\w.-]+)", shown, re.MULTILINE)[-1]
-    changed = {"window": "4", "weight_decay": "0.25", "epsilon": "0.25", "share": "0.25", "rate": "0.25"}
-    other = changed.get(key, "other")
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / path).write_text(shown.replace(f"\n{key}: {value}", f"\n{key}: {other}"))
-    for module in ("conf", "compose", "mistakes", "places"):
-        monkeypatch.setattr(f"stability.cli.{module}.conf_dir", lambda: tmp_path / "conf")
-    (tmp_path / "my.csv").touch()
-    monkeypatch.chdir(tmp_path)
-    spec = read_spec("sweep", [*own_part(name), *words])
-    assert str(getattr(settings(spec), key)) == other
-
-
 def test_the_preset_of_roles_is_read_as_it_stands_and_its_groups_reach_the_optimizer(tmp_path, monkeypatch, lab):
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "conf/study/roles.yaml").write_text(block("yaml", "conf/study/roles.yaml"))
-    for module in ("conf", "compose", "mistakes", "places"):
-        monkeypatch.setattr(f"stability.cli.{module}.conf_dir", lambda: tmp_path / "conf")
+    monkeypatch.setattr("stability.cli.conf.conf_dir", lambda: tmp_path / "conf")
+    monkeypatch.setattr("stability.cli.source.conf_dir", lambda: tmp_path / "conf")
     for words in (["study=roles"], ["study=roles", "optimizer=[adamw,sgd]", "optimizer.groups.mixer.lr_scale=0.5"]):
         spec = read_spec("sweep", words)
         assert spec.name == "roles" or len(words) > 1
@@ -117,13 +88,6 @@ def test_the_preset_of_roles_is_read_as_it_stands_and_its_groups_reach_the_optim
 def test_the_mechanism_of_the_docs_trains(mean, lab):
     spec = lab.spec(plugins=["mean"], mechanism={"name": "mean"})
     assert lab.train(spec).status()["state"] in ("stable", "plateaued")
-
-
-def test_the_yaml_of_the_docs_holds_the_defaults_of_its_file(mean):
-    assert block("yaml", "mechanism.mean").splitlines()[-1] == "window: 3"
-    from stability.registry import Registry
-
-    assert Registry("mechanisms").load("mean").Config().window == 3
 
 
 # each once: many pages show the same command
@@ -340,22 +304,6 @@ def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
     assert "Steps taken" in summary(study) and "0.01" in summary(study)
     drawn = {path.name: path.read_text() for path in write_figures(study, tmp_path / "figures")}
     assert "<svg" in drawn["steps-taken.svg"]
-
-
-def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
-    for page in ("optimizer", "norm", "ffn", "objective", "data_source"):
-        text = PAGES[f"docs/extending/{page}.md"]
-        (code, *_), (written, *_) = (
-            re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml")
-        )
-        names: dict[str, Any] = {}
-        exec(code, names)
-        stem = re.match(r"# stability/\w+/(\w+)\.py", code).group(1)
-        values = {key: value for key, value in yaml.safe_load(written).items() if value != "???" and key != "name"}
-        fields = {
-            key: field.default for key, field in names["EXPORT"].Config.model_fields.items() if not field.is_required()
-        }
-        assert values == fields and f"/{stem}.yaml" in written, page
 
 
 def part_of_a_page(name: str) -> str:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stability.cli.conf import conf_dir, defaults, keys_said
+from stability.cli.conf import defaults, keys_said
 from stability.cli.mistakes import check_words, explained, shown
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
 from stability.config.base import AXES, AnySettings, Settings, check_numbers
-from stability.config.generation import GenerateSpec
 from stability.config.parse import SPECS, parse
 from stability.config.sweep import SweepSpec
-from stability.registry import Registry, add_plugin, plugins_of
+from stability.registry import add_plugin
 from stability.startup import uncollected
 
 # root yaml in conf/ of each entry's spec
 ROOTS: dict[type[Settings], str] = {spec: root for root, spec in SPECS.items()}
-GENERATION_AT = {ROOTS[SweepSpec]: "generate.", ROOTS[GenerateSpec]: ""}  # prefix of the sampling settings' keys
 PRESET_ROOT = ROOTS[SweepSpec]  # the only entry with presets, in conf/study
 
 
@@ -41,7 +39,7 @@ def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
         ValueError: as in `read`.
     """
     with uncollected():
-        store_plugins(invocation)
+        add_named_plugins(invocation)
         values = compose(ROOTS[kind], invocation)
         if kind is SweepSpec:
             _refuse_what_is_searched(invocation, values)
@@ -56,21 +54,17 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     Raises:
         ValueError: a word is invalid; one or two lines.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from stability.cli.source import composing
+
     check_words(invocation, root)
     _refuse_repetitions(invocation)
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            added = _own_settings(root)
-            overrides = [
-                f"++{word}" if word.key in added and not word.sign else str(word) for word in invocation.overrides
-            ]
-            config = hydra_compose(root, overrides=overrides)
+        with composing() as hydra_compose:
+            config = hydra_compose(root, overrides=[str(word) for word in invocation.overrides])
             if anew := _chosen_anew(root, invocation):
                 words = [str(word) for word in invocation.overrides if word.group in anew]
                 own = hydra_compose(root, overrides=["~study", *words])  # without the preset's settings
@@ -80,13 +74,6 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explained(error, root, invocation)) from None
-
-
-def _own_settings(root: str) -> set[str]:
-    """Return the keys of the sampling settings of plugins; no yaml lists them."""
-    registry = Registry("objectives")
-    names = {field for plugin in plugins_of("objectives") for field in registry.load(plugin).Sampling.model_fields}
-    return {f"{GENERATION_AT[root]}{name}" for name in names} if root in GENERATION_AT else set()
 
 
 def _refuse_repetitions(invocation: Invocation) -> None:
@@ -143,23 +130,7 @@ def named_plugins(invocation: Invocation) -> list[str]:
     return re.findall(r"[^\s,\[\]'\"]+", listed.removeprefix("null"))
 
 
-def store_plugins(invocation: Invocation) -> None:
-    """Register the modules of ``plugins=[my_pkg.my_mechanism]``, and their Configs' defaults with Hydra.
-
-    A plugin is then chosen like a part with a yaml in conf/.
-    """
-    from hydra.core.config_store import ConfigStore
-
+def add_named_plugins(invocation: Invocation) -> None:
+    """Register the modules of ``plugins=[my_pkg.my_mechanism]``; each is then chosen like a part of this project."""
     for module in named_plugins(invocation):
-        family, name = add_plugin(module)
-        exported = Registry(family).load(name)
-        group = "cross" if getattr(exported, "cross", False) else {"data": "data"}.get(family, family.removesuffix("s"))
-        fields = exported.Config.model_fields
-        node = {
-            key: "???" if field.is_required() else field.get_default(call_default_factory=True)
-            for key, field in fields.items()
-        }
-        whole = node if group in AXES else {"name": name, **node}
-        ConfigStore.instance().store(
-            group=group, name=name, node=whole, package=f"{group}.{name}" if group in AXES else group
-        )
+        add_plugin(module)

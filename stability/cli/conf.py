@@ -1,15 +1,30 @@
-"""Read the choices in conf/, and describe unknown keys with the nearest valid one."""
+"""Find the choices of each group and the plain values that a choice or a command starts from.
+
+Defaults come from the classes of `stability.config` and from the Configs of parts. A yaml in conf/ is a preset: its
+values have precedence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from stability.config.base import AXES
-from stability.registry import near_misses
+from pydantic import BaseModel
+
+from stability.cli.declared import attribute, declared, plain_default
+from stability.config.base import AXES, Settings
+from stability.config.curvature import CurvatureSpec
+from stability.config.parse import SPECS
+from stability.config.search import KINDS
+from stability.config.training import ScheduleSpec
+from stability.registry import FAMILIES, Registry, near_misses, plugins_of
 
 PREFERRED = "text"  # suggested choice if several have a setting: the most frequent one
+OF_SPEC = "settings"  # folder of the generated configs with a command's settings, named in its yaml's defaults list
+FAMILY_OF = {family.removesuffix("s"): family for family in FAMILIES} | {"cross": "mechanisms"}  # of a group of parts
+NO_PART = {"cross": ("auto", "none")}  # choices without code
 
 
 def conf_dir() -> Path:
@@ -18,9 +33,123 @@ def conf_dir() -> Path:
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
-def choices(group: str) -> tuple[str, ...]:
-    """Return the valid names for ``group=NAME``: the yamls of conf/<group>."""
+def is_group(key: str) -> bool:
+    """Return whether a key chooses among named choices."""
+    return key in FAMILY_OF or key in _groups_of_specs() or (conf_dir() / key).is_dir()
+
+
+def yamls(group: str) -> tuple[str, ...]:
+    """Return the choices of a group with a yaml."""
     return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+
+
+def choices(group: str) -> tuple[str, ...]:
+    """Return the valid names for ``group=NAME``."""
+    return tuple(sorted({*yamls(group), *declared_choices(group)}))
+
+
+def declared_choices(group: str) -> tuple[str, ...]:
+    """Return the choices of a group that need no yaml: parts, and variants of a spec's class."""
+    if group not in FAMILY_OF:
+        return tuple(_groups_of_specs().get(group, ()))
+    names = Registry(FAMILY_OF[group]).names()
+    if FAMILY_OF[group] == "mechanisms":
+        names = tuple(name for name in names if attribute("mechanisms", name, "cross") == (group == "cross"))
+    return (*NO_PART.get(group, ()), *names)
+
+
+def values_of(group: str, name: str) -> dict[str, Any]:
+    """Return the default settings of a choice without a yaml, as plain values."""
+    if group in AXES:
+        return _of_part(group, name)
+    if name in NO_PART.get(group, ()):
+        inner = declared_choices(group) if name == "auto" else ()
+        return {key: values_of(group, key) for key in inner if key not in NO_PART[group]} | {"name": name}
+    if group in FAMILY_OF:
+        return {"name": name} | _of_part(group, name)
+    return dict(_groups_of_specs()[group][name])
+
+
+def keys_of(group: str, name: str) -> tuple[str, ...]:
+    """Return the settings of a choice."""
+    return tuple(preset_values(group, name))
+
+
+def preset_values(group: str, name: str) -> dict[str, Any]:
+    """Return the values of a choice, from its yaml if it has one; a command's yaml has no group."""
+    if group and name not in yamls(group):
+        return values_of(group, name)
+    return {key: value for key, value in _plain(f"{group}/{name}".lstrip("/")).items() if key != "defaults"}
+
+
+def spec_values(root: str) -> dict[str, Any]:
+    """Return the default settings of a command but for its groups of choices; ``???`` for one without a default."""
+    return _of_class(SPECS[root], without={group.partition("@")[0] for group in defaults(root)})
+
+
+def _of_part(group: str, name: str, owners: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a part's default settings, those of mechanisms within it included.
+
+    Args:
+        group: group of the part.
+        name: name of the part.
+        owners: mechanisms that it is within, none of which is in it again.
+    """
+    values = {key: setting.default for key, setting in declared(FAMILY_OF[group], name).items()}
+    if group != "mechanism":
+        return values
+    values.pop("parts", None)  # typed by the names of the parts
+    directions = attribute("mechanisms", name, "Config.inner_directions")
+    owners = (*owners, name)
+    outside = {*owners, *attribute("mechanisms", name, "Config.inner_without"), *plugins_of("mechanisms")}
+    return values | {
+        inner: _of_part(group, inner, owners)
+        for inner in declared_choices(group)
+        if inner not in outside and directions & attribute("mechanisms", inner, "directions")
+    }
+
+
+@cache
+def _groups_of_specs() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the values of each choice of the groups whose choices are names of one class, or classes."""
+    schedule = _of_class(ScheduleSpec)
+    return {
+        "schedule": {
+            name: {"name": name, **{key: schedule[key] for key in keys}} for name, keys in ScheduleSpec.read_by.items()
+        },
+        "search": {"none": {"name": "none"}} | {name: _of_class(spec) | {"name": name} for name, spec in KINDS.items()},
+        "curvature": {"protocol": _of_class(CurvatureSpec)},
+    }
+
+
+def _of_class(spec: type[BaseModel], without: set[str] | None = None, *, is_left_out: bool = False) -> dict[str, Any]:
+    """Return the defaults of a class, nested ones included.
+
+    Args:
+        spec: the class.
+        without: fields to leave out.
+        is_left_out: whether the whole group is None unless a required setting is given; these are then None.
+    """
+    values: dict[str, Any] = {}
+    flat = spec.written_flat if issubclass(spec, Settings) else None
+    # a command's own settings before those that it shares with another class
+    for key, field in sorted(spec.model_fields.items(), key=lambda item: item[0] not in spec.__annotations__):
+        if key in (without or ()):
+            continue
+        union = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
+        nested: Any = next((each for each in (field.annotation, *union) if _is_spec(each)), None)
+        if key == flat:  # settings of objectives' samples
+            kinds = [declared("objectives", name, "Sampling") for name in Registry("objectives").names()]
+            values |= {name: setting.default for kind in kinds for name, setting in kind.items()}
+        elif nested is not None:
+            values[key] = _of_class(nested, is_left_out=not field.is_required() and field.default is None)
+        else:
+            values[key] = None if is_left_out and field.is_required() else plain_default(field)
+    return values
+
+
+def _is_spec(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def defaults(config: str) -> dict[str, str]:
@@ -29,7 +158,7 @@ def defaults(config: str) -> dict[str, str]:
     for entry in _plain(config).get("defaults", []):
         if isinstance(entry, dict):
             found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
-        elif entry != "_self_":
+        elif not _is_generated(entry):
             found |= defaults(_base(config, entry))
     return found
 
@@ -37,14 +166,21 @@ def defaults(config: str) -> dict[str, str]:
 def keys_said(config: str) -> set[str]:
     """Return the top-level keys set by a yaml, its base yamls included."""
     values = _plain(config)
-    bases = [entry for entry in values.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    bases = [entry for entry in values.pop("defaults", []) if isinstance(entry, str) and not _is_generated(entry)]
     return {str(key) for key in values}.union(*(keys_said(_base(config, entry)) for entry in bases))
 
 
+def _is_generated(entry: str) -> bool:
+    """Return whether an entry of a defaults list is no other yaml."""
+    return entry == "_self_" or entry.startswith(f"{OF_SPEC}/")
+
+
 def _plain(config: str) -> dict[str, Any]:
+    """Return the values of a yaml, in its order; none without the yaml."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml"))  # type: ignore[return-value]
+    file = conf_dir() / f"{config}.yaml"
+    return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}  # type: ignore[return-value]
 
 
 def _base(config: str, entry: str) -> str:
@@ -52,24 +188,24 @@ def _base(config: str, entry: str) -> str:
     return str(Path(config).parent / entry)
 
 
-def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
+def unknown_key(key: str, known: tuple[str, ...], chosen: Mapping[str, str]) -> str:
     """Describe a key missing from the config in one line.
 
     A setting of another choice is reported as such, not as a misspelling.
 
     Args:
         key: the key.
-        root: name of the entry's root yaml.
+        known: the dotted keys of the config.
         chosen: the choices on the command line, by group.
     """
     group, _, setting = key.partition(".")
-    name, known = setting.partition(".")[0], _keys(root, chosen)
+    name = setting.partition(".")[0]
     if group in AXES and name in choices(group) and f"{group}.{name}" not in known:
         return f"{key}: {group}.{name} is not among what this command selects; add {group}=[…,{name}]"
     if group not in AXES:
         if namesake := _namesake(key, known):
             return f"{key}: unknown key; did you mean '{namesake}'?"
-        if owners := _owners(group, setting):
+        if owners := [name for name in choices(group) if setting and setting in keys_of(group, name)]:
             other = f"{group}={chosen[group]}" if group in chosen else "the one that is chosen"
             likely = PREFERRED if PREFERRED in owners else owners[0]
             add = "" if group in chosen else f"; add {group}={likely}"
@@ -85,34 +221,3 @@ def _namesake(key: str, known: tuple[str, ...]) -> str | None:
     # e.g. cross.window for cross.cc.window if cc is the choice
     group, last = key.partition(".")[0], key.rpartition(".")[2]
     return next((other for other in known if other.startswith(f"{group}.") and other.endswith(f".{last}")), None)
-
-
-def _owners(group: str, setting: str) -> list[str]:
-    """Return the choices of a group with the setting, e.g. mlm for objective and context."""
-    from omegaconf import OmegaConf
-
-    return [
-        name
-        for name in choices(group)
-        if setting and setting in list(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
-    ]
-
-
-def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the dotted keys of the root config with the given choices."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    flat: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        for key, value in node.items() if isinstance(node, dict) else ():
-            flat.append(f"{prefix}{key}")
-            walk(value, f"{prefix}{key}.")
-
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        walk(
-            OmegaConf.to_container(compose(root, overrides=[f"{group}={choice}" for group, choice in chosen.items()])),
-            "",
-        )
-    return tuple(flat)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from stability.cli.help import help_text
 from stability.cli.mistakes import check_repetitions, printable
 from stability.cli.words import Invocation
 from stability.printable import print_text, replace_unencodable
@@ -19,19 +20,24 @@ from stability.startup import end_at_once
 
 USAGE = 2
 READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
+FLAGS = ("-h", "--help", "help")
 
 
-def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
-    """Run an entry's ``main`` on the command line and exit with its code; ``-h`` prints ``help_text``.
+def run_entry(main: Callable[[list[str]], int], root: str, head: str) -> None:
+    """Run an entry's ``main`` on the command line and exit with its code; ``-h`` prints its settings.
+
+    Args:
+        main: the entry's function of the words.
+        root: the entry's name, e.g. ``sweep``.
+        head: the beginning of the text of ``-h``.
 
     Errors of the user or the machine are printed in about two lines, with exit code 2.
     """
     argv = sys.argv[1:]
     replace_unencodable()
     try:
-        if any(flag in argv for flag in ("-h", "--help", "help")):
-            print_text(help_text.strip())
-            code = 0
+        if words := [word for word in argv if word in FLAGS]:
+            code = _run(lambda argv: _print_help(root, head, argv), [word for word in argv if word not in words])
         else:
             signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.interrupt`)
             atexit.register(end_at_once)
@@ -64,6 +70,11 @@ def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
     except KeyboardInterrupt as stop:
         print_text("stopped; the same command goes on from here", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+
+
+def _print_help(root: str, head: str, argv: list[str]) -> int:
+    print_text(help_text(root, head, argv))
+    return 0
 
 
 def _of_the_machine(error: OSError, invocation: Invocation) -> str:

@@ -6,14 +6,16 @@ Messages quote each word as typed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
-from stability.cli.conf import choices, conf_dir, defaults, unknown_key
+from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, is_group, unknown_key, yamls
 from stability.cli.words import A_RATE, Invocation, Word
 from stability.config.base import AXES, choices_of, missing
 from stability.config.parse import SPECS
 from stability.printable import visible
-from stability.registry import FAMILIES, Registry, near_misses
+from stability.registry import Registry, near_misses
 
 LONGEST_SHOWN = 80  # longest part of a word that a message repeats, in characters
 # lengths in a message, in characters: of a quoted word of the command line (mostly a path), and of a line
@@ -22,7 +24,6 @@ LONGEST_KEY = 200  # Hydra searches for a file with the key's name; file names h
 MOST_ELEMENTS = 2000  # longest list: Hydra's parser needs seconds for it, and its time grows with the square
 MORE = "(-h shows more)"
 LISTED = (*AXES, "lr", "plugins", "logger")  # keys of a sweep with several values in brackets
-NO_PART = ("auto", "none")  # choices of cross and position without code
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
@@ -120,8 +121,6 @@ def _groups(root: str) -> dict[str, str]:
 
 def _check_choice(sign: str, group: str, value: str) -> None:
     """Raise a ValueError if a word for a group names none of its choices."""
-    from hydra.core.config_store import ConfigStore
-
     if sign.startswith("+"):
         raise ValueError(
             f"{shown(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write "
@@ -133,17 +132,16 @@ def _check_choice(sign: str, group: str, value: str) -> None:
     if group not in AXES and names != [value.strip()]:
         wanted = "a rate like 1e-3, a list like [1e-4,1e-3], or one name" if group == "lr" else "one name"
         raise ValueError(f"{group}={shown(value)}: takes {wanted}; {near_misses(value, choices(group))}")
-    plugins = ConfigStore.instance().repo.get(group, {})  # stored by `stability.cli.compose.store_plugins`
-    known = (*choices(group), *(name.removesuffix(".yaml") for name in plugins))
+    known = choices(group)
     wrong = next((name for name in names if name not in known), None)
-    if group == "mechanism" and wrong in set(choices("cross")) - {"auto", "none"}:
+    if group == "mechanism" and wrong in set(choices("cross")) - set(NO_PART["cross"]):
         raise ValueError(
             f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64"
         )
     if group in AXES and "," in value and not value.strip().startswith("["):
         raise ValueError(f"{group}={shown(value)}: a list is written in brackets: {group}=[{shown(value)}]")
     for name in names:
-        _check_halves(group, name, is_yaml=name in choices(group), is_plugin=f"{name}.yaml" in plugins)
+        _check_code(group, name)
     if wrong is not None or not names:
         raise ValueError(
             f"{group}={shown(value if wrong is None else wrong)}: no such choice"
@@ -152,16 +150,16 @@ def _check_choice(sign: str, group: str, value: str) -> None:
         )
 
 
-def _check_halves(group: str, name: str, *, is_yaml: bool, is_plugin: bool) -> None:
-    """Raise a ValueError with both files' names if only a part's code or yaml exists."""
-    family = {"cross": "mechanisms", "data": "data"}.get(group, f"{group}s")
-    if family not in FAMILIES or is_plugin or name in NO_PART:
+def _check_code(group: str, name: str) -> None:
+    """Raise a ValueError with both files' names if a part has a yaml and no code."""
+    if group not in FAMILY_OF or name not in yamls(group) or name in NO_PART.get(group, ()):
         return
-    code, yaml, is_code = f"stability/{family}/{name}.py", f"conf/{group}/{name}.yaml", name in Registry(family).names()
-    if is_code and not is_yaml and not (group == "cross" and name in choices("mechanism")):
-        raise ValueError(f"{group}={name}: {code} is there, {yaml} is not; write it, with each setting and its default")
-    if is_yaml and not is_code:
-        raise ValueError(f"{group}={name}: {yaml} is there, {code} is not; write it, with EXPORT = YourClass")
+    family = FAMILY_OF[group]
+    if name not in Registry(family).names():
+        raise ValueError(
+            f"{group}={name}: conf/{group}/{name}.yaml is there, stability/{family}/{name}.py is not; write it, with "
+            "EXPORT = YourClass"
+        )
 
 
 def _names(value: str) -> list[str]:
@@ -188,12 +186,8 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
             return reason
     text = str(error).strip()
     if match := re.search(r"Could not override '([^']+)'", text):
-        chosen = {
-            key: value
-            for key, value in invocation.given.items()
-            if key in _groups(root) and (conf_dir() / key).is_dir()
-        }
-        return unknown_key(match.group(1), root, chosen)
+        chosen = {key: value for key, value in invocation.given.items() if key in _groups(root) and is_group(key)}
+        return unknown_key(match.group(1), _keys(root, chosen), chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
         return missing(key, SPECS[root], key.split("."))
@@ -223,13 +217,30 @@ def _unreadable(word: Word) -> str | None:
     return f"{typed}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
 
 
+def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the dotted keys of an entry's config with the given choices."""
+    from omegaconf import OmegaConf
+
+    from stability.cli.source import composing
+
+    def walk(node: Any, prefix: str) -> Iterator[str]:
+        for key, value in node.items() if isinstance(node, dict) else ():
+            yield f"{prefix}{key}"
+            yield from walk(value, f"{prefix}{key}.")
+
+    with composing() as compose:
+        config = compose(root, overrides=[f"{group}={choice}" for group, choice in chosen.items()])
+    return tuple(walk(OmegaConf.to_container(config), ""))
+
+
 def _at_fault(root: str, invocation: Invocation) -> Word:
     """Return the word at which composing fails: all words before it compose."""
-    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    from stability.cli.source import composing
+
+    with composing() as compose:
         for number in range(1, len(invocation.words)):
             try:
                 compose(root, overrides=[str(word) for word in Invocation(invocation.words[:number]).overrides])

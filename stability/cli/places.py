@@ -11,11 +11,11 @@ from functools import cache
 
 from pydantic import BaseModel
 
-from stability.cli.conf import conf_dir
+from stability.cli.conf import FAMILY_OF, is_group
 from stability.config.base import AXES
 from stability.config.identity import Place, group_of
 from stability.config.parse import SPECS
-from stability.registry import FAMILIES, Registry, plugins_of
+from stability.registry import Registry, plugins_of
 
 QUOTES = ("'", '"')
 # Hydra parses such a word to the same text with and without quotes, so its key's part need not be imported (torch)
@@ -33,7 +33,7 @@ def quoted(key: str, value: str) -> str | None:
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None
-    if "/" in value and "\\" not in value and not _in_brackets(value) and not (conf_dir() / key).is_dir():
+    if "/" in value and "\\" not in value and not _in_brackets(value) and not is_group(key):
         return _in_quotes(value)
     holds = places_in(key)
     if holds == "several" and _in_brackets(value):
@@ -83,8 +83,8 @@ def _of_field(config: type[BaseModel], key: str) -> str | None:
 def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
     """Yield the possible Configs of a key like ``mechanism.sc.window``, and the field's name."""
     group, *path = key.split(".")
-    family = {"data": "data", "cross": "mechanisms"}.get(group, f"{group}s")
-    if family not in FAMILIES or len(path) != (2 if group in AXES else 1):
+    family = FAMILY_OF.get(group)
+    if family is None or len(path) != (2 if group in AXES else 1):
         return
     # of this project's parts only data sources have places (tests/identity); plugins are all imported already
     names = {*plugins_of(family), *(Registry(family).names() if family == "data" else ())}

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from stability.cli.conf import conf_dir
+from stability.cli.conf import choices
 from stability.cli.places import places_in
 from stability.cli.words import CHOICES, SHORT, Invocation
 
@@ -85,5 +85,5 @@ def _place(value: str) -> str:
 @cache
 def _names_of_several_groups() -> frozenset[str]:
     """Return the choices that exist in more than one group, presets included, e.g. ``none``."""
-    names = [file.stem for group in (*CHOICES, "study") for file in (conf_dir() / group).glob("*.yaml")]
+    names = [name for group in (*CHOICES, "study") for name in choices(group)]
     return frozenset(name for name in names if names.count(name) > 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from stability.cli.compose import read, store_plugins
+from stability.cli.compose import add_named_plugins, read
 from stability.cli.progress import follow
 from stability.cli.words import Invocation
 from stability.config.base import AnySettings
@@ -171,7 +171,7 @@ def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
     # Plugins are checked before the words are read: some words may be their settings. `Subject.of` refuses a folder
     # without runs.
     if ckpt is not None:
-        store_plugins(invocation)
+        add_named_plugins(invocation)
         folder = _folder(ckpt)
         for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
             if file.is_file():

@@ -30,12 +30,17 @@ class Settings(BaseModel):
     Attributes:
         same_for_all: fields that must be equal in all parts of a sweep's axis with such a field.
         written_flat: field whose keys are written beside this spec's keys, without the field's name, also in errors.
+        inner_directions: of a mechanism made of others, whose settings are written by their names: those within it
+            support one of these directions.
+        inner_without: names of mechanisms that cannot be within it all the same.
         items_written_flat: field whose items are written in place of this spec, e.g. ``values`` for ``lr=[1e-4,1e-3]``.
     """
 
     same_for_all: ClassVar[tuple[str, ...]] = ()
     written_flat: ClassVar[str | None] = None
     items_written_flat: ClassVar[str | None] = None
+    inner_directions: ClassVar[frozenset[str]] = frozenset()
+    inner_without: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     @field_validator("*")

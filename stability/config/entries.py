@@ -27,6 +27,7 @@ class HessianSpec(Settings):
     ckpt: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
     )
+    plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
     hf: Annotated[str | None, Place()] = Field(
         default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub"
     )
@@ -40,7 +41,6 @@ class HessianSpec(Settings):
     curvature: CurvatureSpec = Field(
         default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512"
     )
-    plugins: tuple[str, ...] = Field(default=(), description="modules of your own that the runs were trained with")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
     @model_validator(mode="before")

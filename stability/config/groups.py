@@ -21,7 +21,7 @@ MATRIX_ROLES = ("mixer", "cross", "ffn")
 class Group(Settings):
     """The optimizer settings of one role's parameters."""
 
-    role: str = Field(description="the role, one of ROLES")
+    role: str = Field(description=f"the role: {', '.join(ROLES)}")
     lr_scale: float = Field(
         default=1.0, ge=0, description="learning rate of these parameters over the run's; 0: they stay where they start"
     )

@@ -86,7 +86,10 @@ class SearchSpec(Settings):
     )
     seed: int = Field(default=0, ge=0, description="seed of the draws; the same seed and batch choose the same points")
     space: Annotated[tuple[Dimension, ...], BeforeValidator(_dimensions)] = Field(
-        min_length=1, description="fields that vary and their ranges"
+        default={"lr_peak": {"low": 1e-4, "high": 1e-1, "log": True}},
+        validate_default=True,
+        min_length=1,
+        description="fields that vary and their ranges",
     )
 
     @property

@@ -64,9 +64,10 @@ class SweepSpec(AbstractRecipe):
     init: Annotated[WeightsSpec | None, BeforeValidator(weights_asked_for)] = Field(
         default=None, description="finished run whose weights every run starts from; init.source=null: none"
     )
-    seeds: int = Field(ge=1, le=1000, description="number of seeds, counted from 0")
+    seeds: int = Field(default=1, ge=1, le=1000, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
-        default=(),
+        default={},
+        validate_default=True,
         description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]",
     )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
@@ -76,8 +77,8 @@ class SweepSpec(AbstractRecipe):
         description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none",
     )
     name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
-    runs_dir: Annotated[str, Place()] = Field(min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"
     )
@@ -100,7 +101,9 @@ class SweepSpec(AbstractRecipe):
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Annotated[tuple[Logger, ...], BeforeValidator(_listed)] = Field(
-        min_length=1, description="where metrics go beside the run's files: one, or several in brackets"
+        default=("files",),
+        min_length=1,
+        description="where metrics go beside the run's files: one, or several in brackets",
     )
     wandb: WandbSpec = Field(default=WandbSpec(), description="logger=wandb")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")

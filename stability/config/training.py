@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,8 +13,18 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 class ScheduleSpec(Settings):
-    """Learning rate over the steps, as a factor of its peak."""
+    """Learning rate over the steps, as a factor of its peak.
 
+    Attributes:
+        read_by: the settings of each shape.
+    """
+
+    read_by: ClassVar[dict[str, tuple[str, ...]]] = {
+        "constant": ("warmup_steps",),
+        "linear": ("warmup_steps", "final_ratio"),
+        "cosine": ("warmup_steps", "final_ratio"),
+        "wsd": ("warmup_steps", "decay_share", "final_ratio"),
+    }
     name: Literal["constant", "linear", "cosine", "wsd"] = Field(description="shape of the decay after warm-up")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
     final_ratio: float = Field(

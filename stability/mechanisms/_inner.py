@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stability.config import Settings
 from stability.config.parts import Part, part
 from stability.mechanisms._base import AbstractMechanism
 from stability.registry import Registry, near_misses
@@ -12,6 +13,15 @@ from stability.registry import Registry, near_misses
 def load(name: str) -> type[AbstractMechanism]:
     """Return a mechanism's class."""
     return Registry("mechanisms").load(name)
+
+
+def inner_choices(owner: type[Settings]) -> tuple[str, ...]:
+    """Return the names of the mechanisms that can be within one with this Config."""
+    return tuple(
+        name
+        for name in Registry("mechanisms").names(cross=False)
+        if name not in owner.inner_without and owner.inner_directions & load(name).directions
+    )
 
 
 def inner_part(owner: str, name: str, settings: Any, choices: tuple[str, ...], own: tuple[str, ...]) -> Part:

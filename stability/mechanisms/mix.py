@@ -5,7 +5,7 @@ By default the first half is softmax attention, the rest self-consensus (paper E
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,8 +14,8 @@ from stability.config.identity import Family, Since
 from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
-from stability.mechanisms._inner import inner_part, load, prefix_error
-from stability.registry import Registry, near_misses
+from stability.mechanisms._inner import inner_choices, inner_part, load, prefix_error
+from stability.registry import near_misses
 
 
 class Mix(AbstractMechanism):
@@ -32,6 +32,8 @@ class Mix(AbstractMechanism):
         Stored as ``parts``, in the pattern's order.
         """
 
+        inner_directions: ClassVar[frozenset[str]] = frozenset({BIDIRECTIONAL, CAUSAL})
+        inner_without: ClassVar[tuple[str, ...]] = ("mix",)
         pattern: tuple[str, ...] = Field(
             default=("sa", "sc"),
             description="mechanisms from the first layer to the last, laid over the layers in this `order`",
@@ -177,23 +179,18 @@ def _choose_mechanism(config: Any, shape: MixerShape) -> tuple[type[AbstractMech
     return load(name), next(item.settings for item in config.parts if item.name == name)
 
 
-def _choices() -> tuple[str, ...]:
-    """Return the names allowed in a pattern: every self mechanism but `mix`."""
-    return tuple(name for name in Registry("mechanisms").names(cross=False) if name != "mix")
-
-
 def _pattern(value: Any) -> tuple[str, ...]:
     """Return the pattern as names; ``ValueError`` unless it is a list of allowed mechanisms."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(name, str) for name in value):
         raise ValueError(
             f"mechanism.mix.pattern={value!r}: must be a list of mechanisms, e.g. [sa,sc]; choices: "
-            f"{', '.join(_choices())}"
+            f"{', '.join(inner_choices(Mix.Config))}"
         )
     for name in value:
-        if name not in _choices():
+        if name not in inner_choices(Mix.Config):
             raise ValueError(
                 f"mechanism.mix.pattern={_format_list(value)}: '{name}' cannot stand in a pattern; "
-                f"{near_misses(name, _choices())}"
+                f"{near_misses(name, inner_choices(Mix.Config))}"
             )
     return tuple(value)
 
@@ -218,7 +215,7 @@ def _collect_parts(values: dict[str, Any]) -> dict[str, Part]:
 
 
 def _part(name: str, settings: Any) -> Part:
-    return inner_part("mix", name, settings, _choices(), ("pattern", "order"))
+    return inner_part("mix", name, settings, inner_choices(Mix.Config), ("pattern", "order"))
 
 
 def _format_list(names: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,9 +15,9 @@ from stability.config.identity import Family
 from stability.config.impl import Kernels
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
-from stability.mechanisms._inner import inner_part, load, prefix_error
+from stability.mechanisms._inner import inner_choices, inner_part, load, prefix_error
 from stability.models.auxiliary import attach_losses, split_loss
-from stability.registry import Registry, near_misses
+from stability.registry import near_misses
 
 
 class TwoWay(AbstractMechanism):
@@ -34,8 +34,12 @@ class TwoWay(AbstractMechanism):
     class Config(Settings):
         """The inner mechanism, written ``of=sw sw.window=4``; stored as one part, ``of``."""
 
+        inner_directions: ClassVar[frozenset[str]] = frozenset({CAUSAL})
+        inner_without: ClassVar[tuple[str, ...]] = ("mix", "two_way")
         of: Annotated[Part, Family("mechanisms")] = Field(
-            description="causal mechanism that is read forwards and backwards, with its settings"
+            default="sa",
+            validate_default=True,
+            description="causal mechanism that is read forwards and backwards, with its settings",
         )
         weights: Literal["separate", "shared"] = Field(
             default="separate", description="whether both directions have weights of their own, or the same"
@@ -49,11 +53,11 @@ class TwoWay(AbstractMechanism):
                 return values
             given = {key: item for key, item in values.items() if key not in cls.model_fields}
             parts = {
-                name: inner_part("two_way", name, item, _choices(), tuple(cls.model_fields))
+                name: inner_part("two_way", name, item, inner_choices(TwoWay.Config), tuple(cls.model_fields))
                 for name, item in given.items()
             }
             own = {key: item for key, item in values.items() if key in cls.model_fields}
-            return {**own, "of": _choose_part(values.get("of", "sa"), parts)}
+            return {**own, "of": _choose_part(values.get("of", cls.model_fields["of"].default), parts)}
 
     directions = frozenset({BIDIRECTIONAL})
 
@@ -158,16 +162,6 @@ def _causal(shape: MixerShape) -> MixerShape:
     return replace(shape, direction=CAUSAL)
 
 
-def _choices() -> tuple[str, ...]:
-    """Return the allowed inner mechanisms: every causal one, except `mix` and `two_way`."""
-    registry = Registry("mechanisms")
-    return tuple(
-        name
-        for name in registry.names(cross=False)
-        if name not in ("mix", "two_way") and CAUSAL in registry.load(name).directions
-    )
-
-
 def _choose_part(value: Any, parts: dict[str, Part]) -> Part:
     """Return the part named by ``of``, with its written settings."""
     if isinstance(value, Part):
@@ -176,12 +170,12 @@ def _choose_part(value: Any, parts: dict[str, Part]) -> Part:
         settings = {key: item for key, item in value.items() if key != "name"}
         if not isinstance(value["name"], str):
             raise ValueError(f"mechanism.two_way.of.name={value['name']}: must be a mechanism's name, e.g. gla")
-        return inner_part("two_way", value["name"], settings, _choices(), ("of", "weights"))
-    if value not in _choices():
+        return inner_part("two_way", value["name"], settings, inner_choices(TwoWay.Config), ("of", "weights"))
+    if value not in inner_choices(TwoWay.Config):
         # suggest trainable mechanisms only: others are refused with another message
-        trained = tuple(name for name in _choices() if load(name).trainable)
+        trained = tuple(name for name in inner_choices(TwoWay.Config) if load(name).trainable)
         raise ValueError(f"mechanism.two_way.of={value}: is no causal mechanism; {near_misses(str(value), trained)}")
-    return parts.get(value) or inner_part("two_way", value, {}, _choices(), ("of", "weights"))
+    return parts.get(value) or inner_part("two_way", value, {}, inner_choices(TwoWay.Config), ("of", "weights"))
 
 
 EXPORT = TwoWay

@@ -19,7 +19,7 @@ def main(argv):
     print("a warning", file=sys.stderr)
     return 3
 
-run_entry(main, "")
+run_entry(main, "status", "")
 """
 
 

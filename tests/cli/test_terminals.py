@@ -36,7 +36,7 @@ def main(argv):
         raise ValueError("\u03b1 1\u20133 \u2713")
     return 0
 
-run_entry(main, "help: \u03b1 1\u20133")
+run_entry(main, "status", "help: \u03b1 1\u20133")
 """
 PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 

@@ -257,22 +257,6 @@ def test_settings_are_checked():
     }
 
 
-def test_configuration_files_compose_into_their_parts():
-    yaml = pytest.importorskip("yaml")
-    folder = Path(__file__).resolve().parents[2] / "conf" / "data"
-    assert part("data", yaml.safe_load((folder / "stdlib.yaml").read_text())).name == "stdlib"
-    assert part("data", yaml.safe_load((folder / "dna.yaml").read_text())) == part("data", "dna")
-    assert part("data", {**yaml.safe_load((folder / "hf.yaml").read_text()), "dataset": "x"}) == part(
-        "data", {"name": "hf", "dataset": "x"}
-    )
-    assert yaml.safe_load((folder / "text.yaml").read_text()) == {
-        **NO_TOKENIZER,
-        "name": "text",
-        "path": "???",
-        "field": "text",
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "num_documents", "num_characters", "nats"),
     [("tinyshakespeare.txt", 272, 1_115_394, 3.3324), ("peps.jsonl.gz", 703, 13_611_878, 3.3514)],

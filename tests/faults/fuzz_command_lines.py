@@ -29,7 +29,7 @@ from unittest import mock
 
 from hydra.core.config_store import ConfigStore
 
-from stability.cli.conf import conf_dir
+from stability.cli.conf import is_group
 from stability.cli.entry import run_entry
 from tests.reading import compose
 
@@ -45,7 +45,6 @@ BASES: dict[str, tuple[str, ...]] = {
 }
 LAST: dict[str, tuple[str, ...]] = {"sweep": ("dry_run=true",)}
 MESSAGES = Path(__file__).parents[1] / "golden" / "messages.jsonl"
-GROUPS = tuple(sorted(path.name for path in conf_dir().iterdir() if path.is_dir()))
 SIGNED = re.compile(r"([+~]*)([^=]*)(=?)(.*)", re.DOTALL)
 MOST_LINES = 3
 MOST_CHARACTERS = 1200
@@ -205,7 +204,7 @@ class Sandbox:
                 contextlib.redirect_stderr(err),
                 mock.patch.object(sys, "argv", [line.entry, *line.argv]),
             ):
-                run_entry(module.main, module.HELP)
+                run_entry(module.main, line.entry, module.HELP)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 0
         except Accepted:
@@ -271,7 +270,7 @@ def fault(line: Line, outcome: Outcome) -> str | None:
         return f"a library's words: {foreign.group()}"
     if REACHED.match(outcome.err):  # the words were understood
         return None
-    if "a value is missing; give " in outcome.err and any(_key_of(word) in GROUPS for word in line.drawn):
+    if "a value is missing; give " in outcome.err and any(is_group(_key_of(word)) for word in line.drawn):
         return None  # of what was chosen, or of what is no longer
     if re.search(r"needs \w+\.\w+=", outcome.err) and any(_key_of(word) == "study" for word in line.drawn):
         return None  # a preset that cannot do without something of the user's own, which the message names

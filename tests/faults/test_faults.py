@@ -145,7 +145,7 @@ def test_a_runs_folder_that_cannot_be_written_is_two_lines_and_exit_code_2(tmp_p
     ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     with pytest.raises(SystemExit) as ended:
-        run_entry(sweep.main, "")
+        run_entry(sweep.main, "sweep", "")
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and len(printed.err.splitlines()) <= 2 and "Traceback" not in printed.err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +13,6 @@ from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import consensus_edge_weight, cross_consensus, rotated
 from tests.mechanisms.variants import CROSS, context, name_of
 from tests.within import assert_within
-
-CONF = Path(__file__).parents[2] / "conf" / "cross" / "cc.yaml"
 
 
 def module(**settings) -> torch.nn.Module:

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from stability.config.parts import part, settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.mix import Mix
 from stability.registry import Registry
-
-CONF = Path(__file__).parents[2] / "conf"
+from tests.reading import compose
 
 
 def mix(**settings):
@@ -129,13 +125,10 @@ def test_pattern_longer_than_the_model_is_refused():
         build("mix", width=16, heads=2, pattern=["sa", "sc", "sa"], layer=0, num_layers=2)
 
 
-def test_hydra_puts_the_parts_files_under_mix():
-    with initialize_config_dir(str(CONF), version_base=None):
-        composed = OmegaConf.to_container(
-            compose("sweep", overrides=["mechanism=[mix]", "mechanism.mix.sc.window=4"]).mechanism
-        )
+def test_hydra_puts_the_parts_settings_under_mix():
+    composed = compose("sweep", ["mechanism=[mix]", "mechanism.mix.sc.window=4"])["mechanism"]
     can_stand_in_it = {*Registry("mechanisms").names(cross=False)} - {"mix"}
-    assert set(composed["mix"]) == {"pattern", "order", *can_stand_in_it}, "conf/mechanism/mix.yaml lists them"
+    assert set(composed["mix"]) == {"pattern", "order", *can_stand_in_it}
     assert composed["mix"]["sc"]["window"] == 4
     assert mix(**composed["mix"]) == mix(sc={"window": 4})
 

@@ -1,0 +1,269 @@
+"""Read the settings of a part from its file's text, without importing it: nearly every part imports torch.
+
+The fields of a part's Config are the only place that states its settings. This reader follows names and base classes
+through this project's own imports and evaluates literals. A part with a field that needs more is imported instead.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache, reduce
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+
+from stability.registry import Registry, plugins_of
+
+REQUIRED = "???"  # the default of a setting without one, as Hydra writes it
+PACKAGE = "stability"
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ("stability.config.base", "Settings")  # base of every Config; it has no fields
+
+
+class Setting(NamedTuple):
+    """One setting as plain values.
+
+    Attributes:
+        default: its default, lists for tuples; `REQUIRED` without one.
+        meaning: its description, behind the words that it may be: ``fixed | learned: …``.
+    """
+
+    default: Any
+    meaning: str
+
+
+class Unreadable(LookupError):
+    """An expression that only Python itself evaluates, or a name that is not of this project."""
+
+
+class _Found(NamedTuple):
+    """A class or an expression, and the module whose names it uses."""
+
+    module: str
+    node: Any
+
+
+def declared(family: str, name: str, config: str = "Config") -> dict[str, Setting]:
+    """Return the settings of a part by key, in their order.
+
+    Args:
+        family: the part's family.
+        name: the part's name.
+        config: name of the class with the fields, ``Config`` or an objective's ``Sampling``.
+    """
+    if name not in plugins_of(family):  # these are imported already
+        try:
+            return _declared(family, name, config)
+        except Unreadable:
+            pass
+    fields = getattr(Registry(family).load(name), config).model_fields
+    return {key: Setting(plain_default(field), meaning_of(field)) for key, field in fields.items()}
+
+
+def attribute(family: str, name: str, key: str) -> Any:
+    """Return an attribute of a part's class that is a literal, e.g. ``cross`` or ``Config.inner_without``."""
+    if name not in plugins_of(family):
+        try:
+            return _attribute(family, name, key)
+        except Unreadable:
+            pass
+    return attrgetter(key)(Registry(family).load(name))
+
+
+def plain_default(field: Any) -> Any:
+    """Return the default of a pydantic field as a plain value."""
+    return REQUIRED if field.is_required() else plain(field.get_default(call_default_factory=True))
+
+
+def meaning_of(field: Any) -> str:
+    """Return a pydantic field's description, behind the words that the field may be."""
+    return _with_words(_words_of_type(field.annotation), field.description or "")
+
+
+def _with_words(words: tuple[Any, ...], meaning: str) -> str:
+    return ": ".join(filter(None, [" | ".join(map(str, words)), meaning]))
+
+
+def _words_of_type(annotation: Any) -> tuple[Any, ...]:
+    """Return the words of a ``Literal``, also within a tuple or beside None."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next((words for inner in get_args(annotation) if (words := _words_of_type(inner))), ())
+
+
+def plain(value: Any) -> Any:
+    """Return a value with lists for tuples and dicts for specs."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+@cache
+def _declared(family: str, name: str, config: str) -> dict[str, Setting]:
+    return _fields(_member(_export(family, name), config))
+
+
+@cache
+def _attribute(family: str, name: str, key: str) -> Any:
+    return _value(*reduce(_member, key.split("."), _export(family, name)))
+
+
+def _export(family: str, name: str) -> _Found:
+    return _resolved(f"{PACKAGE}.{family}.{name}", ast.Name("EXPORT"))
+
+
+@cache
+def _names(module: str) -> dict[str, Any]:
+    """Return a module's classes and values by name; an imported one as (module, name)."""
+    path = ROOT.parent.joinpath(*module.split("."))
+    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    if not file.is_file():
+        raise Unreadable(module)
+    names: dict[str, Any] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] == PACKAGE:
+            names |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
+        else:
+            names |= _assigned(statement)
+    return names
+
+
+def _assigned(statement: ast.stmt) -> dict[str, Any]:
+    """Return the class or value that a statement names."""
+    match statement:
+        case ast.ClassDef(name=name):
+            return {name: statement}
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return {name: value}
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+            return {ast.unparse(name): value for name, value in zip(names, values, strict=False)}
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            return {name: value}
+    return {}
+
+
+def _resolved(module: str, node: Any) -> _Found:
+    """Follow a name to its class or value."""
+    match node:
+        case ast.Name(id=name):
+            found = _names(module).get(name)
+            if found is None:
+                raise Unreadable(f"{module}: {name}")
+            return _resolved(found[0], ast.Name(found[1])) if isinstance(found, tuple) else _resolved(module, found)
+        case ast.Attribute(value=owner, attr=name):
+            return _member(_resolved(module, owner), name)
+    return _Found(module, node)
+
+
+def _member(owner: _Found, name: str) -> _Found:
+    """Return a class attribute, inherited ones included."""
+    if isinstance(owner.node, ast.ClassDef):
+        own = [held[name] for statement in owner.node.body if name in (held := _assigned(statement))]
+        if own:
+            return _resolved(owner.module, own[-1])
+        for base in owner.node.bases:
+            try:
+                return _member(_resolved(owner.module, base), name)
+            except Unreadable:  # e.g. nn.Module
+                continue
+    raise Unreadable(name)
+
+
+def _fields(config: _Found) -> dict[str, Setting]:
+    """Return the fields of a Config in pydantic's order: those of its bases first."""
+    if not isinstance(config.node, ast.ClassDef):
+        raise Unreadable(config.module)
+    if (config.module, config.node.name) == SETTINGS:
+        return {}
+    fields: dict[str, Setting] = {}
+    for base in reversed(config.node.bases):
+        fields |= _fields(_resolved(config.module, base))
+    for statement in config.node.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=key)) if "ClassVar" not in ast.unparse(statement.annotation):
+                fields[key] = _setting(config.module, statement)
+    return fields
+
+
+def _setting(module: str, statement: ast.AnnAssign) -> Setting:
+    """Return the setting of ``key: annotation = value``, where value is ``Field(…)``, a default or nothing."""
+    value, told = statement.value, _fields_call(statement.value)
+    if "default_factory" in told:
+        raise Unreadable(module)
+    default = told.get("default") if told else value
+    meaning = told.get("description")
+    text = _meaning_of_type(module, statement.annotation) if meaning is None else _value(module, meaning)
+    return Setting(
+        REQUIRED if default is None else plain(_value(module, default)),
+        _with_words(_words(module, statement.annotation), text),
+    )
+
+
+def _words(module: str, annotation: Any) -> tuple[Any, ...]:
+    """Return the words of a ``Literal`` in an annotation."""
+    match annotation:
+        case ast.Name() | ast.Attribute():
+            try:
+                found = _resolved(module, annotation)
+            except Unreadable:  # e.g. int
+                return ()
+            return () if isinstance(found.node, ast.ClassDef) else _words(*found)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=items):
+            return tuple(_value(module, items)) if isinstance(items, ast.Tuple) else (_value(module, items),)
+        case ast.Subscript(slice=ast.Tuple(elts=inner)):
+            return next((words for each in inner if (words := _words(module, each))), ())
+        case ast.Subscript(slice=inner):
+            return _words(module, inner)
+        case ast.BinOp(left=left, right=right):
+            return _words(module, left) or _words(module, right)
+    return ()
+
+
+def _meaning_of_type(module: str, annotation: Any) -> str:
+    """Return the description in an annotation ``Annotated[…, Field(description=…)]``."""
+    match annotation:
+        case ast.Name():
+            try:
+                return _meaning_of_type(*_resolved(module, annotation))
+            except Unreadable:  # e.g. int
+                return ""
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *markers])):
+            own = [call["description"] for each in markers if "description" in (call := _fields_call(each))]
+            return _value(module, own[0]) if own else _meaning_of_type(module, inner)
+    return ""
+
+
+def _fields_call(node: Any) -> dict[str, ast.expr]:
+    """Return the arguments of ``Field(…)`` by name; empty for any other expression."""
+    match node:
+        case ast.Call(func=ast.Name(id="Field"), args=args, keywords=keywords):
+            first = {"default": args[0]} if args else {}
+            return {**first, **{each.arg: each.value for each in keywords if each.arg}}
+    return {}
+
+
+def _value(module: str, node: Any) -> Any:
+    """Evaluate an expression made of literals and names."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(module, operand)
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(each for item in items for each in _items(module, item))
+        case ast.Set(elts=items):
+            return frozenset(_value(module, item) for item in items)
+        case ast.Call(func=ast.Name(id="frozenset"), args=inner, keywords=[]):
+            return frozenset(*(_value(module, each) for each in inner))
+        case ast.Name() | ast.Attribute():
+            found = _resolved(module, node)
+            if not isinstance(found.node, ast.Name | ast.Attribute):
+                return _value(*found)
+    raise Unreadable(f"{module}: {ast.unparse(node)}")
+
+
+def _items(module: str, node: ast.expr) -> tuple[Any, ...]:
+    """Return the items that an element of a list adds: several for ``*names``."""
+    return tuple(_value(module, node.value)) if isinstance(node, ast.Starred) else (_value(module, node),)

@@ -1,0 +1,195 @@
+"""List every key of a command with its default and its meaning: for ``-h``, and for the documentation's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from stability.cli.conf import FAMILY_OF, choices, declared_choices, defaults, keys_of, preset_values, spec_values
+from stability.cli.declared import REQUIRED, attribute, declared, meaning_of
+from stability.cli.words import OF_EVERY_MODEL, SHORT
+from stability.config.ablation import Ablation, value_text
+from stability.config.base import AXES, Settings
+from stability.config.cross import CrossOfEach
+from stability.config.groups import GROUPS, Group
+from stability.config.identity import family_of
+from stability.config.parse import SPECS
+from stability.config.parts import Part
+from stability.config.search import Dimension
+
+# Of classes whose keys contain names of the user's: each key, and the fields in it.
+WRITTEN: dict[type[BaseModel], dict[str, tuple[str, ...]]] = {
+    Ablation: {"<part>.<setting>": ("part", "setting", "values")},
+    CrossOfEach: {"<part>.<setting>": ("parts",)},
+    Dimension: {"<field>": ("path",), "<field>.low": ("low",), "<field>.high": ("high",), "<field>.log": ("log",)},
+    Group: {"<role>.lr_scale": ("role", "lr_scale"), "<role>.<setting>": ("role", "settings")},
+}
+
+
+class Row(NamedTuple):
+    """One key.
+
+    Attributes:
+        key: as it is typed.
+        default: as it is typed; ``""`` for a key with a name of the user's in it, ``(required)`` without a default.
+        meaning: its description.
+        needs: the choice with which it exists, e.g. ``search=asha``; ``""`` if it always does.
+    """
+
+    key: str
+    default: str
+    meaning: str
+    needs: str = ""
+
+
+def command_rows(root: str) -> list[Row]:
+    """Return the keys of a command: its groups of presets, then its fields."""
+    schema, chosen = SPECS[root], defaults(root)
+    presets = [group for group in chosen if "@" not in group and group not in schema.model_fields]
+    rows = [Row(group, "null", "a preset: values of several keys") for group in presets]
+    rows += [row if row.needs else row._replace(needs=_needs(row.key, chosen)) for row in _of_class(schema)]
+    values = command_values(root)
+    return [row._replace(default=_default_of_command(row, values, chosen)) for row in rows]
+
+
+def command_values(root: str) -> dict[str, Any]:
+    """Return the values that a command starts from: its own, and those of its choices outside of axes."""
+    values: dict[str, Any] = {**spec_values(root), **preset_values("", root)}
+    for group, choice in defaults(root).items():
+        if group not in AXES and choice is not None and choice in choices(group):
+            values[group] = {**values.get(group, {}), **preset_values(group, choice)}
+    return values
+
+
+def choice_rows(group: str, name: str) -> list[Row]:
+    """Return the settings of one choice of a group, under the keys of a sweep.
+
+    Args:
+        group: the group, e.g. ``mechanism``.
+        name: the choice, e.g. ``sc``.
+    """
+    needs = f"{group}=[{name}]" if group in AXES else f"{group}={name}"
+    prefix = f"{group}.{name}." if group in AXES else f"{group}."
+    if name in declared_choices(group) and group in FAMILY_OF:
+        found = {} if name in ("auto", "none") and group == "cross" else declared(FAMILY_OF[group], name)
+        of_inner = group == "mechanism" and bool(attribute("mechanisms", name, "Config.inner_directions"))
+        rows = [
+            Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
+            for key, setting in found.items()
+            if not (of_inner and key == "parts")
+        ]
+        inner = Row(f"{prefix}<part>.<setting>", "", "a setting of a mechanism within it", needs)
+        return rows + [inner] * of_inner
+    values = preset_values(group, name)
+    known = {row.key: row.meaning for schema in SPECS.values() for row in _of_class(schema)}
+    return [
+        Row(f"{group}.{key}", _text(value), known.get(f"{group}.{key}", ""), needs)
+        for key, value in _flat(values)
+        if f"{group}.{key}" in known
+    ]
+
+
+def _of_class(schema: type[BaseModel], prefix: str = "", needs: str = "") -> Iterator[Row]:
+    """Yield the keys of a class's fields as they are typed; of a union of classes those of all members."""
+    for written, names in WRITTEN.get(schema, {}).items():
+        fields = {name: schema.model_fields[name] for name in names}
+        meanings = [f"<{name}>: " * (f"<{name}>" in written) + meaning_of(field) for name, field in fields.items()]
+        default = "" if written.endswith(">") else _default(fields[names[-1]])
+        yield Row(f"{prefix}{written}", default, "; ".join(meanings), needs)
+    for name, field in {} if schema in WRITTEN else schema.model_fields.items():
+        if issubclass(schema, Settings) and name == schema.written_flat:
+            yield from _flat_rows(field, prefix, needs)
+        else:
+            yield from _of_field(name, field, prefix, needs)
+
+
+def _flat_rows(field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
+    """Yield the rows of a field whose keys are written without its name."""
+    if classes := list(_classes(field.annotation)):
+        yield from _of_class(classes[0], prefix, needs)
+        return
+    for name in declared_choices("objective"):
+        for key, setting in declared("objectives", name, "Sampling").items():
+            yield Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
+
+
+def _of_field(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
+    """Yield the rows of one field."""
+    classes, key = list(_classes(field.annotation)), f"{prefix}{name}"
+    if Part in classes:
+        yield from _of_part(name, field, prefix, needs)
+    elif len(classes) > 1:  # a union, whose members have names
+        names = {each: get_args(each.model_fields["name"].annotation)[0] for each in classes}
+        yield Row(key, _default(field), meaning_of(field), needs)
+        for each, choice in names.items():
+            yield from (row for row in _of_class(each, f"{key}.", f"{key}={choice}") if row.key != f"{key}.name")
+    elif classes:
+        if not prefix and (key in SHORT or choices(key)):
+            yield Row(key, _default(field), meaning_of(field), needs)
+        yield from _of_class(classes[0], f"{key}.", needs)
+    else:
+        yield Row(key, _default(field), meaning_of(field) or name, needs)
+
+
+def _of_part(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
+    """Yield the rows of a field with parts: itself, and keys that several of its parts share."""
+    yield Row(name, _default(field), meaning_of(field), needs)
+    if CrossOfEach in _classes(field.annotation):
+        yield from _of_class(CrossOfEach, f"{name}.", f"{name}=auto")
+    if family_of(field.metadata) == "optimizers":
+        yield from _of_class(Group, f"{name}.{GROUPS}.", needs)
+
+
+def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield every class of settings that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not Literal:
+        for item in get_args(annotation):
+            yield from _classes(item)
+
+
+def _needs(key: str, chosen: Mapping[str, Any]) -> str:
+    """Return the choices with a key that the command's own choice of its group lacks."""
+    group, _, setting = key.partition(".")
+    choice = chosen.get(group)
+    if not setting or group in AXES or group not in chosen or key in OF_EVERY_MODEL:
+        return ""
+    head = setting.partition(".")[0]
+    if choice is not None and head in keys_of(group, choice):
+        return ""
+    if head in choices(group):
+        return f"{group}={head}"
+    return " or ".join(f"{group}={name}" for name in choices(group) if head in keys_of(group, name))
+
+
+def _default_of_command(row: Row, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """Return a row's default, with the values of the command's yaml and of its own choices."""
+    if row.key in chosen:
+        return _text(chosen[row.key])
+    value: Any = {} if row.needs else values
+    for step in row.key.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            return row.default
+        value = value[step]
+    return row.default if isinstance(value, Mapping) else _text(value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _default(field: FieldInfo) -> str:
+    value = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+    return "null" if isinstance(value, BaseModel | dict) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return "(required)" if value == REQUIRED else value_text(value) or '""'
