@@ -245,7 +245,7 @@ def _fields_call(node: Any) -> dict[str, ast.expr]:
 
 
 def _value(module: str, node: Any) -> Any:
-    """Evaluate an expression made of literals and names."""
+    """Return the value of an expression made of literals and names."""
     match node:
         case ast.Constant(value=value):
             return value
