@@ -41,10 +41,10 @@ def _softplus(x, beta=1, threshold=20):
 def _gelu(x, *, approximate="none"):
     if approximate == "tanh":
         return _gelu_tanh(x)
-    density = torch.mul(x, x).mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
-    share = torch.mul(x, math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-    bend = (2 - x * x).mul_(density)
-    return x * share, share.addcmul(x, density), bend
+    square = x * x
+    density = torch.add(x.new_full((), -0.5 * math.log(2 * math.pi)), square, alpha=-0.5).exp_()
+    share = torch.add(x.new_full((), 0.5), torch.mul(x, math.sqrt(0.5)).erf_(), alpha=0.5)
+    return x * share, share.addcmul(x, density), torch.rsub(square, 2).mul_(density)
 
 
 def _gelu_tanh(x):

@@ -29,7 +29,9 @@ from stability.curvature._narrow import in_float32, refuse_complex
 from stability.curvature._rules_pointwise import PIECE
 
 
-def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
+def softmax_parts(
+    s0: Tensor, s1: Component, s2: Component, dim: int = -1, dead: Tensor | None = None
+) -> tuple[Tensor, Component, Component]:
     """Return p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩).
 
     Here c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). No argument is overwritten.
@@ -39,14 +41,19 @@ def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tu
         s1: s′; None is zero.
         s2: s″; None is zero.
         dim: axis of the softmax.
+        dead: rows without any finite score, which give zeros; None: all have one.
     """
-    p = torch.softmax(s0, dim)
-    if s1 is None and s2 is None:
-        return p, None, None
-    centred = None if s1 is None else s1 - (p * s1).sum(dim, keepdim=True)
-    q = plus(s2, None if centred is None else centred * centred)
-    assert q is not None
-    return p, None if centred is None else centred.mul_(p), (q - (p * q).sum(dim, keepdim=True)).mul_(p)
+    p = torch.softmax(s0, dim) if dead is None else torch.softmax(s0, dim).masked_fill_(dead, 0)
+    if s1 is None:
+        return p, None, None if s2 is None else _centred(s2, p, dim)
+    centred = s1 - (p * s1).sum(dim, keepdim=True)
+    q = centred * centred if s2 is None else torch.addcmul(s2, centred, centred)
+    return p, centred.mul_(p), _centred(q, p, dim)
+
+
+def _centred(q: Tensor, p: Tensor, dim: int) -> Tensor:
+    """Return p∘(q − ⟨p,q⟩), softmax's own backward pass."""
+    return torch._softmax_backward_data(q, p, dim, q.dtype)
 
 
 @on_aten("_softmax")
@@ -156,44 +163,55 @@ def _unit_rows(
     x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool
 ) -> tuple[Tensor, Component, Component]:
     """Return n, n′, n″ of n = c·r with r = (⟨c²⟩ + ε)^(−1/2)."""
-    c0, c1, c2 = (
-        parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
-    )
-    # a = c′r, b = c″r, s = ⟨na⟩: n′ = a − ns, n″ = b − 2as + n(3s² − ⟨a²⟩ − ⟨nb⟩)
-    scale = (c0.square().mean(-1, keepdim=True) + eps).rsqrt_()
-    n = c0 * scale
-    if c1 is None and c2 is None:
-        return n, None, None
-    pull = torch.zeros_like(scale)
-    a = second = None
-    if c1 is not None:
-        a = c1 * scale
-        s = (n * a).mean(-1, keepdim=True)
-        pull += 3 * s * s - a.square().mean(-1, keepdim=True)
-        second = a * (-2 * s)
-        a = torch.addcmul(a, n, s, value=-1)
-    if c2 is not None:
-        b = c2 * scale
-        pull -= (n * b).mean(-1, keepdim=True)
-        second = plus(second, b)
-    assert second is not None
-    return n, a, second.addcmul_(n, pull)
+    mean = x0.mean(-1, keepdim=True) if centred else None
+    c = x0 if mean is None else x0 - mean
+    scale = (c.square().mean(-1, keepdim=True) + eps).rsqrt_()
+    n = c * scale
+
+    def moved(x: Tensor) -> Tensor:
+        """Return the derivative of n along x; it is symmetric, so with a mean torch has it as a backward pass."""
+        if mean is None:
+            return torch.addcmul(x * scale, n, (n * x).mean(-1, keepdim=True) * -scale)
+        given = x.contiguous(), x0.contiguous(), x0.shape[-1:], mean, scale, None, None
+        return torch.ops.aten.native_layer_norm_backward(*given, [True, False, False])[0]
+
+    bent = None if x2 is None else moved(x2)
+    if x1 is None:
+        return n, None, bent
+    # with s = r⟨nx′⟩: n″ = (derivative of n along x″) − 2sn′ − n(⟨n′²⟩ + εr²s²)
+    n1, s = moved(x1), (n * x1).mean(-1, keepdim=True) * scale
+    pull = n1.square().mean(-1, keepdim=True).addcmul_(scale * s, scale * s, value=eps)
+    bent = n1 * (-2 * s) if bent is None else bent.addcmul_(n1, s, value=-2)
+    return n, n1, bent.addcmul_(n, pull, value=-1)
 
 
 def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
     """Write y = nγ + β and its derivatives into y0, y1, y2."""
     # y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″
     (g0, g1, g2), (b0, b1, b2) = gains, biases
-    y0.copy_(n0) if g0 is None else torch.mul(n0, g0, out=y0)
-    for out, terms, bias in ((y1, ((n1, g0, 1), (n0, g1, 1)), b1), (y2, ((n2, g0, 1), (n1, g1, 2), (n0, g2, 1)), b2)):
-        out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-        for n, gain, factor in terms:
-            if n is not None and gain is not None:
-                out.addcmul_(n, gain, value=factor)
-        if g0 is None and terms[0][0] is not None:
-            out.add_(terms[0][0])
-    if b0 is not None:
-        y0.add_(b0)
+    one = 1 if g0 is None else g0
+    _sum_of(y0, b0, (n0, one, 1))
+    _sum_of(y1, b1, (n1, one, 1), (n0, g1, 1))
+    _sum_of(y2, b2, (n2, one, 1), (n1, g1, 2), (n0, g2, 1))
+
+
+def _sum_of(out: Tensor, bias: Component, *terms: tuple[Component, Any, int]) -> None:
+    """Write bias + Σ factor·n·gain into ``out``; None is zero."""
+    total: Any = bias
+    for n, gain, factor in terms:
+        if n is None or gain is None:
+            continue
+        if not isinstance(gain, Tensor):
+            total = torch.mul(n, gain, out=out) if total is None else torch.add(total, n, alpha=gain, out=out)
+        elif total is None:
+            total = torch.mul(n, gain, out=out)
+            total = total if factor == 1 else total.mul_(factor)
+        else:
+            total = torch.addcmul(total, n, gain, value=factor, out=out)
+    if total is None:
+        out.zero_()
+    elif total is not out:
+        out.copy_(total)
 
 
 @on_aten("native_group_norm")
