@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stability.curvature._autocast import entered
-from stability.curvature._graph import check_used, plain_gradient
+from stability.curvature._gradients import gradient_terms
 from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of, norm
-from stability.curvature._precision import precision_of
 
 # c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 %
 # (facts 8).
@@ -61,19 +59,15 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
             name: param.detach().add(direction[name], alpha=shift) if shift else param.detach()
             for name, param in params.items()
         }
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in moved.items()}
     loss = slope = magnitude = total = precision = 0.0
-    with random.replayed(), torch.enable_grad(), entered() as autocasts:
-        for value, count in objective.terms(leaves):
-            precision = max(precision, precision_of(value, leaves, autocasts.entries))
-            gradients = plain_gradient(value, leaves)
-            check_used(gradients)
-            for name, gradient in gradients.items():
+    with random.replayed(), torch.enable_grad():
+        for term in gradient_terms(objective, moved, precise=True):
+            precision = max(precision, term.precision)
+            for name, gradient in term.gradients.items():
                 if gradient is not None:
                     slope += dot(gradient, direction[name])
                     magnitude += dot(gradient.abs(), direction[name].abs())
-            loss, total = loss + value.item(), total + count
-            del value, gradients  # before the next microbatch builds its graph
+            loss, total = loss + term.value, total + term.count
     return Slope(mean_of(loss, total), mean_of(slope, total), mean_of(magnitude, total), precision)
 
 

@@ -18,6 +18,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint as torch_checkpoint
 
+from stability.curvature.recorded import RecordedLoss
+
 Tensors = dict[str, Tensor]
 # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
 _CHUNK = 1 << 20
@@ -113,11 +115,33 @@ class Objective:
             twice: whether the loss will be differentiated twice. Attention allows this only under SDPBackend.MATH,
                 torch.compile not at all (facts 7).
         """
-        if self.batches is None:
-            yield self._scalar(self._evaluate(twice, params)), 1.0
-            return
-        for batch in self.batches:
-            yield self._pair(self._evaluate(twice, params, batch))
+        for batch in self._batches():
+            value, count = self.term(params, *batch, twice=twice)
+            yield value, checked_count(count)
+            del value
+
+    def term(self, params: Mapping[str, Tensor], *batch: Any, twice: bool) -> tuple[Tensor, Any]:
+        """Return the sum and count of one microbatch, as in `terms`, with an unchecked count."""
+        result = self._evaluate(twice, params, *batch)
+        return self._pair(result) if batch else (self._scalar(result), 1.0)
+
+    def evaluated(self, kind: str, function: Callable[..., list[Any]], *trees: Any) -> Iterator[list[Any]]:
+        """Yield function(*trees, batch) of one microbatch after another; of a `RecordedLoss`, from its recording.
+
+        Args:
+            kind: name of the function.
+            function: it calls `term`, and returns tensors, numbers and None.
+            *trees: its first arguments, pytrees of tensors.
+        """
+        for batch in self._batches():
+            given = *trees, batch
+            yield (
+                self.loss_fn.run(kind, function, given) if isinstance(self.loss_fn, RecordedLoss) else function(*given)
+            )
+
+    def unrecorded(self) -> Objective:
+        """Return the same objective without recordings."""
+        return Objective(self.loss_fn.loss_fn, self.batches) if isinstance(self.loss_fn, RecordedLoss) else self
 
     def total(self, params: Mapping[str, Tensor], *, twice: bool = True) -> tuple[float, float]:
         """Return Σ sum and Σ count without derivatives.
@@ -126,11 +150,19 @@ class Objective:
             params: θ by name.
             twice: whether to use the attention of twice differentiable `terms`.
         """
-        total = count = 0.0
+
+        def function(at: Mapping[str, Tensor], batch: tuple[Any, ...]) -> list[Any]:
+            value, count = self.term(at, *batch, twice=twice)
+            return [value.detach(), count]
+
+        total = counted = 0.0
         with torch.no_grad():
-            for value, number in self.terms(params, twice=twice):
-                total, count = total + value.item(), count + number
-        return total, count
+            for value, count in self.evaluated(f"loss, twice={twice}", function, dict(params)):
+                total, counted = total + value.item(), counted + checked_count(count)
+        return total, counted
+
+    def _batches(self) -> Iterator[tuple[Any, ...]]:
+        return iter([()]) if self.batches is None else ((batch,) for batch in self.batches)
 
     def _evaluate(self, twice: bool, params: Mapping[str, Tensor], *batch: Any) -> Any:
         versions = _versions(params)
@@ -154,16 +186,11 @@ class Objective:
         with called_through(), sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
 
-    def _pair(self, result: Any) -> tuple[Tensor, float]:
+    def _pair(self, result: Any) -> tuple[Tensor, Any]:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             found = "tensor" if isinstance(result, Tensor) else type(result).__name__
             raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned a {found}")
-        count = float(result[1])
-        if not count >= 0 or math.isinf(count):
-            raise ValueError(
-                f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {count}"
-            )
-        return self._scalar(result[0]), count
+        return self._scalar(result[0]), result[1]
 
     @staticmethod
     def _scalar(loss: Any) -> Tensor:
@@ -174,6 +201,18 @@ class Objective:
                 f"loss_fn returned {loss.dtype} of shape {tuple(loss.shape)}; a floating-point scalar is needed"
             )
         return loss.reshape(())
+
+
+def checked_count(count: Any) -> float:
+    """Return a microbatch's count as a number.
+
+    Raises:
+        ValueError: it is negative or not finite.
+    """
+    number = float(count)
+    if not number >= 0 or math.isinf(number):
+        raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {number}")
+    return number
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -33,7 +33,7 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 return f"{owner}[{name!r}] is not finite"
-    watch = _Watch()
+    watch, objective = _Watch(), objective.unrecorded()  # a recording calls no module
     handles = [register_module_forward_pre_hook(watch.enter), register_module_forward_hook(watch.leave)]
     try:
         taylor_sums(objective, params, direction, random)

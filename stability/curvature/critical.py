@@ -191,9 +191,6 @@ class _Line:
         return self._known[alpha]
 
     def _loss(self, alpha: float) -> float:
-        loss = total = 0.0
         with torch.no_grad(), self.random.replayed():
             moved = {name: param.detach().add(self.direction[name], alpha=alpha) for name, param in self.params.items()}
-            for value, count in self.objective.terms(moved):
-                loss, total = loss + value.item(), total + count
-        return mean_of(loss, total)
+            return mean_of(*self.objective.total(moved, twice=False))

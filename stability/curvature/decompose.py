@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.curvature._autocast import entered, switched_off
 from stability.curvature._differences import DISPLACEMENTS
-from stability.curvature._graph import NoSecondDerivative, check_used, custom_function, plain_gradient
+from stability.curvature._gradients import gradient_terms
+from stability.curvature._graph import NoSecondDerivative, custom_function
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
 from stability.curvature._precision import precision_of
 from stability.curvature._trees import Tree, any_tree
@@ -290,18 +291,15 @@ def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Ite
         ValueError: fewer than two microbatches with a count above 0.
     """
     params = check_params(params)
-    leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
     total, squares, counts = {name: torch.zeros_like(param.detach()) for name, param in params.items()}, [], []
     with RandomState(params).replayed(), torch.enable_grad():
-        for value, count in Objective(loss_fn, batches).terms(leaves):
-            gradients = plain_gradient(value, leaves)
-            check_used(gradients)
-            present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+        for term in gradient_terms(Objective(loss_fn, batches), params):
+            present = {name: gradient for name, gradient in term.gradients.items() if gradient is not None}
             for name, gradient in present.items():
                 total[name] += gradient
-            if count:
-                squares.append((norm(present) / count) ** 2)
-                counts.append(count)
+            if term.count:
+                squares.append((norm(present) / term.count) ** 2)
+                counts.append(term.count)
     if len(counts) < 2:
         raise ValueError(f"a noise scale needs at least two microbatches that count something; there are {len(counts)}")
     small, large = sum(squares) / len(squares), (norm(total) / sum(counts)) ** 2

@@ -20,7 +20,7 @@ import stability.curvature._rules_losses
 import stability.curvature._rules_pointwise
 import stability.curvature._rules_products
 import stability.curvature._rules_reductions  # noqa: F401
-from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, mean_of
+from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, checked_count, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
 from stability.curvature._trees import Tree, any_tree
 
@@ -42,20 +42,24 @@ def taylor_sums(
         NoRule: an operation has no rule or would drop derivatives; the message names it.
         ValueError: the loss depends on none of the parameters.
     """
-    jets = {name: Jet(param.detach(), direction[name]) for name, param in params.items()}
+
+    def function(at: Tensors, along: Tensors, batch: tuple[Any, ...]) -> list[Any]:
+        jets = {name: Jet(param.detach(), along[name]) for name, param in at.items()}
+        value, count = objective.term(jets, *batch, twice=True)
+        if not isinstance(value, Jet):
+            raise ValueError(
+                "the loss depends on none of params; loss_fn must use the tensors it is given "
+                "(torch.func.functional_call)"
+            )
+        return [count, *parts(value)]
+
     sums, total = [0.0, 0.0, 0.0], 0.0
     with random.replayed(), torch.enable_grad():  # gradients on: `_refuse_drops` thus detects a no_grad block
-        for value, count in objective.terms(jets, twice=True):
-            if not isinstance(value, Jet):
-                raise ValueError(
-                    "the loss depends on none of params; loss_fn must use the tensors it is given "
-                    "(torch.func.functional_call)"
-                )
+        for count, *found in objective.evaluated("taylor", function, dict(params), direction):
             sums = [
-                total_of + (0.0 if part is None else part.item())
-                for total_of, part in zip(sums, parts(value), strict=True)
+                total_of + (0.0 if part is None else part.item()) for total_of, part in zip(sums, found, strict=True)
             ]
-            total += count
+            total += checked_count(count)
     loss, slope, curvature = (mean_of(part, total) for part in sums)
     return loss, slope, curvature
 

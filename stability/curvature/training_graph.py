@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from stability.curvature._directional import Directional, Problem, Sums
+from stability.curvature._gradients import gradient_terms
 from stability.curvature._graph import (
     check_used,
     custom_function,
     gradient_with_graph,
-    plain_gradient,
     product_along,
     refusals_named,
 )
@@ -81,14 +81,11 @@ class GradientWithGraph:
         """Return loss and gradient as means over microbatches, with one graph at a time."""
         loss = total = 0.0
         sums: dict[str, Tensor | None] = dict.fromkeys(self.params)
-        for value, count in self.objective.terms(self.params):
-            gradients = plain_gradient(value, self.params)
-            check_used(gradients)
-            for name, gradient in gradients.items():
+        for term in gradient_terms(self.objective, self.params):
+            for name, gradient in term.gradients.items():
                 # not in place: autograd may hand out one tensor for two parameters, or an expanded one
                 sums[name] = plus(sums[name], gradient)
-            loss, total = loss + value.item(), total + count
-            del value, gradients
+            loss, total = loss + term.value, total + term.count
         loss = mean_of(loss, total)
         return loss, {name: _filled(sums.pop(name), param).div(total) for name, param in self.params.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.settled import on_reference
 from stability.config.training import Precision
-from stability.curvature import GradientWithGraph
+from stability.curvature import GradientWithGraph, RecordedLoss, Recordings
 from stability.curvature.alpha_max import has_paper_state
 from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
@@ -28,6 +29,15 @@ from stability.training.checkpoint import MOVING
 from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
+
+# settings of a run that change the numbers in its loss, but not its operations
+_WITHOUT_OPERATIONS = {"seed", "lr_peak", "optimizer", "schedule", "steps", "data_fingerprint", "init", "weights"}
+
+
+@lru_cache(maxsize=4)
+def _recordings(settings: str) -> Recordings:
+    """Return the recordings of the losses of runs with these settings."""
+    return {}
 
 
 class Probe:
@@ -56,7 +66,14 @@ class Probe:
         if drops(self.model):
             options["stepped_by"] = self._gradient_of_training
         self.descent = Descent(
-            params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, **options
+            params,
+            self.optimizer,
+            RecordedLoss(self._loss_sum),
+            self._batch,
+            curvature,
+            lr=lr,
+            clip_norm=spec.clip_norm,
+            **options,
         )
 
     def defines(self, state: str) -> bool:

@@ -20,6 +20,7 @@ from stability.curvature import (
     GradientWithGraph,
     alpha_max,
     directional,
+    loss_along,
     paper_state,
     step_direction,
     step_without_decay,
@@ -219,14 +220,14 @@ class Descent:
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
         """Return batch ``index``'s loss for `directional`: a scalar, or (sum, count) per microbatch."""
         examples, rows = self.examples(index), self.curvature.microbatch
-        if rows is not None:
-            return self.loss, examples.split(rows)
+        if rows is not None or self.curvature.method != "double_backward":
+            return self.loss, [examples] if rows is None else examples.split(rows)
 
         def mean(params: Mapping[str, Tensor]) -> Tensor:
             total, count = self.loss(params, examples)
             return total / count
 
-        return mean, None
+        return mean, None  # the gradient's graph can then be kept for the second derivative
 
     def _gradient(self, index: int) -> Tensors:
         """Return the optimizer's gradient for batch ``index``."""
@@ -247,11 +248,7 @@ class Descent:
         return min(1.0, self.clip_norm / (norm.item() + 1e-6))  # torch's own formula
 
     def _loss_here(self, loss: Callable[..., Any], batches: list[Examples] | None) -> float:
-        with torch.no_grad():
-            if batches is None:
-                return loss(self.params).item()
-            terms = [loss(self.params, batch) for batch in batches]
-            return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+        return loss_along(loss, self.params, self.params, [0.0], batches=batches)[0]
 
 
 def root_mean_square(tensors: Tensors) -> float:

@@ -1,0 +1,57 @@
+"""Gradients of an objective, one microbatch after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from stability.curvature._autocast import entered
+from stability.curvature._graph import check_used, plain_gradient
+from stability.curvature._inputs import Objective, Tensors, checked_count
+from stability.curvature._precision import precision_of
+from stability.curvature.recorded import RecordedLoss
+
+
+class GradientTerm(NamedTuple):
+    """One microbatch's gradient.
+
+    Attributes:
+        value: the loss's sum.
+        count: its count.
+        gradients: ∂value/∂θ by name; None for an unused parameter.
+        precision: eps of the narrowest type in the computation; NaN if not requested.
+    """
+
+    value: float
+    count: float
+    gradients: dict[str, Tensor | None]
+    precision: float
+
+
+def gradient_terms(objective: Objective, params: Tensors, *, precise: bool = False) -> Iterator[GradientTerm]:
+    """Yield each microbatch's gradient; only one graph exists at a time.
+
+    Args:
+        objective: the loss.
+        params: θ by name.
+        precise: whether to find the precision, which takes a walk over the graph.
+
+    Raises:
+        ValueError: the loss depends on none of the parameters.
+    """
+    precise |= isinstance(objective.loss_fn, RecordedLoss)  # a recording has one graph for all its runs
+
+    def function(at: Tensors, batch: tuple[Any, ...]) -> list[Any]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
+        with entered() as autocasts:
+            value, count = objective.term(leaves, *batch, twice=False)
+        precision = precision_of(value, leaves, autocasts.entries) if precise else math.nan
+        gradients = plain_gradient(value, leaves)
+        check_used(gradients)
+        return [value.detach(), count, precision, *gradients.values()]
+
+    for value, count, precision, *gradients in objective.evaluated("gradient", function, dict(params)):
+        yield GradientTerm(value.item(), checked_count(count), dict(zip(params, gradients, strict=True)), precision)
