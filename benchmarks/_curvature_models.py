@@ -43,9 +43,18 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def quickstart_model(mechanism: str) -> tuple[nn.Module, Callable[[dict[str, Tensor]], Tensor]]:
-    """Return the nano model with its masked-language-modelling loss on one batch of random bytes."""
-    sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": 64}
+def quickstart_model(
+    mechanism: str, *, positions: int = 64, width: int = 64, rows: int = 8
+) -> tuple[nn.Module, Callable[[dict[str, Tensor]], Tensor]]:
+    """Return the nano model with its masked-language-modelling loss on one batch of random bytes.
+
+    Args:
+        mechanism: name of the mechanism.
+        positions: sequence length N.
+        width: d.
+        rows: sequences in the batch.
+    """
+    sizes = {"name": "benchmark", "layers": 4, "width": width, "heads": 4, "positions": positions}
     parts = {
         "objective": "mlm",
         "data": "stdlib",
@@ -54,11 +63,11 @@ def quickstart_model(mechanism: str) -> tuple[nn.Module, Callable[[dict[str, Ten
         "norm": "layernorm",
         "schedule": {"name": "constant"},
     }
-    numbers = {"steps": 1, "batch": 8, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"}
+    numbers = {"steps": 1, "batch": rows, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"}
     spec = parse_run({"model": sizes, "mechanism": {"name": mechanism}, **parts, **numbers})
     model, objective = build_model(spec, 257), build_objective(spec, 257)
     generator = torch.Generator().manual_seed(0)
-    examples = objective.examples(torch.randint(257, (8, 64), generator=generator), generator)
+    examples = objective.examples(torch.randint(257, (rows, positions), generator=generator), generator)
 
     def loss(params: dict[str, Tensor]) -> Tensor:
         total, count = objective.loss_sum(functional_call(model, params, (examples.inputs_BN,)), examples)
