@@ -39,6 +39,7 @@ benchmarks: .venv/installed
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[peers]'
 	$(BIN)/python -m benchmarks.curvature
+	$(BIN)/python -m benchmarks.jet
 
 # what a sweep needs; what the tests need beside it is half as much again, which nobody should wait for who only wants to sweep
 .venv/runnable: constraints.txt pyproject.toml

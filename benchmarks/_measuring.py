@@ -31,15 +31,23 @@ class Promise(NamedTuple):
         )
 
 
-def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """Measure each call's CPU seconds in turns, after one turn of warm-up."""
+def interleaved(
+    calls: dict[str, Call], repeats: int, clock: Callable[[], float] = time.thread_time
+) -> dict[str, list[float]]:
+    """Measure each call's CPU seconds in turns, after one turn of warm-up.
+
+    Args:
+        calls: calls by name.
+        repeats: turns.
+        clock: seconds of this thread's CPU time, or of the process's for calls with threads of their own.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-1, repeats):
         for name, call in calls.items():
-            start = time.thread_time()
+            start = clock()
             call()
             if turn >= 0:
-                times[name].append(time.thread_time() - start)
+                times[name].append(clock() - start)
     return times
 
 

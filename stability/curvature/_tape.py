@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stability.curvature._jet import Jet
 
 # Bytes of all intermediate results while recording. Beyond it arithmetic outweighs dispatch, so nothing is gained.
-MOST_BYTES = 1 << 29
+MOST_BYTES = 1 << 30
 # Reads by Python that torch's dispatcher does not see: the code after them could take another branch.
 _UNSEEN = {getattr(Tensor, name) for name in ("tolist", "numpy", "__array__", "data_ptr", "storage", "__dlpack__")}
 _FILLED = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}

@@ -46,7 +46,7 @@ class RecordedLoss:
     ``loss_fn`` must be a function of its arguments and of tensors that it only reads. Its branches may depend on
     numbers in tensors: these numbers are compared in every run, and where they differ ``loss_fn`` itself is evaluated.
     The first run is compared with ``loss_fn``, too. Not recorded: random draws, shapes that depend on numbers, other
-    devices than the CPU, and more than 512 MiB of intermediate results; such a loss is evaluated as it is.
+    devices than the CPU, and more than 1 GiB of intermediate results; such a loss is evaluated as it is.
 
     Args:
         loss_fn: the loss, as in `directional`.
