@@ -14,33 +14,39 @@ from analysis.drawing.typeset import Table
 from analysis.paper import contents
 from analysis.study.load import Study, load
 
-TABLES = {"csv": formats.csv, "md": formats.markdown, "tex": formats.latex}
 FIGURES = ("pdf", "svg", "png")
 
 
-def export(study_dir: Path | str | Study, folder: Path | str) -> list[Path]:
+def export(study_dir: Path | str | Study, folder: Path | str, *, has_long_captions: bool = False) -> list[Path]:
     """Write a study's tables and figures as files, and return their paths.
 
     Tables: ``tables/<name>.csv``, ``.md``, ``.tex`` and ``.parquet``, named after the title. Figures:
     ``figures/<name>.pdf``, ``.svg`` and ``.png``.
 
+    Args:
+        study_dir: the study, or its folder.
+        folder: target folder.
+        has_long_captions: whether LaTeX has each table's notes in its caption.
+
     Raises:
         ValueError: as `load`.
     """
-    return _write(assembly.pieces(load(study_dir)), Path(folder))
+    return _write(assembly.pieces(load(study_dir)), Path(folder), has_long_captions)
 
 
-def export_paper(study_dirs: Sequence[Path | str | Study], folder: Path | str) -> list[Path]:
+def export_paper(
+    study_dirs: Sequence[Path | str | Study], folder: Path | str, *, has_long_captions: bool = False
+) -> list[Path]:
     """Write the tables and figures of `analysis.report.build_paper`, as `export` does for one study."""
-    return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder))
+    return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder), has_long_captions)
 
 
-def _write(parts: Iterable[Pieces], folder: Path) -> list[Path]:
+def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool) -> list[Path]:
     written, taken = [], set()
     for pieces in parts:
         written += _write_figures(pieces, folder / "figures", FIGURES)
         for name, table in _named(pieces, taken):
-            written += _write_table(table, folder / "tables", name)
+            written += _write_table(table, folder / "tables", name, has_long_captions)
     return written
 
 
@@ -77,7 +83,11 @@ def _named(pieces: Pieces, taken: set[str]) -> Iterator[tuple[str, Table]]:
             yield name, piece
 
 
-def _write_table(table: Table, folder: Path, name: str) -> list[Path]:
-    written = {suffix: render(table).encode("utf-8") for suffix, render in TABLES.items()}
-    written["parquet"] = formats.with_numbers(table).to_parquet(index=False)
+def _write_table(table: Table, folder: Path, name: str, has_long_caption: bool) -> list[Path]:
+    written = {
+        "csv": formats.csv(table).encode("utf-8"),
+        "md": formats.markdown(table).encode("utf-8"),
+        "tex": formats.latex(table, name, has_long_caption=has_long_caption).encode("utf-8"),
+        "parquet": formats.with_numbers(table).to_parquet(index=False),
+    }
     return [replaced(folder / f"{name}.{suffix}", content) for suffix, content in written.items()]

@@ -17,6 +17,8 @@ from analysis.drawing.pieces import Pieces
 from analysis.drawing.pieces import typst as as_typst
 from analysis.paper import contents as contents_of_paper
 from analysis.sections import contents
+from analysis.sections.answer import MOST_LINES, answer
+from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
 from analysis.words import listed
 from stability.printable import visible
@@ -106,6 +108,16 @@ def summary(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)
     return "\n\n".join(printed) + "\n"
 
 
+def ending(study_dir: Path | str | Study, phases: Sequence[str] = ("terminal",)) -> str:
+    """Return the short text printed after a sweep; of a search the first lines of `summary`."""
+    study = load(study_dir)
+    if is_of_rates(study):
+        return answer(study) + "\n"
+    lines = summary(study, phases).splitlines()
+    more = len(lines) - MOST_LINES
+    return "\n".join([*lines[:MOST_LINES], *([f"… {more} more lines: tables=all"] if more > 0 else [])]) + "\n"
+
+
 def _typst(parts: Iterable[Pieces], folder: Path) -> str:
     """Return a report's parts as typst source, and write their figures into ``folder``."""
     source = ""
@@ -123,4 +135,4 @@ def _printed(part: typeset.Table | str) -> str:
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
 
 
-__all__: Sequence[str] = ("build", "build_paper", "build_together", "summary")
+__all__: Sequence[str] = ("build", "build_paper", "build_together", "ending", "summary")

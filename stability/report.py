@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
     alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
-    known = [(study.path.name, publish(study, spec.reports_dir if alone else None) or study.path) for study in studies]
+    reports_dir = spec.reports_dir if alone else None
+    known = [(study.path.name, publish(study, reports_dir, tables=spec.tables) or study.path) for study in studies]
     with seldom_collected():
         if spec.layout == "paper":
             _write_paper([study for _, study in known], spec)
@@ -62,7 +63,8 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
 
         for own, study in named:
             folder = Path(spec.reports_dir) / own
-            print_text(f"files: {len(export(study, folder))} in {folder}")
+            written = export(study, folder, has_long_captions=spec.caption == "long")
+            print_text(f"files: {len(written)} in {folder}")
 
 
 def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
@@ -82,7 +84,8 @@ def _write_paper(studies: Sequence[Study | Path], spec: ReportSpec) -> None:
         from analysis.export import export_paper
 
         folder = Path(spec.reports_dir) / name
-        print_text(f"files: {len(export_paper(studies, folder))} in {folder}")
+        written = export_paper(studies, folder, has_long_captions=spec.caption == "long")
+        print_text(f"files: {len(written)} in {folder}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m stability.status``: show the progress of studies, or remove unlisted runs.
+"""``python -m stability.status``: show the progress of studies, or remove studies and runs.
 
 It works from any terminal, at any time.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +19,9 @@ from stability.cli.words import Invocation
 from stability.config.entries import StatusSpec
 from stability.runs.study import StudyFolder
 from sweeps.view.board import StatusConsole, print_line
+
+if TYPE_CHECKING:
+    from stability.runs.cleaning import StoredRun
 
 HELP = """
 python -m stability.status [NAME | key=value …]
@@ -40,6 +44,8 @@ def main(argv: list[str]) -> int:
     pool, console = Path(spec.runs_dir).resolve(), _console()
     if spec.clean:
         return _clean(pool, console, asks=not spec.yes)
+    if spec.delete is not None:
+        return _delete(pool, spec.delete, console, asks=not spec.yes)
     if spec.name is None:
         return _print_all(pool, console)
     study = StudyFolder.find(pool, spec.name)
@@ -102,9 +108,8 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
             view.progress.poll()
             worked_at = time.monotonic() if view.is_worked_on else worked_at
             if live:
-                live.update(
-                    board(view.progress, [(line, "") for line in view.heading()], console.size.height - 1), refresh=True
-                )
+                heading, size = [(line, "") for line in view.heading()], console.size
+                live.update(board(view.progress, heading, size.height - 1, size.width), refresh=True)
             else:
                 lines.tell(view.progress)
             if view.is_over or time.monotonic() - worked_at > IDLE_S:
@@ -128,10 +133,7 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     runs, rests = unlisted_runs(pool), debris(pool)
     idle = [run for run in runs if not run.owner]
     for run in runs:
-        held = f"  stays: {run.owner} works on it" if run.owner else ""
-        print_line(
-            console, f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}{held}"
-        )
+        print_line(console, _line(run) + (f"  stays: {run.owner} works on it" if run.owner else ""))
     for path in rests:
         print_line(console, f"{path.relative_to(pool)}  left half-written")
     if not idle and not rests:
@@ -141,7 +143,7 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
         f"{_counted(len(idle), 'run')} that no study lists ({_megabytes(sum(run.num_bytes for run in idle))}), "
         f"{_counted(len(rests), 'leftover')}"
     )
-    if asks and not _confirmed(f"remove {total}? [y/N] ", pool):
+    if asks and not _confirmed(f"remove {total}? [y/N] ", f"clean=unlisted yes=true removes these from {pool}"):
         print_line(console, "nothing was removed")
         return 0
     gone = [remove_run(run.directory) for run in idle]
@@ -152,11 +154,36 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     return 0
 
 
-def _confirmed(question: str, pool: Path) -> bool:
+def _delete(pool: Path, name: str, console: Console, *, asks: bool) -> int:
+    """Remove a study with its own runs, or one run, after confirmation."""
+    from stability.runs.cleaning import Deletion
+
+    found = Deletion.of(pool, name)
+    for run in found.runs:
+        print_line(console, _line(run))
+    for run_id, users in found.shared.items():
+        print_line(console, f"{run_id}  stays: {', '.join(users)} lists it, too")
+    what = f"the run {name}" if found.study is None else f"the study {name}"
+    if found.listed_by is not None:
+        what += f" of the study {found.listed_by.path.name}, whose command trains it again,"
+    size = _megabytes(sum(run.num_bytes for run in found.runs))
+    own = "" if found.study is None else f" and {_counted(len(found.runs), 'run')} that no other study lists"
+    if asks and not _confirmed(f"remove {what}{own} ({size})? [y/N] ", f"delete={name} yes=true removes this"):
+        print_line(console, "nothing was removed")
+        return 0
+    gone = found.apply()
+    print_line(console, f"removed {f'the study {name}, ' if found.study is not None else ''}{_counted(gone, 'run')}")
+    return 0
+
+
+def _line(run: StoredRun) -> str:
+    return f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}"
+
+
+def _confirmed(question: str, without: str) -> bool:
+    """Ask on the terminal; ``without`` is the command that does not ask, for a message where there is none."""
     if not sys.stdin.isatty():
-        raise ValueError(
-            f"there is no terminal to ask on; clean=unlisted yes=true removes these from {pool} without asking"
-        )
+        raise ValueError(f"there is no terminal to ask on; {without} without asking")
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:

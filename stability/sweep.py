@@ -105,6 +105,7 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
     """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study."""
     from sweeps import earlier
     from sweeps.alpha_share import alpha_share
+    from sweeps.costs import expected_times
     from sweeps.launch import run
     from sweeps.record import StudyRecord
     from sweeps.search.rounds import run_rounds, search_of
@@ -112,12 +113,14 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
 
     spec = plan.spec
     record = StudyRecord.begun(spec, plan.corpus)
+    if spec.search is None and not spec.replace and (why := earlier.refusal(record.study, record.before, trials)):
+        raise ValueError(why)
     if search := search_of(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
         _print(earlier.lines(record.study, record.before, trials))
     else:
         _print(earlier.lines(record.study, record.before, trials))
-        outcome = run(spec, trials, record=record)
+        outcome = run(spec, trials, record=record, expected=expected_times(plan, trials))
     has_worked = bool(outcome.num_trained or outcome.num_failed or outcome.interrupted)
     record.close(trials, search.record() if search else None, has_worked=has_worked)
     if outcome.interrupted:
@@ -125,7 +128,7 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
     ended = time.time()
     if outcome.num_failed and not any(trial.directory.has_rows for trial in trials):
         return 1  # no step was logged, so there are no tables: the failures remain the last printed lines
-    publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
+    publish(record.study, spec.reports_dir if spec.report else None, unless_same=True, tables=spec.tables)
     if "wandb" in spec.logger and has_worked:
         pdf = Path(spec.reports_dir) / f"{spec.name}.pdf" if spec.report else None
         send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))

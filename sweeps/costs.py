@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 from stability import build
 from stability.config.computed import computed_parts
@@ -18,10 +21,11 @@ from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
-from stability.plan.resolved import ResolvedRun
+from stability.plan.resolved import ResolvedRun, name_kind
 from stability.training.machine import describe_lacking, peak_memory_mb
 from stability.training.step import Replica
 from sweeps.gpus import DEFAULT, GPUS, Gpu
+from sweeps.trial import Trial
 
 # Rough costs in training steps. RECORDED_STEP: a gradient with its graph, a product along the direction, a forward
 # pass. PRODUCT: a Hessian-vector product, two passes through the graph. ALONG: one curvature, a forward pass of three
@@ -36,6 +40,7 @@ OPERATIONS, REFERENCE_SPEED = 6, 1e13  # operations per second of one large GPU 
 
 
 TIMED_STEPS, TIMED_S = 3, 3.0  # after one warm-up step: as many as fit the time, at least one
+EXPECTING_S = 10.0  # processor time before a launch after which no further kind is timed
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,34 @@ def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
     Costs are measured on this machine, or estimated for ``gpu`` if one is given.
     """
     return {kind.name: _cost(kind, plan, gpu) for kind in plan.kinds}
+
+
+def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float, float]]:
+    """Return (seconds per step, seconds after training) of the trials by run id, from timed steps of each kind.
+
+    Kinds that take too long to time are left out. The result is {} for a single kind, and for runs on other machines
+    or GPUs, whose ratios this CPU does not have.
+
+    Args:
+        plan: the sweep.
+        trials: its runs, in the order of ``plan.points``.
+    """
+    kinds = [name_kind(run, variant) for variant, run in plan.points]
+    is_here = plan.spec.launcher != "slurm" and build.resolve_device(plan.spec.device).type == "cpu"
+    needed = {kind for kind, trial in zip(kinds, trials, strict=True) if not trial.directory.finished}
+    if not is_here or len(needed) < 2:
+        return {}
+    found: dict[str, tuple[float, float]] = {}
+    started = time.process_time()  # not the wall's: a busy machine would have no kind timed
+    for kind in plan.kinds:
+        if kind.name in needed and time.process_time() - started < EXPECTING_S and not _too_large(kind):
+            # an error in a mechanism fails its runs, each with its traceback, and not the sweep
+            with suppress(Exception), torch.random.fork_rng(devices=[]):
+                replica = Replica(kind.spec, plan.corpus, torch.device("cpu"))
+                replica.train_step(1)
+                timing = _whole(kind.spec, plan.spec, _step_s(replica), 0.0, 0.0)
+                found[kind.name] = (timing.step_s, timing.after_s)
+    return {trial.run_id: found[kind] for kind, trial in zip(kinds, trials, strict=True) if kind in found}
 
 
 def gpu_of(plan: Plan) -> Gpu | None:
@@ -173,8 +206,6 @@ def _forget_peak(device: Any) -> None:
     macOS has no such counter: the peak is then the largest so far.
     """
     if device.type == "cuda":
-        import torch
-
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):

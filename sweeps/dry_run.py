@@ -103,7 +103,9 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
         lines.append(_basis(spec, gpu))
     study = StudyFolder.of(plan.pool, spec.name)
     if is_read and search is None and study.file.exists():
-        lines += earlier.lines(study, study.read(), trials)
+        record = study.read()
+        why = "" if spec.replace else earlier.refusal(study, record, trials)
+        lines += [why] if why else earlier.lines(study, record, trials)
     return "\n".join(lines)
 
 
@@ -149,8 +151,9 @@ def _rates_text(spec: SweepSpec) -> str:
 
 
 def objective_line(spec: SweepSpec) -> str:
-    """Return a line with the objective's name."""
-    return f"objective: {spec.objective.name}"
+    """Return a line with the objective's name and task."""
+    task = Registry("objectives").load(spec.objective.name).task
+    return f"objective: {spec.objective.name}" + (f" ({task})" if task else "")
 
 
 def data_line(spec: SweepSpec, corpus: AbstractCorpus) -> str:

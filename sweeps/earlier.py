@@ -20,6 +20,7 @@ APART = (*PARTS, "lr_peak", "seed", "plugins")  # runs of one study may differ i
 MOST_NAMED = 2  # runs named in a line
 FINGERPRINT = 12  # characters of a fingerprint in a line, equal to a plan's line on the data
 LONGEST_VALUE = 40  # characters of a value in a line
+OTHER = "name=OTHER makes a study of its own"
 UNREADABLE = "spec.json, missing, damaged or of a part that is not here"
 
 
@@ -166,6 +167,41 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def refusal(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> str:
+    """Describe the runs that would leave the study's report, and both ways on; "" for none.
+
+    Args:
+        study: the study, for its name and pool.
+        record: the content of its ``study.json`` before the command.
+        trials: the runs of the command.
+    """
+    run_ids = _new(study, record, trials, is_reported=False)
+    if not run_ids:
+        return ""
+    has = "1 run has" if len(run_ids) == 1 else f"{len(run_ids)} runs have"
+    return (
+        f"name={study.path.name}: {has} other settings there ({_which_and_why(study, run_ids, trials)}) and would "
+        f"leave its report; {OTHER}, replace=true keeps them on record only"
+    )
+
+
+def _new(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], *, is_reported: bool) -> list[str]:
+    """Return the ids of runs that this command makes earlier ones, inside or outside of the report."""
+    known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
+    return [
+        run_id
+        for each in earlier_of(study, record, trials)
+        if each.is_reported is is_reported
+        for run_id in each.run_ids
+        if (run_id, is_reported) not in known
+    ]
+
+
+def _which_and_why(study: StudyFolder, run_ids: Sequence[str], trials: Sequence[Trial]) -> str:
+    directories = [RunDirectory(study.pool, run_id) for run_id in run_ids]
+    return f"{_which(directories)}: another {differing(directories[0], trials) or 'setting'}"
+
+
 def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield a line each for newly kept, newly unreported and missing earlier runs.
 
@@ -176,26 +212,17 @@ def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]
         record: the content of its ``study.json`` before the command.
         trials: the runs of the command.
     """
-    known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
-    found = earlier_of(study, record, trials)
     for is_reported in (True, False):
-        run_ids = [
-            run_id
-            for each in found
-            if each.is_reported is is_reported
-            for run_id in each.run_ids
-            if (run_id, is_reported) not in known
-        ]
+        run_ids = _new(study, record, trials, is_reported=is_reported)
         if not run_ids:
             continue
         what = f"{study.path.name}: keeps {len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
-        which = _which([RunDirectory(study.pool, run_id) for run_id in run_ids])
-        other = "name=OTHER makes a study of its own"
         if is_reported:
-            yield f"{what} that this command does not ask for ({which}), in its report, too; {other}"
+            which = _which([RunDirectory(study.pool, run_id) for run_id in run_ids])
+            yield f"{what} that this command does not ask for ({which}), in its report, too; {OTHER}"
         else:
-            why = differing(RunDirectory(study.pool, run_ids[0]), trials) or "settings"
-            yield f"{what} of other settings ({which}: another {why}) on record, outside of its report; {other}"
+            which = _which_and_why(study, run_ids, trials)
+            yield f"{what} of other settings ({which}) on record, outside of its report; {OTHER}"
     if gone := _gone(study, record, trials):
         named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
         are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")

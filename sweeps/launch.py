@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +84,7 @@ def run(
     is_measured: IsMeasured | None = None,
     console: Console | None = None,
     run: RunTrial = run_trial,
+    expected: Mapping[str, tuple[float, float]] | None = None,
 ) -> Outcome:
     """Train and measure the trials that are not done.
 
@@ -99,6 +100,7 @@ def run(
         is_measured: replaces the probe's own check in tests.
         console: the console for the live table and messages.
         run: runs one trial; replaced in tests.
+        expected: expected times by run id, for the time left (`sweeps.costs.expected_times`).
 
     Raises:
         RuntimeError: the launcher cannot run the trials (`require`), with nothing written, or refuses them later, with
@@ -136,6 +138,7 @@ def run(
                 is_done=done,
                 console=console,
                 words=words_of(spec),
+                expected=expected,
             )
             with _note_interrupts(view) as interrupt:
                 pending = _with_sinks(spec, pending, sinks_of(spec, console) if sinks is None else sinks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -37,6 +37,7 @@ class Row:
         stood_s: seconds without a step, if unusually long.
         held_by: "host:pid" of another sweep's process working on the run, for a launch that waits.
         trained: whether an earlier launch trained the run, so that this one only measures or samples it.
+        expected: (seconds per step, seconds after training) measured before the launch (`sweeps.costs.expected_times`).
         signature: modification times at the last poll (`_signature`).
     """
 
@@ -60,6 +61,7 @@ class Row:
     stood_s: float | None = None
     held_by: str = ""
     trained: bool = False
+    expected: tuple[float, float] | None = None
     signature: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
@@ -85,8 +87,9 @@ class Progress:
         trials: the trials.
         is_done: whether a trained trial has all measurements.
         from_outside: whether another process, or none, works on the study.
-        earlier: ended runs of the same sweep; they count for `best` only.
+        earlier: ended runs of the same sweep; they count for `best` and `medians` only.
         words: the objective's words.
+        expected: expected times by run id; {} if nothing was measured before the launch.
     """
 
     def __init__(
@@ -97,17 +100,18 @@ class Progress:
         from_outside: bool = False,
         earlier: Sequence[Trial] = (),
         words: Words = OF_TEXT,
+        expected: Mapping[str, tuple[float, float]] | None = None,
     ):
         self._is_done, self._from_outside, self.words = is_done, from_outside, words
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
         for row in self.rows:
-            row.signature = _signature(row.trial)
+            row.signature, row.expected = _signature(row.trial), (expected or {}).get(row.trial.run_id)
             row.trained = not from_outside and row.trial.measures and _has_verdict(row.trial)
         self.most_at_once = 0
         self._began_at = time.time()
-        self._speeds: dict[str, tuple[float | None, float]] = {}
+        self._speeds = _speeds(self.rows)
 
     def poll(self) -> None:
         """Refresh the rows of unfinished trials; from outside, all rows.
@@ -202,18 +206,39 @@ class Progress:
     def best(self) -> dict[str, tuple[float, float, int]]:
         """Return per variant its best (validation NLL, learning rate, number of seeds).
 
-        The score of a learning rate is the median over its ended seeds; a diverged seed counts as inf.
+        The score of a learning rate is its median (`medians`).
+        """
+        points = {
+            variant: [(nll, lr, count) for lr, (nll, count) in rates.items()]
+            for variant, rates in self.medians().items()
+        }
+        return {variant: min(each) for variant, each in points.items() if math.isfinite(min(each)[0])}
+
+    def medians(self) -> dict[str, dict[float, tuple[float, int]]]:
+        """Return per variant and learning rate (median validation NLL, number of ended seeds).
+
+        A diverged seed counts as inf.
         """
         found: dict[str, dict[float, list[float]]] = {}
         for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
-                found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(
-                    math.inf if row.val_nll is None else row.val_nll
-                )
-        medians = {
-            variant: [(median(nlls), lr, len(nlls)) for lr, nlls in rates.items()] for variant, rates in found.items()
+                nll = math.inf if row.val_nll is None else row.val_nll
+                found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(nll)
+        return {
+            variant: {lr: (median(nlls), len(nlls)) for lr, nlls in rates.items()} for variant, rates in found.items()
         }
-        return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
+
+    def share_done(self) -> float:
+        """Return the share of the work that is done: by time if every kind is timed, else by steps."""
+        is_timed = all(self._speeds[row.variant][0] is not None for row in self.rows)
+        done = whole = 0.0
+        for row in self.rows:
+            step_s, after_s = self._speeds[row.variant] if is_timed else (1.0, 0.0)
+            seconds = after_s if row.trained and is_timed else row.num_steps * (step_s or 0.0) + after_s
+            left = 0.0 if row.ended else self.row_eta_s(row) if is_timed else float(row.num_steps - row.step)
+            whole += seconds
+            done += seconds - min(seconds, seconds if left is None else left)
+        return done / whole if whole else 0.0
 
     def row_eta_s(self, row: Row) -> float | None:
         """Return the seconds until a trial ends, or None before a step was timed.
@@ -233,13 +258,14 @@ class Progress:
     def is_timed_whole(self) -> bool:
         """Whether the time after training is known; until then, `eta_s` omits it."""
         return any(row.curvature_s is not None for row in self.rows) or not any(
-            row.trial.measures for row in self.rows if not row.ended
+            row.trial.measures and row.expected is None for row in self.rows if not row.ended
         )
 
     def eta_s(self) -> float | None:
         """Return the seconds until the last trial ends, or None before anything was timed.
 
-        It assumes the speeds measured so far and the largest number of concurrent runs so far.
+        It assumes the speeds measured so far, those of untimed kinds in the expected ratio to the timed ones, and the
+        largest number of concurrent runs so far.
         """
         etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
         known = [eta for eta in etas if eta is not None]
@@ -263,19 +289,28 @@ def _ended_row(trial: Trial, variant: str) -> Row:
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
     """Return per variant (seconds per step, seconds for α_max and samples).
 
-    Each is the median over the variant's timed trials, else over all timed trials.
+    Each is the median over the variant's timed trials. Without one it is the expected time, scaled as the timed
+    trials' differ from theirs, and without an expected time the median over all timed trials.
     """
     groups: dict[str, list[Row]] = {}  # medians: a measurement resumed on another day appears to take that long
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
-    step_s, curvature_s = _median(row.step_s for row in rows), _median(row.curvature_s for row in rows)
-    return {
-        variant: (
-            _median(row.step_s for row in group) or step_s,
-            _median(row.curvature_s for row in group) or curvature_s or 0.0,
+    step_s, after_s = _median(row.step_s for row in rows), _median(row.curvature_s for row in rows)
+    step_scale = _median(row.step_s / row.expected[0] for row in rows if row.step_s and row.expected)
+    after_scale = _median(
+        row.curvature_s / row.expected[1] for row in rows if row.curvature_s and row.expected and row.expected[1]
+    )
+    found = {}
+    for variant, group in groups.items():
+        expected = group[0].expected
+        scaled = (
+            (expected[0] * (step_scale or 1.0), expected[1] * (after_scale or step_scale or 1.0)) if expected else None
         )
-        for variant, group in groups.items()
-    }
+        found[variant] = (
+            _median(row.step_s for row in group) or (scaled[0] if scaled else step_s),
+            _median(row.curvature_s for row in group) or (scaled[1] if scaled else after_s or 0.0),
+        )
+    return found
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -238,7 +238,7 @@ def lab(tmp_path: Path) -> Lab:
 def small_sweep(lab: Lab, tmp_path: Path) -> list[str]:
     """The words that sweeps of runs of a second share; mechanisms, rates and a name come beside them."""
     words = """
-        data=text launcher=serial device=cpu steps=6 batch=4 evaluation.every_steps=3 evaluation.sequences=8
+        data=text objective=mlm launcher=serial device=cpu steps=6 batch=4 evaluation.every_steps=3 evaluation.sequences=8
         model.layers=2 model.width=16 model.heads=2 model.positions=16
     """
     return [*words.split(), f"data.path={lab.text}", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'reports'}"]

@@ -1,7 +1,7 @@
 """Texts that stay word for word while the code behind them moves: ``python -m tests.golden_texts`` writes them anew.
 
-In ``tests/golden``: what a report says of eight made-up studies, ``<study>.txt`` as a sweep prints it at its end and
-``<study>_report.txt`` with every table, paragraph and caption of the PDF; and ``messages.jsonl``, command lines that
+In ``tests/golden``: what a report says of eight made-up studies, ``<study>_end.txt`` as a sweep prints it at its end,
+``<study>.txt`` with tables=all and ``<study>_report.txt`` with every table, paragraph and caption of the PDF; and ``messages.jsonl``, command lines that
 once were answered badly and drawn ones, each with exit code and message; a line is added there by hand. Nothing here is trained, and every number is
 printed with few digits, so that no processor's rounding shows.
 """
@@ -20,7 +20,7 @@ import pandas as pd
 from analysis import assembly
 from analysis.drawing.pieces import Picture
 from analysis.drawing.typeset import Table
-from analysis.report import summary
+from analysis.report import ending, summary
 from analysis.study.load import load
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 from tests.analysis.test_ablation import write_ablation
@@ -70,8 +70,13 @@ class Message(NamedTuple):
     text: str
 
 
-def printed(study: str, folder: Path) -> str:
+def ended(study: str, folder: Path) -> str:
     """Return what a sweep prints of a study at its end. The study is written into ``folder``."""
+    return ending(STUDIES[study](folder), PHASES)
+
+
+def printed(study: str, folder: Path) -> str:
+    """Return what a sweep prints of a study with tables=all. The study is written into ``folder``."""
     return summary(STUDIES[study](folder), PHASES)
 
 
@@ -112,7 +117,7 @@ def messages() -> list[Message]:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for study in STUDIES:
-        for make, suffix in ((printed, ""), (reported, "_report")):
+        for make, suffix in ((ended, "_end"), (printed, ""), (reported, "_report")):
             with tempfile.TemporaryDirectory() as folder:
                 (FOLDER / f"{study}{suffix}.txt").write_text(make(study, Path(folder)))
     with tempfile.TemporaryDirectory() as folder:

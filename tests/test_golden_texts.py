@@ -15,6 +15,11 @@ def kept(name):
 
 
 @pytest.mark.parametrize("study", golden.STUDIES)
+def test_a_sweep_ends_with_the_words_that_are_kept(study, tmp_path):
+    assert golden.ended(study, tmp_path) == kept(f"{study}_end.txt")
+
+
+@pytest.mark.parametrize("study", golden.STUDIES)
 def test_a_sweep_prints_the_tables_that_are_kept(study, tmp_path):
     assert golden.printed(study, tmp_path) == kept(f"{study}.txt")
 

@@ -56,7 +56,7 @@ TABLE = Table(HOSTILE, HOSTILE, ("x", HOSTILE), ((Cell("1"), Cell(HOSTILE, f"{HO
         TABLE.typst,
         lambda: formats.csv(TABLE),
         lambda: formats.markdown(TABLE),
-        lambda: formats.latex(TABLE),
+        lambda: formats.latex(TABLE, "x"),
         lambda: page.shown(TABLE, page.Numbers()),
         lambda: page._link(HOSTILE, HOSTILE),
         lambda: plain(HOSTILE),
@@ -97,7 +97,7 @@ def test_a_study_from_elsewhere_cannot_write_to_the_terminal(tmp_path, capsys):
     view = StudyView.of(study)
     view.progress.poll()
     console = Console(file=io.StringIO(), width=400)
-    console.print(board(view.progress, [(HOSTILE, "")], 20))
+    console.print(board(view.progress, [(HOSTILE, "")], 20, 200))
     assert not controls(console.file.getvalue()) and r"[red]\x1b[2J" in console.file.getvalue()
 
 

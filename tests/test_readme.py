@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from analysis.export import write_figures
 from analysis.report import summary
 from analysis.sections import contents
 from stability import sweep
+from stability.cli.publish import _parsed_columns
+from stability.mechanisms import build
 from stability.runs.results import collect
 from tests.analysis.synthetic import write_study
+from tests.mechanisms import checks
 from tests.reading import read_spec
 from tests.within import assert_within
 
@@ -90,12 +94,35 @@ def test_the_mechanism_of_the_docs_trains(mean, lab):
     assert lab.train(spec).status()["state"] in ("stable", "plateaued")
 
 
+def test_the_mechanism_of_the_docs_is_causal_where_the_objective_is(mean, lab):
+    """A causal run is not blind to order, whatever the mechanism is of both sides."""
+    causal = partial(build, "mean", width=checks.WIDTH, heads=checks.HEADS, direction="causal", num_layers=2)
+    for check in (checks.check_future_is_unseen, checks.check_past_is_seen, checks.check_padding_is_unread):
+        check(checks.build_seeded(causal))
+    blind = {
+        name: _parsed_columns(
+            lab.spec(plugins=["mean"], mechanism={"name": "mean"}, objective={"name": name}).model_dump(mode="json")
+        )
+        for name in ("ar", "mlm")
+    }
+    assert {name: columns["blind_to_order"] for name, columns in blind.items()} == {"ar": 0, "mlm": 1}
+
+
+BOX = 78  # columns of a code block beside the navigation
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
+def test_no_line_of_code_on_a_page_is_wider_than_its_box(page):
+    blocks = re.findall(r"```\w+\n(.*?)```", PAGES[page], re.DOTALL)
+    assert [line for text in blocks for line in text.splitlines() if len(line) > BOX] == []
+
+
 # each once: many pages show the same command
 COMMANDS = sorted(
     {
         command.strip(): page
         for page, text in PAGES.items()
-        for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", text)
+        for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", re.sub(r" \\\n\s*", " ", text))
     }.items()
 )
 
@@ -133,7 +160,8 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
         if own is not None and not any(word.startswith("plugins=") for word in words):
             words.append(f"plugins=[my_package.{own}]")  # the page shows it in its place in the repository
         if words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
-            assert read_spec(kind, words) is not None, (page, command)
+            spec = read_spec(kind, words)
+            assert kind != "sweep" or spec.kinds(), (page, command)  # which refuses parts that do not fit each other
 
 
 ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer", "dashboard")

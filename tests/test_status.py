@@ -79,11 +79,7 @@ def said(pool, capsys):
 
 def test_one_study_is_not_cleaned_by_its_name_and_the_message_says_how_to_remove_it(entered, pool):
     out = entered("stability.status", "clean=b", f"runs_dir={pool}")
-    assert out.returncode == 2
-    assert out.stderr == (
-        "error: clean=b: must be unlisted; to remove the study b, delete its folder studies/b under runs_dir, then "
-        "clean=unlisted removes the runs that no other study lists\n"
-    )
+    assert (out.returncode, out.stderr) == (2, "error: clean=b: must be unlisted; delete=b removes the study b\n")
 
 
 def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said):
@@ -286,8 +282,14 @@ def test_a_watch_ends_when_nobody_works_on_the_study(pool, said, monkeypatch):
         (["watch=true"], "watch needs name=…"),
         (["mine", "watch=-1"], "watch=-1"),
         (["clean=unlisted", "name=mine"], "leave name out"),
-        (["yes=true"], "yes answers what clean=unlisted asks"),
+        (["yes=true"], "yes answers what clean=unlisted and delete=… ask"),
         (["clean=all"], "clean=all: must be unlisted"),
+        (["delete=mien"], "no study or run of that name in"),
+        (["delete=mien"], "did you mean 'mine'?"),
+        (["delete=../studies/mine"], "no study or run of that name"),
+        (["delete=ffffffffffff"], "no run of that id in"),
+        (["delete=mine", "clean=unlisted"], "leave name and clean out"),
+        (["delete=mine"], "there is no terminal to ask on; delete=mine yes=true removes this without asking"),
         (["mine", "nam=x"], "nam: unknown key; did you mean 'name'?"),
     ],
 )
@@ -356,6 +358,57 @@ def test_a_run_that_a_study_lists_by_the_time_of_the_answer_stays(pool):
     StudyFolder.of(pool, "late").write([trial.run_id])
     assert not cleaning.remove_run(found.directory)
     assert trial.directory.spec_file.exists()
+
+
+def test_delete_removes_a_study_and_the_runs_that_no_other_lists(pool, said):
+    mine = make_study(pool, count=3)
+    other = make_study(pool, "other", count=2, first=2)
+    lines = said("delete=mine", "yes=true")
+    assert [line.split()[0] for line in lines[:3]] == [mine[0].run_id, mine[1].run_id, other[0].run_id]
+    assert lines[2:] == [f"{other[0].run_id}  stays: other lists it, too", "removed the study mine, 2 runs"]
+    assert {path.name for path in pool.iterdir()} == {"studies", *(trial.run_id for trial in other)}
+    assert [path.name for path in (pool / "studies").iterdir()] == ["other"]
+
+
+def test_delete_of_a_run_takes_it_off_its_study_and_is_refused_where_several_list_it(pool, said):
+    first, second, shared = make_study(
+        pool, count=3, earlier=[{"command": "x", "run_ids": ["0" * 11 + "1"], "reported": True}]
+    )
+    make_study(pool, "other", count=1, first=2)
+    with pytest.raises(
+        ValueError, match=f"^{shared.run_id} stays: the studies mine, other list it; delete the studies"
+    ):
+        status.main([f"delete={shared.run_id}", "yes=true", f"runs_dir={pool}"])
+    for gone in (first, second):
+        assert said(f"delete={gone.run_id}", "yes=true")[1:] == ["removed 1 run"]
+    record = StudyFolder.of(pool, "mine").read()
+    assert record["run_ids"] == [shared.run_id] and "earlier" not in record and record["spec"] == ASKED
+    assert not first.directory.path.exists() and shared.directory.spec_file.exists()
+
+
+def test_nothing_is_deleted_that_a_process_works_on_or_while_another_study_is_damaged(pool):
+    trials = make_study(pool, count=2)
+    held = RunLock(trials[1].directory.path)
+    assert held.acquire()
+    for name in ("mine", trials[1].run_id):
+        with pytest.raises(ValueError, match=f"^{held.owner()} works on {trials[1].run_id} .* stop that sweep first"):
+            status.main([f"delete={name}", "yes=true", f"runs_dir={pool}"])
+    held.release()
+    make_study(pool, "other", count=1, first=7)
+    StudyFolder.of(pool, "other").file.write_text("{")
+    with pytest.raises(ValueError, match=r"other/study\.json"):
+        status.main(["delete=mine", "yes=true", f"runs_dir={pool}"])
+    assert all(trial.directory.spec_file.exists() for trial in trials) and StudyFolder.of(pool, "mine").file.exists()
+
+
+def test_a_study_that_was_half_removed_is_no_study_and_is_cleaned(pool, said):
+    make_study(pool, count=1)
+    (trial,) = make_study(pool, "other", count=1, first=7)
+    half = pool / "studies" / re.sub(r"-\d+\.tmp$", "-99999999.tmp", temporary(pool / "studies" / "other").name)
+    (pool / "studies" / "other").rename(half)
+    assert [study.path.name for study in StudyFolder.all_of(pool)] == ["mine"]
+    assert said("clean=unlisted", "yes=true")[-1] == "removed 1 run, 1 leftover"
+    assert not half.exists() and not trial.directory.path.exists()
 
 
 def test_without_a_terminal_clean_asks_nobody_and_removes_nothing(pool):

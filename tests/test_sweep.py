@@ -74,11 +74,13 @@ def test_plan_and_sweep_say_the_objective_and_what_of_the_data_was_left_out(word
     (folder / "two.ndjson").write_text("\n".join(lines[100:]))
     (folder / "README.md").write_text("none of it")
     words = [*words, f"data.path={folder}", "mechanism=sa", "lr=1e-3", "steps=2", "hessian=false", "report=false"]
+    words.append("tables=all")
     for more in (["dry_run=true"], []):
         assert sweep.main([*words, *more]) == 0
         out = capsys.readouterr().out
-        assert [line for line in out.splitlines() if line.startswith("objective: ")] == ["objective: mlm"]
-        assert "objective: mlm\ndata: " in out
+        (line,) = [line for line in out.splitlines() if line.startswith("objective: ")]
+        assert line.startswith("objective: mlm (a masked language model, ")
+        assert f"{line}\ndata: " in out
         (line,) = [line for line in out.splitlines() if line.startswith("data: ")]
         assert line.startswith("data: text of mine (2 files; left out: README.md): 200 documents, ")
         assert ", 3 null texts left out; tokens: bytes; fingerprint " in line

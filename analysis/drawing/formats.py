@@ -112,8 +112,15 @@ def _markdown_cell(cell: Cell) -> str:
     return text + "".join(f"<br><sub>{_markdown(line)}</sub>" for line in cell.detail.split("\n") if line)
 
 
-def latex(table: Table) -> str:
-    """Return a LaTeX table; it needs booktabs and, for details, makecell."""
+def latex(table: Table, label: str, *, has_long_caption: bool = False) -> str:
+    """Return a LaTeX table; it needs booktabs and, for details, makecell.
+
+    Args:
+        table: the table.
+        label: its label, after ``tab:``.
+        has_long_caption: whether the table's notes and the data's source follow its title.
+    """
+    title, notes = tex(table.title), f" {tex(table.caption)}" if has_long_caption else ""
     aligned = table.align or ("left",) + ("center",) * (len(table.header) - 1)
     sides = "".join(side[0] if side in ("left", "center", "right") else "l" for side in aligned)
     head, rules, start = [], [], 1
@@ -124,7 +131,8 @@ def latex(table: Table) -> str:
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{\textbf{{{tex(table.title)}.}} {tex(table.caption)}}}",
+        rf"\caption{{\textbf{{{title}.}}{notes}}}" if notes else rf"\caption{{{title}}}",
+        rf"\label{{tab:{label}}}",
         rf"\begin{{tabular}}{{{sides}}}",
         r"\toprule",
         *([" & ".join(head) + r" \\", "".join(rules)] if head else []),

@@ -11,7 +11,7 @@ from typing import Any
 from stability.cli.conf import defaults, keys_said
 from stability.cli.mistakes import check_words, explained, shown
 from stability.cli.study_name import study_name
-from stability.cli.words import CHOICES, Invocation
+from stability.cli.words import CHOICES, Invocation, Word
 from stability.config.base import AXES, AnySettings, Settings, check_numbers
 from stability.config.parse import SPECS, parse
 from stability.config.sweep import SweepSpec
@@ -21,6 +21,8 @@ from stability.startup import uncollected
 # root yaml in conf/ of each entry's spec
 ROOTS: dict[type[Settings], str] = {spec: root for root, spec in SPECS.items()}
 PRESET_ROOT = ROOTS[SweepSpec]  # the only entry with presets, in conf/study
+# a text of the user's own without study or objective: next-token prediction, by those quickstart mechanisms that can
+OWN_TEXT, NEXT_TOKEN = ("text", "hf"), (Word("", "objective", "ar"), Word("", "mechanism", "[sa,sw]"))
 
 
 def read(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
@@ -62,6 +64,7 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
 
     check_words(invocation, root)
     _refuse_repetitions(invocation)
+    invocation = _with_next_token(invocation) if root == PRESET_ROOT else invocation
     try:
         with composing() as hydra_compose:
             config = hydra_compose(root, overrides=[str(word) for word in invocation.overrides])
@@ -74,6 +77,14 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explained(error, root, invocation)) from None
+
+
+def _with_next_token(invocation: Invocation) -> Invocation:
+    """Add next-token prediction for a text of the user's own, unless study or objective are typed."""
+    given = invocation.given
+    if given.get("data") not in OWN_TEXT or {"study", "objective"} & {word.group for word in invocation.words}:
+        return invocation
+    return Invocation((*invocation.words, *(word for word in NEXT_TOKEN if word.key not in given)))
 
 
 def _refuse_repetitions(invocation: Invocation) -> None:

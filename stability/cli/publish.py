@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stability.printable import print_text
 from stability.registry import Registry
@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from stability.config.run import RunSpec
 
 
+MOST_LEFT_OUT = 2  # skipped runs and files named in the short text
+
+
 def publish(
-    study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False
+    study: StudyFolder,
+    reports_dir: str | None,
+    phases: Sequence[str] = ("terminal",),
+    *,
+    unless_same: bool = False,
+    tables: Literal["best", "all"] = "all",
 ) -> Study | None:
     """Collect the runs into parquet, write the PDF and print the tables.
 
@@ -28,6 +36,7 @@ def publish(
         phases: phases of the checkpoints with α_max in the printed tables.
         unless_same: whether to print the last result again if no run, table or code file has changed since; drawing
             takes longer than checking 200 runs.
+        tables: the printed text: the best rates, or every table.
 
     Returns:
         The study as loaded for the tables; None if nothing has changed.
@@ -35,25 +44,43 @@ def publish(
     from stability.runs.up_to_date import Published
 
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
-    published = Published(study, pdf, phases, _drawing_code())
+    published = Published(study, pdf, (*phases, tables), _drawing_code())
     if unless_same and (text := published.summary()) is not None:
         print_text(text)
         if pdf is not None:
             print_text(f"report: {pdf}, nothing has changed since it was made")
+        if tables == "best":
+            _tell_where_the_rest_is(study, reports_dir)
         return None
     with uncollected():
-        from analysis.report import build_together, summary
+        from analysis.report import build_together, ending, summary
 
     with seldom_collected():
         left_out = _collect(study)
         known = _loaded(study)
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
-        text = "\n".join([*left_out, summary(known, phases)])
+        if tables == "best" and len(left_out) > MOST_LEFT_OUT:
+            more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
+            left_out = [*left_out[:MOST_LEFT_OUT], more]
+        text = "\n".join([*left_out, summary(known, phases) if tables == "all" else ending(known, phases)])
     published.record(text)
     print_text(text)  # last: an error of the terminal then loses no other output
     if written is not None:
         print_text(f"report: {written}")
+    if tables == "best":
+        _tell_where_the_rest_is(study, reports_dir)
     return known
+
+
+def _tell_where_the_rest_is(study: StudyFolder, reports_dir: str | None) -> None:
+    """Print the commands for a paper's figures and for all tables."""
+    command = _report_command(study)
+    if reports_dir is not None:
+        if Path(reports_dir) != Path("reports"):
+            command += f" reports_dir={reports_dir}"
+        figure = Path(reports_dir) / study.path.name / "figures" / "nll.pdf"
+        print_text(f"figure for a paper: {figure}, by: {command} format=files")
+    print_text(f"every table: {command} tables=all")
 
 
 def collected(study: StudyFolder) -> Study:
@@ -92,12 +119,14 @@ def _parsed_columns(spec: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     mechanism = Registry("mechanisms").load(run.mechanism.name)
+    direction = Registry("objectives").load(run.objective.name).direction
+    # a causal reader knows the direction, and a cross mechanism's context may reveal it
+    can_be_blind = run.cross is None and direction != "causal"
     return {
-        "state_bytes": sequence_state_bytes(run, Registry("objectives").load(run.objective.name).direction),
+        "state_bytes": sequence_state_bytes(run, direction),
         "settings": _settings(run),
         "reading": _reading(run),
-        # with a cross mechanism, the context may reveal the direction
-        "blind_to_order": int(run.cross is None and mechanism.blind_to_order(run.mechanism.settings)),
+        "blind_to_order": int(can_be_blind and mechanism.blind_to_order(run.mechanism.settings)),
     }
 
 
@@ -135,9 +164,13 @@ def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> N
 
 def tell_what_draws(study: StudyFolder) -> None:
     """Print the command that draws the new measurements into the study's PDF."""
+    print_text(f"next, to draw this into the study's PDF: {_report_command(study)}")
+
+
+def _report_command(study: StudyFolder) -> str:
     runs_dir = study.path.parents[1]
     elsewhere = "" if runs_dir.resolve() == Path("runs").resolve() else f" runs_dir={runs_dir}"
-    print_text(f"next, to draw this into the study's PDF: python -m stability.report name={study.path.name}{elsewhere}")
+    return f"python -m stability.report name={study.path.name}{elsewhere}"
 
 
 def _drawing_code() -> list[Path]:

@@ -11,10 +11,12 @@ from pathlib import Path
 from stability.cli.conf import choices
 from stability.cli.places import places_in
 from stability.cli.words import CHOICES, SHORT, Invocation
+from stability.config.base import LONGEST_NAME
 
 # keys that change how or where a sweep runs, not its runs: never part of its name
 LABELS = (
     "name",
+    "replace",
     "runs_dir",
     "reports_dir",
     "launcher",
@@ -23,6 +25,7 @@ LABELS = (
     "dry_run",
     "plan_gpu",
     "report",
+    "tables",
     "cpus_per_trial",
     "gpus_per_trial",
     "plugins",
@@ -30,7 +33,7 @@ LABELS = (
 )
 LABELS += ("retry", "search.num", "search.batch")  # the extent of a sweep
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # prefixes of launcher settings, likewise
-LONGEST, DIGITS = 100, 6  # characters of a name, and of the hash at its end
+DIGITS = 6  # characters of the hash at the end of a name
 EDGES = "-._+="
 EXPONENT = re.compile(r"(?<=\d)[eE][-+](?=\d)")
 
@@ -45,12 +48,12 @@ def study_name(invocation: Invocation) -> str:
     asked = {key: value for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)}
     preset = [given.get("study", "quickstart")] if "study" in given or not asked else []
     words = "-".join([*preset, *(_word(key, value) for key, value in asked.items())])
-    name = words[:LONGEST].strip(EDGES)
+    name = words[:LONGEST_NAME].strip(EDGES)
     if name and name == words and all(_is_whole(key, value) for key, value in asked.items()):
         return name
     parts = [*preset, *([key, _place(value) if _is_place(key) else value] for key, value in asked.items())]
     digits = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
-    return f"{words[: LONGEST - DIGITS - 1].strip(EDGES) or 'sweep'}-{digits}"
+    return f"{words[: LONGEST_NAME - DIGITS - 1].strip(EDGES) or 'sweep'}-{digits}"
 
 
 def _word(key: str, value: str) -> str:

@@ -18,6 +18,7 @@ LARGEST_INTEGER = 2**53
 # The axes of a sweep and their families. An axis lists several parts, so settings carry the part's name
 # (mechanism.sc.window).
 AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
+LONGEST_NAME = 40  # characters: a name is typed again for reports, and stands in file names and titles
 NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
 LONGEST_INPUT = 80  # longest part of a wrong value that a message repeats, in characters
 
@@ -143,6 +144,8 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
     if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == STUDY_NAME:
         return f"{path}={short}: a name holds {NAME_IN_WORDS}"
+    if item["type"] == "string_too_long":
+        return f"{path}={short}: has {len(item['input'])} characters, at most {item['ctx']['max_length']} are possible"
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
 
 

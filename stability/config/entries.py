@@ -122,10 +122,23 @@ class ReportSpec(Settings):
             "Markdown, LaTeX and parquet and each figure as PDF, SVG and PNG, in a folder named after the study"
         ),
     )
+    tables: Literal["best", "all"] = Field(
+        default="best", description="what is printed: the best rates in 25 lines, or every table"
+    )
+    caption: Literal["short", "long"] = Field(
+        default="short",
+        description="captions of the LaTeX tables (files): short, the title; long, notes and the data's source, too",
+    )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: Annotated[str, Place()] = Field(
         default="reports", min_length=1, description="folder of what is written"
     )
+
+    @model_validator(mode="after")
+    def _captions_are_of_files(self) -> ReportSpec:
+        if self.caption == "long" and "files" not in self.format:
+            raise ValueError("caption=long is of the LaTeX tables that format=files writes; add format=files")
+        return self
 
 
 def _interval(value: Any) -> Any:
@@ -134,12 +147,9 @@ def _interval(value: Any) -> Any:
 
 
 def _unlisted(value: Any) -> Any:
-    """Refuse ``clean=NAME``: a study is removed by deleting its folder."""
+    """Refuse ``clean=NAME``, which is delete=NAME."""
     if isinstance(value, str) and value != "unlisted":
-        raise ValueError(
-            f"clean={value}: must be unlisted; to remove the study {value}, delete its folder studies/{value} under "
-            "runs_dir, then clean=unlisted removes the runs that no other study lists"
-        )
+        raise ValueError(f"clean={value}: must be unlisted; delete={value} removes the study {value}")
     return value
 
 
@@ -159,7 +169,12 @@ class StatusSpec(Settings):
         default=None,
         description="unlisted: remove the runs that no study lists, and what dead processes left half-written",
     )
-    yes: bool = Field(default=False, description="remove without asking (clean)")
+    delete: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a study's name: remove it and the runs that no other study lists; or a run's id: remove that run",
+    )
+    yes: bool = Field(default=False, description="remove without asking (clean, delete)")
 
     @model_validator(mode="after")
     def _one_task(self) -> StatusSpec:
@@ -167,8 +182,10 @@ class StatusSpec(Settings):
             raise ValueError("watch needs name=…, the study that is to be watched")
         if self.clean is not None and self.name is not None:
             raise ValueError("clean looks at every study of the pool; leave name out")
-        if self.yes and self.clean is None:
-            raise ValueError("yes answers what clean=unlisted asks; it means nothing without it")
+        if self.delete is not None and (self.name is not None or self.clean is not None):
+            raise ValueError(f"delete={self.delete} is one task; leave name and clean out")
+        if self.yes and self.clean is None and self.delete is None:
+            raise ValueError("yes answers what clean=unlisted and delete=… ask; it means nothing without them")
         return self
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 
 from stability.config.ablation import Ablation, Variant
 from stability.config.ablation import read as read_ablations
-from stability.config.base import AXES, STUDY_NAME, checked
+from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, checked
 from stability.config.cross import CrossOfEach, cross_choice
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
@@ -76,7 +76,12 @@ class SweepSpec(AbstractRecipe):
         default=None,
         description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none",
     )
-    name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
+    name: str = Field(
+        pattern=STUDY_NAME, max_length=LONGEST_NAME, description="the study's name, a folder under runs/studies"
+    )
+    replace: bool = Field(
+        default=False, description="whether runs of other settings in the study of this name may leave its report"
+    )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(
@@ -109,6 +114,9 @@ class SweepSpec(AbstractRecipe):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
+    tables: Literal["best", "all"] = Field(
+        default="best", description="what is printed at the end: the best rates in 25 lines, or every table"
+    )
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
     plan_gpu: Literal["a40", "a100", "h100", "h200"] | None = Field(
         default=None,

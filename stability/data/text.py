@@ -27,7 +27,7 @@ VERSION = 1
 
 
 class TextConfig(AbstractTokenized):
-    """The settings of data=text: files and tokenizer."""
+    """The settings of data=text: files and tokenizer. It trains next-token prediction unless objective= is typed."""
 
     path: Annotated[str, Place()] = Field(
         min_length=1,

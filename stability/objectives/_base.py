@@ -135,6 +135,7 @@ class AbstractObjective(KernelUser):
 
     Attributes:
         corpus_kind: required kind of prepared data (`AbstractCorpus.kind`).
+        task: what is learned, in words for a sweep's first line; "": its name suffices.
         words: terms for tables, captions and the board.
         score_names: further validation scores besides the NLL (`validate`).
         components: names of the loss's components if it is a sum (`component_sums`).
@@ -159,6 +160,7 @@ class AbstractObjective(KernelUser):
 
     family: ClassVar[str] = "objectives"
     corpus_kind: ClassVar[str] = "tokens"
+    task: ClassVar[str] = ""
     words: ClassVar[Words] = Words()
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()

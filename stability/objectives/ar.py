@@ -15,6 +15,7 @@ class Autoregressive(AbstractVocabularyObjective):
     class Config(VocabularySettings):
         """The settings common to all objectives over a vocabulary."""
 
+    task = "next-token prediction; objective=mlm is a masked language model"
     direction = "causal"
     without_mirror = None
     samplers = ("ar",)

@@ -56,6 +56,7 @@ class MaskedLanguageModel(AbstractVocabularyObjective):
             )
             return self
 
+    task = "a masked language model, which reads both sides; objective=ar predicts the next token instead"
     direction = "bidirectional"
     without_mirror = None
     samplers = ("top_prob", "random")

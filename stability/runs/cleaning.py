@@ -1,11 +1,13 @@
-"""Find unneeded files of a pool: unlisted runs and dead processes' leftovers. No torch."""
+"""Remove runs and studies of a pool, and dead processes' leftovers. No torch."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stability.registry import near_misses
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.leftovers import abandoned, leftovers, remove, temporary
 from stability.runs.lock import RunLock
@@ -15,8 +17,8 @@ RUN_ID = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
-class Unlisted:
-    """A run that no study lists.
+class StoredRun:
+    """A run in the pool that may be removed.
 
     Attributes:
         directory: its folder.
@@ -33,7 +35,7 @@ class Unlisted:
     owner: str
 
     @classmethod
-    def of(cls, directory: RunDirectory) -> Unlisted:
+    def of(cls, directory: RunDirectory) -> StoredRun:
         try:
             state = directory.status()["state"]
         except (ValueError, KeyError):
@@ -43,7 +45,7 @@ class Unlisted:
         return cls(directory, _label(directory), state, num_bytes, str(owner or ""))
 
 
-def unlisted_runs(pool: Path) -> list[Unlisted]:
+def unlisted_runs(pool: Path) -> list[StoredRun]:
     """Return the runs of the pool that no study lists, by id.
 
     Raises:
@@ -56,36 +58,112 @@ def unlisted_runs(pool: Path) -> list[Unlisted]:
             f"{pool} holds {len(runs)} run{'s' * (len(runs) > 1)} and no study (studies/NAME/study.json), so which are "
             "needed is not known; nothing is removed.\nTo remove all of them: rm -r the runs' folders"
         )
-    return [Unlisted.of(directory) for directory in runs if directory.run_id not in known]
+    return [StoredRun.of(directory) for directory in runs if directory.run_id not in known]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A study or run to delete, and the runs that go with it.
+
+    Attributes:
+        study: the study; None for a run alone.
+        runs: runs to remove.
+        shared: runs that stay, by id, with the other studies that list them.
+        listed_by: the only study that lists a run to be deleted alone; None for none.
+    """
+
+    study: StudyFolder | None
+    runs: tuple[StoredRun, ...]
+    shared: dict[str, tuple[str, ...]]
+    listed_by: StudyFolder | None = None
+
+    @classmethod
+    def of(cls, pool: Path, name: str) -> Deletion:
+        """Find the study or the run of this name in the pool.
+
+        Raises:
+            ValueError: there is none, a study cannot be read, a process works on a run of it, or several studies list
+                the run.
+        """
+        users, studies = users_of_runs(pool), {each.path.name: each for each in StudyFolder.all_of(pool)}
+        if name not in studies and RUN_ID.fullmatch(name):
+            return cls._of_run(pool, name, users.get(name, ()))
+        if name not in studies:
+            near = near_misses(name, tuple(studies)) if studies else "it has none"
+            raise ValueError(f"delete={name}: no study or run of that name in {pool}; {near}")
+        ids = {run_id for run_id, names in users.items() if name in names}
+        shared = {
+            run_id: tuple(each for each in users[run_id] if each != name)
+            for run_id in sorted(ids)
+            if len(users[run_id]) > 1
+        }
+        own = tuple(StoredRun.of(each) for each in _runs(pool) if each.run_id in ids - shared.keys())
+        _require_idle(own)
+        return cls(studies[name], own, shared)
+
+    @classmethod
+    def _of_run(cls, pool: Path, run_id: str, users: Sequence[str]) -> Deletion:
+        directory = next((each for each in _runs(pool) if each.run_id == run_id), None)
+        if directory is None:
+            raise ValueError(f"delete={run_id}: no run of that id in {pool}")
+        if len(users) > 1:
+            raise ValueError(
+                f"{run_id} stays: the studies {', '.join(users)} list it; delete the studies that are not needed"
+            )
+        runs = (StoredRun.of(directory),)
+        _require_idle(runs)
+        return cls(None, runs, {}, StudyFolder.of(pool, users[0]) if users else None)
+
+    def apply(self) -> int:
+        """Remove the study or take the run off its study's record, then remove the runs; return their number."""
+        if self.study is not None:
+            aside = temporary(self.study.path)  # renamed first: no other process may read half a study
+            self.study.path.replace(aside)
+            remove(aside)
+        elif self.listed_by is not None:
+            self.listed_by.strike(self.runs[0].directory.run_id)
+        return sum(remove_run(run.directory) for run in self.runs)
+
+
+def _require_idle(runs: Sequence[StoredRun]) -> None:
+    if busy := next((run for run in runs if run.owner), None):
+        raise ValueError(f"{busy.owner} works on {busy.directory.run_id} ({busy.label}); stop that sweep first")
 
 
 def listed(pool: Path) -> set[str]:
-    """Return the ids of all runs in any study.
+    """Return the ids of all runs in any study; ValueError as in `users_of_runs`."""
+    return set(users_of_runs(pool))
+
+
+def users_of_runs(pool: Path) -> dict[str, tuple[str, ...]]:
+    """Return the names of the studies that list each run, by the run's id.
 
     Raises:
         ValueError: a study's record is unreadable, so its runs would count as unlisted.
     """
-    ids: set[str] = set()
-    for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
+    users: dict[str, tuple[str, ...]] = {}
+    folders = (path for path in (pool / "studies").glob("*") if path.is_dir() and not path.name.startswith("."))
+    for folder in sorted(folders):
         if not (study := StudyFolder(folder)).file.exists():
             raise ValueError(
                 f"{folder} has no study.json, so which runs it lists is not known; nothing is removed until it is "
                 "repaired or moved away"
             )
         try:
-            ids |= study.run_ids_on_record()
+            ids = study.run_ids_on_record()
         except ValueError as error:
             raise ValueError(
                 f"{error}.\nNothing is removed before that: runs that no study lists again would be"
             ) from None
-    return ids
+        users |= {run_id: (*users.get(run_id, ()), folder.name) for run_id in ids}
+    return users
 
 
 def debris(pool: Path) -> list[Path]:
     """Return temporary files of dead processes in the pool, its studies and unlocked runs."""
     found = [
         path
-        for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
+        for folder in (pool, pool / "studies", *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
         for path in abandoned(folder)
     ]
     return found + [

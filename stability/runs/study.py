@@ -52,7 +52,9 @@ class StudyFolder:
 
     @classmethod
     def all_of(cls, runs_dir: str | Path) -> list[StudyFolder]:
-        return [cls(path.parent) for path in sorted((Path(runs_dir) / "studies").glob("*/study.json"))]
+        """Return the studies of a pool, by name; a hidden folder is one that is being removed."""
+        files = sorted((Path(runs_dir) / "studies").glob("*/study.json"))
+        return [cls(path.parent) for path in files if not path.parent.name.startswith(".")]
 
     def write(self, run_ids: Sequence[str], **more: Any) -> None:
         for folder in (self.path, self.results):
@@ -88,6 +90,18 @@ class StudyFolder:
         """
         record = self.read()
         return {*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])}
+
+    def strike(self, run_id: str) -> None:
+        """Take a run off the record; the study's commands train and list it again."""
+        record = self.read()
+        earlier = [
+            {**each, "run_ids": [other for other in each["run_ids"] if other != run_id]}
+            for each in record.get("earlier", [])
+        ]
+        more = {key: value for key, value in record.items() if key not in ("name", "run_ids", "earlier")}
+        if kept := [each for each in earlier if each["run_ids"]]:
+            more["earlier"] = kept
+        self.write([other for other in record["run_ids"] if other != run_id], **more)
 
     def runs(self) -> list[RunDirectory]:
         return [RunDirectory(self.pool, run_id) for run_id in self.read()["run_ids"]]

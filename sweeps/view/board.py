@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console, Group
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +33,7 @@ STYLES = {
     "queued": "dim",
 }
 SPEED = "speed"  # in the study's counted units per second
+GRID, CELL, BAR_WIDTH = "val NLL, LR", 8, 30  # head of the grid's names; columns of a cell and of the bar
 COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", SPEED, "ETA", "state")
 LAST_ENDED = 6  # ended runs in the table if a sweep does not fit the terminal
 AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # states listed only if a run has them
@@ -95,27 +98,83 @@ def verdicts_text(verdicts: Counter[str]) -> str:
     )
 
 
-def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
-    """Return heading lines and a table of the runs, limited to the terminal's height.
+def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int, width: int, times: str = "") -> Group:
+    """Return a bar of the whole, heading lines, a grid of the results and a table of the runs.
 
-    If the runs do not fit, the table has the running and the last ended ones, and a line counts the others.
+    Queued runs are counted in one line. If the others do not fit, the table has the running and the last ended ones. A
+    grid too large for the terminal gives way to a line with the best results.
 
     Args:
         progress: the runs.
         lines: (text, style) of each heading line.
         height: maximum number of lines.
+        width: columns of the terminal.
+        times: text beside the bar.
     """
-    shown = [Text(visible(text), style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
-    room = max(0, height - len(shown) - 2)  # two lines for the header and the count of hidden runs
-    rows = in_order(progress.rows)
+    heading = [Text(visible(text), style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
+    results: list[Any] = []
+    if grid := grid_table(progress, width, (height - len(heading)) // 2):
+        results = [grid]
+    elif best := best_line(progress):
+        results = [Text(visible(best), no_wrap=True, overflow="ellipsis")]
+    used = 1 + len(heading) + (grid.row_count + 1 if grid else len(results))
+    room = max(0, height - used - 2)  # two lines for the header and the count of hidden runs
+    rows = [row for row in in_order(progress.rows) if row.state != "queued"]
     chosen = rows if len(rows) <= room else _collapsed(rows, room)
-    table = run_table(progress, chosen)
-    hidden = Counter("ended" if row.ended else row.state for row in rows)
+    hidden = Counter("ended" if row.ended else row.state for row in progress.rows)
     hidden.subtract("ended" if row.ended else row.state for row in chosen)
     more = ", ".join(f"{count} {state}" for state, count in hidden.items() if count)
-    return Group(
-        *shown, table, *([Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else [])
-    )
+    last = [Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else []
+    table = [run_table(progress, chosen)] if chosen else []
+    return Group(_bar(progress.share_done(), times), *heading, *results, *table, *last)
+
+
+def _bar(share: float, times: str) -> Table:
+    """Return one bar for the whole sweep, with its share of the work and the times."""
+    bar = Table.grid(padding=(0, 1, 0, 0))
+    for _ in range(2):
+        bar.add_column(no_wrap=True, overflow="ellipsis")
+    bar.add_row(ProgressBar(total=1.0, completed=share, width=BAR_WIDTH), Text(f"{share:.0%} {times}".rstrip()))
+    return bar
+
+
+def grid_table(progress: Progress, width: int, height: int) -> Table | None:
+    """Return the median validation NLL by variant and learning rate, filled as runs end; None if it does not fit.
+
+    A cell before its first result has the share of its steps; the best rate of a line is bold.
+
+    Args:
+        progress: the runs.
+        width: columns of the terminal.
+        height: maximum number of lines.
+    """
+    medians, best = progress.medians(), progress.best()
+    rates = sorted({row.trial.spec["lr_peak"] for row in progress.rows}.union(*medians.values()))
+    names = list(dict.fromkeys([*(row.variant for row in progress.rows), *medians]))
+    needed = max(map(len, [GRID, *names])) + 2 + len(rates) * (CELL + 2)
+    if len(rates) < 2 or needed > width or len(names) + 1 > height:
+        return None
+    cells: dict[tuple[str, float], list[Row]] = {}
+    for row in progress.rows:
+        cells.setdefault((row.variant, row.trial.spec["lr_peak"]), []).append(row)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(GRID, no_wrap=True)
+    for lr in rates:
+        table.add_column(f"{lr:g}", justify="right", no_wrap=True, min_width=CELL)
+    for name in names:
+        texts = [_grid_cell(medians.get(name, {}).get(lr), cells.get((name, lr), [])) for lr in rates]
+        styles = ["bold" if name in best and best[name][1] == lr else "" for lr in rates]
+        table.add_row(Text(visible(name)), *map(Text, texts, styles))
+    return table
+
+
+def _grid_cell(ended: tuple[float, int] | None, rows: Sequence[Row]) -> str:
+    if ended is not None:
+        return f"{ended[0]:.3f}" if math.isfinite(ended[0]) else "diverged"
+    if not rows:
+        return ""
+    done = sum(row.step / row.num_steps for row in rows) / len(rows)
+    return f"{done:.0%}" if any(row.running for row in rows) else "failed" if all(row.ended for row in rows) else "·"
 
 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -16,7 +16,6 @@ from sweeps.trial import Trial
 from sweeps.view.board import (
     Lines,
     SweepConsole,
-    best_line,
     board,
     counts_line,
     duration,
@@ -27,7 +26,6 @@ from sweeps.view.board import (
 )
 
 POLL_S = 1.0
-LOW = 12  # lines of a terminal too low for a separate line with the best results
 
 
 class LiveView:
@@ -43,6 +41,7 @@ class LiveView:
         is_done: whether a trained trial has all measurements.
         console: the console.
         words: the objective's words.
+        expected: expected times by run id.
 
     Attributes:
         note: line above the table once set, e.g. on stopping the sweep.
@@ -58,9 +57,10 @@ class LiveView:
         is_done: Callable[[Trial], bool] = lambda trial: True,
         console: Console | None = None,
         words: Words = OF_TEXT,
+        expected: Mapping[str, tuple[float, float]] | None = None,
     ):
         self.console = console or SweepConsole()
-        self.progress = Progress(trials, is_done, earlier=earlier, words=words)
+        self.progress = Progress(trials, is_done, earlier=earlier, words=words, expected=expected)
         self.note = ""
         self._opening = opening
         self._num_skipped = num_skipped
@@ -125,15 +125,11 @@ class LiveView:
                 self._lines.tell(self.progress)
 
     def render(self) -> Group:
-        """Return counts, best results and the table, limited to the terminal's height."""
+        """Return bar, counts, the grid of results and the table of runs, limited to the terminal's size."""
         note = self.note or ("" if self.progress.most_at_once else self._opening)
         skipped = f", {self._num_skipped} skipped" if self._num_skipped else ""
-        times = ", ".join(
-            filter(None, (f"{duration(time.monotonic() - self._began)} elapsed", left_text(self.progress)))
-        )
-        best, size = best_line(self.progress), self.console.size
-        together = "; ".join(filter(None, (times, best)))
-        lines = [together] if len(together) <= size.width or size.height < LOW else [times, best]
-        shown = [f"{counts_line(self.progress)}{skipped}", *lines]
+        times = (f"{duration(time.monotonic() - self._began)} elapsed", left_text(self.progress))
+        lines = [(f"{counts_line(self.progress)}{skipped}", ""), (note, "yellow")]
+        size = self.console.size
         # the cursor occupies the last line
-        return board(self.progress, [*((line, "") for line in shown), (note, "yellow")], size.height - 1)
+        return board(self.progress, lines, size.height - 1, size.width, ", ".join(filter(None, times)))

@@ -80,13 +80,19 @@ def test_markdown_has_a_row_for_each_and_nothing_is_taken_for_markup():
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    source = formats.latex(TABLE)
+    source = formats.latex(TABLE, "median-alpha-max-co", has_long_caption=True)
     assert r"\caption{\textbf{Median $\alpha_{\max}$ \& co.} 100 \% of 3\_4; $\xi$ $\geq$ 2}" in source
     assert r" & \multicolumn{2}{c}{median} & \multicolumn{1}{c}{\% stable} \\" in source
     assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-4}" in source
     assert r"\makecell[t]{\textbf{2.0} \\ {\scriptsize 1--3, n=3} \\ {\scriptsize failed 1/4}}" in source
     assert source.isascii() and source.count(r"\toprule") == source.count(r"\bottomrule") == 1
     assert formats.tex("a\\b{c}~^#$&\u200b") == r"a\textbackslash{}b\{c\}\textasciitilde{}\textasciicircum{}\#\$\&"
+
+
+def test_a_latex_table_has_a_label_and_its_title_alone_as_its_caption():
+    lines = formats.latex(TABLE, "median-alpha-max-co").split("\n")
+    assert lines[2:4] == [r"\caption{Median $\alpha_{\max}$ \& co}", r"\label{tab:median-alpha-max-co}"]
+    assert "of 3" not in "\n".join(lines)
 
 
 def figure_of_everything():
@@ -230,6 +236,8 @@ def test_files_hold_every_table_in_four_formats_and_every_figure_in_three(study,
         whole = pd.read_parquet(tmp_path / name.replace(".csv", ".parquet")).astype(str)
         texts = [column for column in whole if not column.endswith(": number")]
         pd.testing.assert_frame_equal(as_text, whole[texts], check_dtype=False)
+        latex = (tmp_path / name).with_suffix(".tex").read_text()
+        assert latex.count(rf"\label{{tab:{(tmp_path / name).stem}}}") == 1
     before = {path: (tmp_path / path).read_bytes() for path in paths}
     export(study, tmp_path)
     assert {path: (tmp_path / path).read_bytes() for path in paths} == before

@@ -76,13 +76,33 @@ def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(a
         (["data=text", "data.path=战争与和平.jsonl"], "text"),
         (["data.path=*"], "sweep"),
         (["mechanism=[[sa,sc],sw]"], "sa+sc+sw"),
-        ([f"optimizer.adamw.weight_decay={'1' * 200}"], "optimizer.adamw.weight_decay" + "1" * 65),
+        ([f"optimizer.adamw.weight_decay={'1' * 200}"], "optimizer.adamw.weight_decay" + "1" * 5),
         (["position=none"], "none"),
     ],
 )
 def test_a_name_that_does_not_hold_every_word_ends_in_their_sum(argv, begins):
     name = study_name(Invocation.of(argv))
-    assert re.fullmatch(re.escape(begins) + "-[0-9a-f]{6}", name) and len(name) <= 100
+    assert re.fullmatch(re.escape(begins) + "-[0-9a-f]{6}", name) and len(name) <= 40
+
+
+def test_a_text_of_ones_own_trains_the_next_token_unless_the_command_says_otherwise():
+    own = ("data=text", "data.path=X")
+    spec = sweep(*own)
+    assert (spec.objective.name, [part.name for part in spec.mechanism]) == ("ar", ["sa", "sw"])
+    assert [part.name for part in sweep(*own, "mechanism=gla").mechanism] == ["gla"]
+    hub = sweep("data=hf", "data.dataset=a/b")
+    assert (hub.objective.name, sweep(*own, "lr=1e-3").objective.name) == ("ar", "ar")
+    for words in (["objective=mlm"], ["objective.mask_rate=cosine"], ["study=quickstart"]):
+        spec = sweep(*own, *words)
+        assert (spec.objective.name, len(spec.mechanism)) == ("mlm", 4)
+    assert sweep().objective.name == sweep("data=dna", "data.path=X").objective.name == "mlm"
+    assert sweep("study=text_54m", *own).objective.name == sweep("study=text_54m").objective.name
+
+
+def test_a_name_of_40_characters_is_taken_and_a_longer_one_refused():
+    assert sweep(f"name={'x' * 40}").name == "x" * 40
+    with pytest.raises(ValueError, match=r"^name='x{41}': has 41 characters, at most 40 are possible$"):
+        sweep(f"name={'x' * 41}")
 
 
 LONG = [f"model.{name}={value}" for name, value in dict.fromkeys(("positions", "layers", "width"), 10**20).items()]
@@ -234,7 +254,8 @@ def test_the_shim_touches_nothing_else():
         ),
         (
             ["mechanism=sc", "objective=ar"],
-            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these; sc goes with "
+            "objective=mlm or score_entropy",
         ),
         (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),

@@ -196,6 +196,7 @@ def test_a_plan_of_a_model_that_no_memory_holds_counts_its_parameters(lab, capsy
     words = [
         f"runs_dir={lab.pool}",
         "data=text",
+        "objective=mlm",
         f"data.path={lab.text}",
         "mechanism=sa",
         "lr=1e-3",

@@ -85,7 +85,8 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
     [
         (
             {"objective": {"name": "ar"}, "mechanism": {"name": "sc"}},
-            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these",
+            f"objective=ar needs a causal mechanism and sc is none; these are: {listed(*CAUSAL)}, and mix of these; sc goes with "
+            "objective=mlm or score_entropy",
         ),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),

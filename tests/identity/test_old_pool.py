@@ -32,10 +32,11 @@ def pool(tmp_path, monkeypatch):
 
 
 def command(pool: Path) -> list[str]:
-    """What made the pool, with the defaults of the time: sc's reading, and the slope: state "paper" has the clipped
-    gradient's since then."""
+    """What made the pool, with the defaults of the time: masked models of a text, sc's reading, and the slope: state
+    "paper" has the clipped gradient's since then."""
     return [
         *json.loads((pool / "studies" / "old" / "study.json").read_text())["command"].split()[3:],
+        "objective=mlm",
         "mechanism.sc.rope=absolute",
         "curvature.gradient='true'",
     ]

@@ -12,7 +12,7 @@ from sweeps.trial import Trial
 from tests.reading import read_spec
 
 TINY = """
-    data=text model.layers=2 model.width=16 model.heads=2 model.positions=16 batch=2 steps=12 evaluation.every_steps=6 evaluation.sequences=4
+    data=text objective=mlm model.layers=2 model.width=16 model.heads=2 model.positions=16 batch=2 steps=12 evaluation.every_steps=6 evaluation.sequences=4
     seeds=1 lr=[1e-3,1e-2] mechanism=[sa,sc] mechanism.sc.edge_hidden=4 hessian=false report=false launcher=serial device=cpu
 """
 

@@ -12,7 +12,7 @@ from stability.config.parts import part
 from stability.plan.plan import Plan
 from stability.plan.resolved import name_kind
 from stability.training.machine import peak_memory_mb
-from sweeps import dry_run
+from sweeps import costs, dry_run
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import left_of
 from sweeps.trial import trials_of
@@ -164,3 +164,42 @@ def test_the_run_of_a_kind_is_one_of_the_plans_runs_at_its_lowest_rate(tmp_path)
     for kind in plan.kinds:
         runs = [run for label, run in plan.points if name_kind(run, label) == kind.name]
         assert kind.spec == min(runs, key=lambda run: (run.lr_peak, run.seed))
+
+
+def test_times_are_expected_of_each_kind_that_is_left_and_of_one_kind_none(tmp_path, monkeypatch):
+    """The clock is replaced: a step of sc takes three times one of sa."""
+    spec, _ = make_sweep(tmp_path, "hessian=true", "curvature.recorded_steps=3")
+    plan = Plan.of(spec)
+    trials = trials_of(plan.spec, plan.points)
+    monkeypatch.setattr(costs, "_step_s", lambda replica: {"sa": 1.0, "sc": 3.0}[replica.spec.mechanism.name])
+    state = torch.random.get_rng_state()
+    found = costs.expected_times(plan, trials)
+    assert torch.equal(torch.random.get_rng_state(), state), "no run starts elsewhere for it"
+    after_s = costs.curvature_steps(spec.curvature, spec.model.layers)
+    assert {trial.spec["mechanism"]["name"]: found[trial.run_id] for trial in trials} == {
+        "sa": (1.0, pytest.approx(after_s)),
+        "sc": (3.0, pytest.approx(3 * after_s)),
+    }
+    monkeypatch.setattr(costs, "EXPECTING_S", -1.0)
+    assert costs.expected_times(plan, trials) == {}, "no time for any"
+    monkeypatch.undo()
+    for trial in trials:
+        if trial.spec["mechanism"]["name"] == "sa":
+            fakes.finish(trial.directory, "stable", step=12, val_nll=2.5)
+    monkeypatch.setattr(costs, "Replica", None)
+    assert costs.expected_times(plan, trials) == {}, "one kind is left, and its first run says as much"
+
+
+def test_a_kind_whose_step_fails_has_no_expected_time_and_the_others_have(tmp_path, monkeypatch):
+    spec, _ = make_sweep(tmp_path)
+    plan = Plan.of(spec)
+    trials = trials_of(plan.spec, plan.points)
+
+    def step_s(replica):
+        if replica.spec.mechanism.name == "sc":
+            raise AttributeError("planted")
+        return 1.0
+
+    monkeypatch.setattr(costs, "_step_s", step_s)
+    found = costs.expected_times(plan, trials)
+    assert {trial.spec["mechanism"]["name"] for trial in trials if trial.run_id in found} == {"sa"}

@@ -14,7 +14,7 @@ from stability.config.run import RunSpec
 from stability.runs.cleaning import listed, unlisted_runs
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
-from sweeps.earlier import differing, lines
+from sweeps.earlier import differing, lines, refusal
 from sweeps.record import StudyRecord
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
@@ -97,6 +97,39 @@ def test_runs_that_would_pass_for_other_seeds_are_kept_outside_of_the_report(poo
     assert listed(StudyFolder.of(pool.runs_dir, pool.name).pool) == {first.run_id, second.run_id}
     _, record = launched(pool, [first], "one")
     assert record["run_ids"] == [first.run_id] and record["earlier"][0]["run_ids"] == [second.run_id]
+
+
+def test_runs_of_other_settings_are_a_reason_to_ask_and_runs_of_other_axes_are_none(pool):
+    first, second, third = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "steps": 8}, {"id": 3, "lr_peak": 1.0})
+    _, record = launched(pool, [first], "one")
+    study = StudyFolder.of(pool.runs_dir, pool.name)
+    assert refusal(study, record, [second]) == (
+        f"name={pool.name}: 1 run has other settings there (sa lr=0.01 seed=1: another steps: 4, now 8) and would leave "
+        "its report; name=OTHER makes a study of its own, replace=true keeps them on record only"
+    )
+    assert refusal(study, record, [third]) == refusal(study, record, [first]) == ""
+    _, record = launched(pool, [second], "two")
+    assert refusal(study, record, [second]) == "", "asked once"
+
+
+def test_a_sweep_under_the_name_of_another_asks_and_leaves_everything_as_it_was(lab, capsys):
+    words = f"""
+        data=text data.path={lab.text} runs_dir={lab.pool} report=false launcher=serial device=cpu objective=mlm
+        model.layers=1 model.width=16 model.heads=2 model.positions=16 batch=2 evaluation.every_steps=2
+        evaluation.sequences=4 seeds=1 hessian=false name=a lr=1e-3 mechanism=sa
+    """.split()
+    assert sweep.main([*words, "steps=2"]) == 0
+    before = {path: path.read_bytes() for path in lab.pool.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"^name=a: 1 run has other settings .* another steps: 2, now 4\)"):
+        sweep.main([*words, "steps=4"])
+    assert {path: path.read_bytes() for path in lab.pool.rglob("*") if path.is_file()} == before
+    capsys.readouterr()
+    assert sweep.main([*words, "steps=4", "dry_run=true"]) == 0
+    assert "replace=true keeps them on record only" in capsys.readouterr().out
+    assert sweep.main([*words, "steps=4", "replace=true"]) == 0
+    record = StudyFolder.of(lab.pool, "a").read()
+    assert len(record["run_ids"]) == 1 and [each["reported"] for each in record["earlier"]] == [False]
+    assert sweep.main([*words, "steps=4"]) == 0, "the question is answered"
 
 
 def test_both_values_of_a_setting_that_the_id_leaves_out_at_its_neutral_value_are_named(pool):

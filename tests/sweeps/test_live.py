@@ -64,31 +64,59 @@ def test_the_line_of_a_classifier_gives_its_accuracy(tmp_path):
     assert " val NLL 1.250 accuracy 47.5% in " in console.file.getvalue().splitlines()[-1]
 
 
-def test_the_table_shows_running_trials_then_the_last_that_ended_then_those_that_wait(tmp_path):
+def test_the_table_shows_running_trials_then_the_last_that_ended_and_a_line_counts_those_that_wait(tmp_path):
     trials = [fakes.make_trial(tmp_path, index, steps=6) for index in range(5)]
     view = LiveView(trials, num_skipped=7, console=terminal(20))
     for trial in trials[:2]:
         list(fakes.run_fake(trial))
     trials[2].directory.set_status("failed", step=3, reason="planted")
     running(trials[3])
+    bar, counts, best, head, *rows, last = drawn(view)
+    assert re.fullmatch(r"━+╺━+ 60% \d+ s elapsed, \d+ s left", bar), "3 runs of 5; the other is slower than they"
+    assert counts == "5 runs: 2 done (2 stable), 1 running, 1 failed, 1 queued, 7 skipped"
+    assert best == "best val NLL so far: sa 2.500 at lr=0.01 (2 seeds)"
+    assert head.split() == ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
+    assert [line.split()[2] for line in rows] == ["3", "2", "1", "0"]
+    assert [line.split()[-1] for line in rows] == ["training", "failed", "stable", "stable"]
+    assert rows[0].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
+    assert rows[2].split()[4] == "2.500" and last == "… not shown: 1 queued"
+
+
+def grid_of(tmp_path, names=("sa", "sc"), rates=(1e-3, 1e-2, 1e-1), seeds=2):
+    kinds = [(name, lr, seed) for name in names for lr in rates for seed in range(seeds)]
+    return {
+        kind: fakes.make_trial(tmp_path, index, mechanism={"name": kind[0]}, lr_peak=kind[1])
+        for index, kind in enumerate(kinds)
+    }
+
+
+def test_a_grid_of_mechanisms_and_rates_fills_as_runs_end(tmp_path):
+    trials = grid_of(tmp_path)
+    view = LiveView(list(trials.values()), console=terminal(30))
+    for kind, nll in {("sa", 1e-3, 0): 2.5, ("sa", 1e-3, 1): 2.75, ("sa", 1e-2, 0): 2.25}.items():
+        fakes.finish(trials[kind].directory, "stable", step=4, val_nll=nll)
+    for seed in range(2):
+        trials["sa", 1e-1, seed].directory.set_status("diverged", step=2, num_steps=4)
+    running(trials["sa", 1e-2, 1])
+    running(trials["sc", 1e-3, 0])
+    trials["sc", 1e-2, 1].directory.set_status("failed", step=1, reason="planted")
+    _, _, head, sa, sc, *rows = drawn(view)
+    assert head.split() == ["val", "NLL,", "LR", "0.001", "0.01", "0.1"]
+    assert sa.split() == ["sa", "2.625", "2.250", "diverged"] and sc.split() == ["sc", "25%", "·", "·"]
+    assert not [line for line in rows if "best" in line or line.endswith(" queued") and "not shown" not in line]
+    with view.console.capture() as capture:
+        view.console.print(view.render())
+    assert re.findall(r"\x1b\[1m *(2\.\d+)", capture.get()) == ["2.250"], "the best of its line"
+
+
+@pytest.mark.parametrize(("height", "width"), [(30, 40), (9, 100)])
+def test_a_grid_that_does_not_fit_gives_way_to_the_best(tmp_path, height, width):
+    trials = grid_of(tmp_path, names=("sa", "sc", "mix", "sw"))
+    view = LiveView(list(trials.values()), console=terminal(height, width))
+    fakes.finish(trials["sa", 1e-3, 0].directory, "stable", step=4, val_nll=2.5)
     lines = drawn(view)
-    assert lines[0] == "5 runs: 2 done (2 stable), 1 running, 1 failed, 1 queued, 7 skipped"
-    assert re.fullmatch(r"\d+ s elapsed, \d+ s left; best val NLL so far: sa 2.500 at lr=0.01 \(2 seeds\)", lines[1])
-    assert lines[2].split() == ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
-    assert [line.split()[2] for line in lines[3:]] == ["3", "2", "1", "0", "4"]
-    assert [line.split()[-1] for line in lines[3:]] == ["training", "failed", "stable", "stable", "queued"]
-    assert lines[3].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
-    assert lines[5].split()[4] == "2.500"
-
-
-def test_what_is_best_has_a_line_of_its_own_where_it_does_not_fit_beside_the_time(tmp_path):
-    trial = fakes.make_trial(tmp_path)
-    views = [LiveView([trial], console=terminal(height, width)) for height, width in ((20, 120), (20, 50), (10, 50))]
-    fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
-    together, apart, cut = (drawn(view)[:3] for view in views)
-    assert re.fullmatch(r"\d+ s elapsed; best val NLL so far: sa 2.500 at lr=0.01", together[1])
-    assert re.fullmatch(r"\d+ s elapsed", apart[1]) and apart[2] == "best val NLL so far: sa 2.500 at lr=0.01"
-    assert cut[1].endswith("…")
+    assert len(lines) < height and any(line.startswith("best val NLL so far: sa") for line in lines)
+    assert not any(line.startswith("val NLL") for line in lines)
 
 
 @pytest.mark.parametrize(("height", "note"), [(6, "stopping"), (12, ""), (24, ""), (140, "")])
@@ -102,11 +130,11 @@ def test_the_table_of_a_hundred_runs_fits_the_terminal(tmp_path, height, note):
         running(trial)
     lines = drawn(view)
     assert len(lines) < height
-    assert lines[0] == "100 runs: 60 done (60 stable), 4 running, 0 failed, 36 queued"
+    assert lines[1] == "100 runs: 60 done (60 stable), 4 running, 0 failed, 36 queued"
     assert (note in lines) == bool(note)
     shown = [line.split()[-1] for line in lines if line.startswith("sa ")]
     if height == 140:
-        assert len(shown) == 100
+        assert shown == ["training"] * 4 + ["stable"] * 60 and lines[-1] == "… not shown: 36 queued"
     else:
         counts = [("ended", 60 - shown.count("stable")), ("queued", 36), ("running", 4 - shown.count("training"))]
         assert sorted(lines[-1].removeprefix("… not shown: ").split(", ")) == sorted(
@@ -157,7 +185,7 @@ def test_a_log_hears_of_the_whole_when_a_minute_has_passed(tmp_path, monkeypatch
 
 def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
     view = LiveView([fakes.make_trial(tmp_path)], console=terminal(20, width=30))
-    assert len(drawn(view)) == 4
+    assert len(drawn(view)) == 3
     assert max(map(len, drawn(view))) <= 30
 
 

@@ -122,6 +122,39 @@ def test_the_time_left_adds_up_over_trials_at_the_speed_of_their_own_kind(tmp_pa
     assert progress.eta_s() == (5 * 1.0 + 5 * 3.0 + 10 * 1.0 + 10 * 3.0) / 2
 
 
+def test_kinds_that_wait_are_expected_in_their_ratio_to_those_that_are_timed(tmp_path):
+    """Here all is twice as slow as expected. sc has three times sa's steps and four times its α_max."""
+    kinds = [{"mechanism": {"name": name}} for name in ("sa", "sa", "sc", "sc")]
+    trials = [fakes.make_trial(tmp_path, index, steps=10, curvature={}, **kind) for index, kind in enumerate(kinds)]
+    times = {"sa": (0.5, 2.0), "sc": (1.5, 8.0)}
+    expected = {trial.run_id: times[trial.spec["mechanism"]["name"]] for trial in trials}
+    measured = []
+    progress = Progress(trials, is_done=lambda trial: trial.run_id in measured, expected=expected)
+    started(trials[0])
+    progress.poll()
+    assert progress.eta_s() == 2 * (10 * 0.5 + 2.0) + 2 * (10 * 1.5 + 8.0), "before a step, what was expected"
+    assert progress.is_timed_whole and progress.share_done() == 0
+    for step in range(1, 6):
+        fakes.log_step(trials[0].directory, step, wall_s=step * 1.0)
+    progress.poll()
+    whole = 2 * (10 * 1.0 + 4.0) + 2 * (10 * 3.0 + 16.0)
+    assert progress.eta_s() == whole - 5 * 1.0
+    assert progress.share_done() == pytest.approx(5 / whole)
+    without = Progress(trials, is_done=lambda trial: trial.run_id in measured)
+    without._began_at = 0.0
+    started(trials[0])
+    without.poll()
+    assert without.eta_s() == 4 * 10 * 1.0 - 5 * 1.0, "every kind as fast as the first, no α_max"
+    fakes.finish(trials[0].directory, "stable", step=10, val_nll=2.5)
+    progress.poll()
+    trials[0].directory.curvature_file("terminal").parent.mkdir()
+    measured.append(trials[0].run_id)
+    progress.poll()
+    progress.rows[0].curvature_s = 10.0  # five times the 2 s expected
+    progress.poll()
+    assert progress.eta_s() == pytest.approx(10 * 1.0 + 10.0 + 2 * (10 * 3.0 + 5 * 8.0))
+
+
 def test_the_time_left_is_of_the_training_alone_until_what_follows_it_has_been_timed(tmp_path):
     trials, measured = [fakes.make_trial(tmp_path, index, curvature={}) for index in range(2)], []
     progress = Progress(trials, is_done=lambda trial: trial.run_id in measured)

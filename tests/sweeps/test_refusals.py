@@ -65,11 +65,15 @@ CASES = {
     "no srun": (["launcher=slurm", "slurm.partition=gpu", "slurm.gpus=1"], with_commands(), NO_SLURM.format("srun")),
     "srun alone": (["launcher=slurm"], with_commands("srun"), NO_SLURM.format("sbatch")),
     "no squeue": (["launcher=slurm"], with_commands("srun", "sbatch"), NO_SLURM.format("squeue")),
-    "tf32 one by one": (["launcher=serial", "precision=tf32"], without(), TF32),
-    "tf32 by ray": (["launcher=ray", "precision=tf32"], without(), TF32),
-    "tf32 by jobs here": (["launcher=slurm", "slurm.executor=local", "precision=tf32"], without(), TF32),
-    "graphs on a CPU": (["launcher=serial", "cuda_graphs=true"], without(), GRAPHS),
-    "no compiler": (["launcher=serial", "compile=true"], without_compiler, NO_COMPILER),
+    "tf32 one by one": (["launcher=serial", "precision=tf32", "replace=true"], without(), TF32),
+    "tf32 by ray": (["launcher=ray", "precision=tf32", "replace=true"], without(), TF32),
+    "tf32 by jobs here": (
+        ["launcher=slurm", "slurm.executor=local", "precision=tf32", "replace=true"],
+        without(),
+        TF32,
+    ),
+    "graphs on a CPU": (["launcher=serial", "cuda_graphs=true", "replace=true"], without(), GRAPHS),
+    "no compiler": (["launcher=serial", "compile=true", "replace=true"], without_compiler, NO_COMPILER),
     "wandb is missing": (["launcher=serial", "logger=wandb"], without("wandb"), NO_WANDB),
     "of two loggers one is missing": (["launcher=serial", "logger=[files,wandb]"], without("wandb"), NO_WANDB),
     "tensorboard is missing": (["launcher=serial", "logger=tensorboard"], without("tensorboard"), NO_TENSORBOARD),
@@ -108,7 +112,7 @@ def test_what_a_dead_process_left_is_not_cleared_away_by_a_sweep_that_is_refused
     (run.path / f".half.{machine_word()}-1.tmp").touch()
     before = content(lab.pool)
     with pytest.raises(ValueError, match="precision=tf32"):
-        sweep.main([*trained, "lr=[1e-3,1e-2]", "launcher=serial", "precision=tf32"])
+        sweep.main([*trained, "lr=[1e-3,1e-2]", "launcher=serial", "precision=tf32", "replace=true"])
     assert content(lab.pool) == before
 
 

@@ -5,7 +5,7 @@ The parts are mechanism, positions, head, linear maps and cross mechanism.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stability.config.cross import contexts_of, num_context_of
 from stability.config.parts import Part
@@ -73,13 +73,25 @@ def depth_fits_pattern(run: RunSpec) -> None:
 
 
 def direction_fits(run: RunSpec) -> None:
-    registry, direction = Registry("mechanisms"), Registry("objectives").load(run.objective.name).direction
-    if direction in registry.load(run.mechanism.name).supported_directions(run.mechanism.settings):
+    registry, objectives = Registry("mechanisms"), Registry("objectives")
+    objective, directions = (
+        objectives.load(run.objective.name),
+        registry.load(run.mechanism.name).supported_directions(run.mechanism.settings),
+    )
+    direction = objective.direction
+    if direction in directions:
         return
     choices = {name: registry.load(name) for name in registry.names(cross=False, trainable=True)}
     fitting = [name for name, each in choices.items() if direction in each.supported_directions(each.Config())]
     names = f"objective={run.objective.name} needs a {direction} mechanism and {run.mechanism.name} is none"
-    raise ValueError(f"{names}; these are: {', '.join(fitting)}, and mix of these")
+    others = [name for name in objectives.names() if _is_alternative(objectives.load(name), objective, directions)]
+    other = f"; {run.mechanism.name} goes with objective={' or '.join(others)}" if others else ""
+    raise ValueError(f"{names}; these are: {', '.join(fitting)}, and mix of these{other}")
+
+
+def _is_alternative(other: Any, objective: Any, directions: frozenset[str]) -> bool:
+    """Return whether another objective reads the same data and fits a mechanism's directions."""
+    return other.corpus_kind == objective.corpus_kind and other.direction in directions
 
 
 def edges_are_given(run: RunSpec) -> None:
