@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables
-from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
-from stability.printable import print_note, print_text, visible
+from stability.plan.runs import RunPlan, read_spec
+from stability.printable import print_note, print_notes, print_text, visible
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
@@ -48,51 +49,48 @@ SHOWN, WIDTH = 3, 110  # number of printed samples, and characters of each
 
 def main(argv: list[str]) -> int:
     """Sample and score the runs of ``ckpt``, then print the study's or run's results."""
-    invocation = Invocation.of(argv)
-    spec = read_about(GenerateSpec, invocation)
+    spec = read_about(GenerateSpec, Invocation.of(argv))
     from stability.runs.phases import phases
 
-    subject = Subject.of(spec.ckpt, kept="samples")
-    take_steps(_works(subject, spec))
-    if subject.study is not None:
-        return _publish(subject.study, spec)
-    for phase in [subject.phase] if subject.checkpoint is not None else phases(subject.directory, spec.phase):
-        _print_samples(subject.directory, phase, SHOWN)
-        _print_scores(subject.directory, phase)
+    plan = RunPlan.of(spec.ckpt, kept="samples", without_checkpoint="there is nothing to sample from")
+    print_notes(plan.notes)
+    take_steps(_works(plan, spec))
+    if plan.study is not None:
+        return _publish(plan.study, spec)
+    for phase in [plan.phase] if plan.checkpoint is not None else phases(plan.directory, spec.phase):
+        _print_samples(plan.directory, phase, SHOWN)
+        _print_scores(plan.directory, phase)
     return 0
 
 
-def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
+def _works(plan: RunPlan, spec: GenerateSpec) -> list[Work]:
     """Return the pending sampling and scoring; a run's phase is written whole or not at all."""
     from stability.probes.generation import generating
 
-    directories = subject.measurable(without_checkpoint="there is nothing to sample from")
-    cache_dir, device = subject.cache_dir, spec.device
-    if (folder := subject.checkpoint) is not None:
-        directory, phase, run = subject.directory, subject.phase, spec_of(subject.directory)
-        if generating.is_done(directory, folder, phase, spec):
-            tell_skipped(0, 1, "generated already with these settings")
-            return []
-        found = generating.describe_replaced(directory, folder, phase, spec)
-        generating.refuse_to_replace([] if found is None else [(directory, phase, found)], spec)
-        _warn_of_equal_samples([run], spec)
-        steps = generating.generate_checkpoint(directory, folder, phase, spec, cache_dir=cache_dir, device=device)
-        return [Work(directory, steps, generating.steps_of_a_phase(run, spec), folder.name)]
-    generating.check_kept(directories, spec, spec.phase)
-    pending = [each for each in directories if generating.list_missing_phases(each, spec, spec.phase)]
-    tell_skipped(len(pending), len(directories), "generated already with these settings, or without a checkpoint")
-    _warn_of_equal_samples([spec_of(directory) for directory in pending], spec)
+    where, is_done = {"cache_dir": plan.cache_dir, "device": spec.device}, "generated already with these settings"
+    if (folder := plan.checkpoint) is not None:
+        one = (plan.directory, folder, plan.phase, spec)
+        if (found := generating.describe_replaced(*one)) is not None:
+            generating.refuse_to_replace([(plan.directory, plan.phase, found)], spec)
+        pending = select_pending(plan, plan.runs, lambda _: not generating.is_done(*one), is_done)
+        _warn_of_equal_samples(pending.values(), spec)
+        steps = generating.generate_checkpoint(*one, **where)
+        return [Work(each, steps, generating.steps_of_a_phase(run, spec), folder.name) for each, run in pending.items()]
+    generating.check_kept(plan.runs, spec, spec.phase)
+    missing = {each: len(generating.list_missing_phases(each, spec, spec.phase)) for each in plan.runs}
+    pending = select_pending(plan, plan.runs, missing.__getitem__, f"{is_done}, or without a checkpoint")
+    _warn_of_equal_samples(pending.values(), spec)
     return [
         Work(
             directory,
-            generating.generate(directory, spec, cache_dir=cache_dir, device=device, phase=spec.phase),
-            generating.num_steps(directory, spec, spec.phase),
+            generating.generate(directory, spec, **where, phase=spec.phase),
+            missing[directory] * generating.steps_of_a_phase(run, spec),
         )
-        for directory in pending
+        for directory, run in pending.items()
     ]
 
 
-def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
+def _warn_of_equal_samples(runs: Iterable[RunSpec], spec: GenerateSpec) -> None:
     from stability.probes.generation.generating import equal_samples, resolve_sampler
 
     for which, sampler in sorted({(equal_samples(run, spec), resolve_sampler(run, spec)) for run in runs}):
@@ -150,7 +148,7 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
 
 def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
     """Describe the scores: unit, oracle, summands of the NLL if any, and NLL per byte."""
-    words = Registry("objectives").load(spec_of(directory).objective.name).words
+    words = Registry("objectives").load(read_spec(directory).objective.name).words
     means = table.mean(numeric_only=True).dropna()
     parts = [
         f"{column.removeprefix('nll_')} {means[column]:.4f}"

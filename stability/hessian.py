@@ -5,16 +5,17 @@ It measures a checkpoint, a run, every run of a study, or a Hugging Face model o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
 from stability.cli.progress import follow
 from stability.cli.publish import publish
-from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
-from stability.printable import print_note, print_text
+from stability.plan.runs import RunPlan
+from stability.printable import print_note, print_notes, print_text
 from stability.runs.directory import RunDirectory, read_json
 
 if TYPE_CHECKING:
@@ -38,50 +39,49 @@ def main(argv: list[str]) -> int:
     spec = read_about(HessianSpec, Invocation.of(argv))
     if spec.ckpt is None:
         return _measure_hugging_face(spec)
-    subject = Subject.of(spec.ckpt, kept="rows")
-    take_steps(_works(subject, spec))
-    if subject.study is not None:
+    plan = RunPlan.of(spec.ckpt, kept="rows")
+    print_notes(plan.notes)
+    take_steps(_works(plan, spec))
+    if plan.study is not None:
         from analysis.study.protocol import sentence
 
         phase = spec.curvature.phase
-        publish(subject.study, None, ("terminal", "last", "earliest") if phase == "all" else (phase,))
+        publish(plan.study, None, ("terminal", "last", "earliest") if phase == "all" else (phase,))
         print_text(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
         return 0
-    if subject.checkpoint is None:
-        _tell_divergence(subject.directory)
-    _print_table(subject.directory)
+    if plan.checkpoint is None:
+        _tell_divergence(plan.directory)
+    _print_table(plan.directory)
     return 0
 
 
-def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
-    """Return the pending work."""
+def _works(plan: RunPlan, spec: HessianSpec) -> list[Work]:
+    """Return the pending work; a run's phase is written whole or not at all, so the same command resumes."""
     from stability.probes.curvature.alpha_max import is_measured, list_missing_phases, measure, measure_checkpoint
     from stability.probes.curvature.spectra import list_missing_tables
     from stability.probes.layers.observing import say_whose_logits_are_unknown
 
-    # a run's phase is written whole or not at all, so the same command resumes
-    directories, curvature, cache_dir = subject.measurable(), spec.curvature, subject.cache_dir
+    curvature, where = spec.curvature, {"cache_dir": plan.cache_dir, "device": spec.device}
     if "sharpness" in curvature.measure:
-        say_whose_logits_are_unknown(spec_of(directory) for directory in directories)
-    if (folder := subject.checkpoint) is not None:
-        steps = measure_checkpoint(folder, subject.phase, curvature, cache_dir=cache_dir, device=spec.device)
-        return [Work(subject.directory, steps, _steps_of_a_phase(spec), folder.name)]
-    _tell_single_checkpoints(directories, curvature.phase)
-    pending = [directory for directory in directories if not is_measured(directory, curvature)]
-    tell_skipped(len(pending), len(directories), "measured already under this protocol")
+        say_whose_logits_are_unknown(plan.runs.values())
+    if (folder := plan.checkpoint) is not None:
+        steps = measure_checkpoint(folder, plan.phase, curvature, **where)
+        return [Work(plan.directory, steps, _steps_of_a_phase(spec), folder.name)]
+    _tell_single_checkpoints(plan.runs, curvature.phase)
+    is_missing, reason = lambda directory: not is_measured(directory, curvature), "measured already under this protocol"
     tables_steps = (curvature.warmup_steps + 1) * len(curvature.state)
     return [
         Work(
             directory,
-            measure(directory, curvature, cache_dir=cache_dir, device=spec.device),
+            measure(directory, curvature, **where),
             len(list_missing_phases(directory, curvature)) * _steps_of_a_phase(spec)
             + len(list_missing_tables(directory, curvature)) * tables_steps,
         )
-        for directory in pending
+        for directory in select_pending(plan, plan.runs, is_missing, reason)
     ]
 
 
-def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) -> None:
+def _tell_single_checkpoints(directories: Iterable[RunDirectory], phase: str) -> None:
     single = sum(len(directory.checkpoints()) == 1 for directory in directories)
     if phase == "all" and single:
         whose = (

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from collections.abc import Iterable
 from typing import TextIO
 
 JOINERS = "\u200c\u200d"  # required by Persian, Indic scripts and emoji; they move no other character
@@ -34,6 +35,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def line_of(error: object, number: int = 0) -> str:
+    """Return one line of an error's text; the name of its class if it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[number] if lines else type(error).__name__
+
+
 def print_text(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print text with its control characters `visible`.
 
@@ -57,6 +64,11 @@ def print_note(text: str) -> None:
         )
         text = "\n".join(lines)
     print_text(text)
+
+
+def print_notes(texts: Iterable[str]) -> None:
+    for text in texts:
+        print_note(text)
 
 
 def replace_unencodable() -> None:

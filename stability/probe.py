@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables, tell_what_draws
-from stability.cli.subjects import Subject, Work, read_about, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
-from stability.printable import print_text
+from stability.plan.runs import RunPlan
+from stability.printable import print_notes, print_text
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
 if TYPE_CHECKING:
@@ -57,42 +57,43 @@ def main(argv: list[str]) -> int:
     spec = read_about(ProbeSpec, Invocation.of(argv))
     if spec.what == "connectivity" or spec.ckpt is None:
         return _graphs(spec)
-    subject = Subject.of(spec.ckpt, kept="rows")
-    take_steps(_works(subject, spec))
-    if subject.study is not None:
-        return _publish(subject.study, spec)
-    _print_tables(subject.directory, spec)
+    lacking = "there is nothing to probe; take a lower learning rate"
+    plan = RunPlan.of(spec.ckpt, kept="rows", without_checkpoint=lacking)
+    print_notes(plan.notes)
+    take_steps(_works(plan, spec))
+    if plan.study is not None:
+        return _publish(plan.study, spec)
+    _print_tables(plan, spec)
     return 0
 
 
-def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
-    """Return the pending work."""
+def _works(plan: RunPlan, spec: ProbeSpec) -> list[Work]:
+    """Return the pending work; a run's phase is written whole or not at all."""
     from stability.probes.layers.measuring import list_missing_phases, measure, measure_checkpoint
     from stability.probes.layers.observing import list_observable, say_what_is_missing
 
-    # a run's phase is written whole or not at all; a single run without measurable layers is refused
-    directories = subject.measurable(without_checkpoint="there is nothing to probe; take a lower learning rate")
-    runs = {directory: spec_of(directory) for directory in directories}
-    observable = {directory: list_observable(run, spec.what) for directory, run in runs.items()}
-    say_what_is_missing(spec.what, observable.values())
-    fitting = [directory for directory in directories if observable[directory].is_there]
-    steps = {directory: _steps_of_a_phase(runs[directory], spec) for directory in fitting}
-    if (folder := subject.checkpoint) is not None:
-        how = (folder, subject.phase, spec)
+    observable = {directory: list_observable(run, spec.what) for directory, run in plan.runs.items()}
+    say_what_is_missing(spec.what, observable.values())  # a single run without measurable layers is refused
+    fitting = [directory for directory, found in observable.items() if found.is_there]
+    if (folder := plan.checkpoint) is not None:
         return [
             Work(
                 directory,
-                measure_checkpoint(directory, *how, cache_dir=subject.cache_dir),
-                steps[directory],
+                measure_checkpoint(directory, folder, plan.phase, spec, cache_dir=plan.cache_dir),
+                _steps_of_a_phase(plan.runs[directory], spec),
                 folder.name,
             )
             for directory in fitting
         ]
-    pending = {directory: num for directory in fitting if (num := len(list_missing_phases(directory, spec)))}
-    tell_skipped(len(pending), len(fitting), "measured already under this protocol")
+    missing = {directory: len(list_missing_phases(directory, spec)) for directory in fitting}
+    pending = select_pending(plan, fitting, missing.__getitem__, "measured already under this protocol")
     return [
-        Work(directory, measure(directory, spec, cache_dir=subject.cache_dir), num * steps[directory])
-        for directory, num in pending.items()
+        Work(
+            directory,
+            measure(directory, spec, cache_dir=plan.cache_dir),
+            missing[directory] * _steps_of_a_phase(run, spec),
+        )
+        for directory, run in pending.items()
     ]
 
 
@@ -130,7 +131,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     return 0
 
 
-def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
+def _print_tables(plan: RunPlan, spec: ProbeSpec) -> None:
     """Print one run's numbers by phase, if it has any."""
     from analysis.sections import discrepancy, mirror, training_free
     from analysis.sections import layers as probe_tables
@@ -140,7 +141,8 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     from stability.probes.layers.observing import layers_of
     from stability.runs.results import read_probe
 
-    run, rows = spec_of(directory), read_probe(directory, TABLES[spec.what][0])
+    ((directory, run),) = plan.runs.items()
+    rows = read_probe(directory, TABLES[spec.what][0])
     mechanism, words = run.mechanism, Registry("objectives").load(run.objective.name).words
     if spec.what == "streams":
         tables = stream_tables.run_tables(rows, run.residual.name, words)

@@ -46,6 +46,8 @@ def main(argv: list[str]) -> int:
         return _clean(pool, console, asks=not spec.yes)
     if spec.delete is not None:
         return _delete(pool, spec.delete, console, asks=not spec.yes)
+    if spec.upgrade:
+        return _upgrade(pool, console)
     if spec.name is None:
         return _print_all(pool, console)
     study = StudyFolder.find(pool, spec.name)
@@ -178,6 +180,17 @@ def _delete(pool: Path, name: str, console: Console, *, asks: bool) -> int:
 
 def _line(run: StoredRun) -> str:
     return f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}"
+
+
+def _upgrade(pool: Path, console: Console) -> int:
+    """Rewrite the pool's files of older versions."""
+    from stability.runs.upgrade import upgrade
+
+    if not pool.is_dir():
+        raise ValueError(f"runs_dir: there is no folder {pool}; give runs_dir=… as the sweep had it")
+    for line in upgrade(pool):
+        print_line(console, line)
+    return 0
 
 
 def _confirmed(question: str, without: str) -> bool:

@@ -6,7 +6,7 @@ It then measures α_max, prints the tables and writes the PDF.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from stability.cli.study_on_wandb import send_after_sweep
 from stability.cli.words import Invocation
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
-from stability.printable import print_note, print_text
+from stability.printable import print_note, print_notes, print_text
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 
@@ -91,7 +91,7 @@ def _sweep(spec: SweepSpec) -> int:
     from sweeps.trial import trials_of
 
     plan = Plan.of(spec)
-    _print(plan.notes)
+    print_notes(plan.notes)
     trials = trials_of(plan.spec, plan.points)
     if spec.dry_run:
         print_text(describe(plan, trials))
@@ -117,9 +117,9 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
         raise ValueError(why)
     if search := search_of(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
-        _print(earlier.lines(record.study, record.before, trials))
+        print_notes(earlier.lines(record.study, record.before, trials))
     else:
-        _print(earlier.lines(record.study, record.before, trials))
+        print_notes(earlier.lines(record.study, record.before, trials))
         outcome = run(spec, trials, record=record, expected=expected_times(plan, trials))
     has_worked = bool(outcome.num_trained or outcome.num_failed or outcome.interrupted)
     record.close(trials, search.record() if search else None, has_worked=has_worked)
@@ -135,11 +135,6 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print_note(share)
     return 1 if outcome.num_failed else 0
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print_note(line)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
 
 
 def _settings(part: Any) -> Mapping[str, Any]:
-    return part if isinstance(part, dict) else {"name": part}  # older runs store the name alone
+    return part if isinstance(part, dict) else {"name": part}  # a part without settings is reduced to its name
 
 
 def _first_difference(

@@ -232,13 +232,17 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
         address=spec.ray.address,
         node_retries=spec.ray.node_retries,
         hang_s=spec.ray.hang_s,
-        scheduler=partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None,
+        scheduler=partial(_asha, spec, everything) if _is_asynchronous(spec) else None,
         say=say,
     )
 
 
+def _is_asynchronous(spec: SweepSpec) -> bool:
+    return isinstance(spec.search, AshaSpec) and not spec.search.waits(spec.launcher)
+
+
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
-    """Return the scheduler of `search=asha`, initialised from the runs' folders."""
+    """Return the scheduler of an asynchronous `search=asha`, initialised from the runs' folders."""
     from sweeps.launchers.ray.asha import Asha
 
     assert isinstance(spec.search, AshaSpec)

@@ -19,8 +19,8 @@ class Named(Protocol):
 
 
 def choice_name(choice: Any) -> str:
-    """Return a part's name from ``spec.json``; older files store a norm as the bare name."""
-    return choice["name"] if isinstance(choice, dict) else str(choice)
+    """Return a part's name from ``spec.json``."""
+    return choice["name"]
 
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:

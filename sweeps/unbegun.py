@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from stability.config.launchers import SlurmSpec
 from stability.runs.cleaning import remove_run
 from stability.runs.directory import read_json, write_atomically
 from stability.runs.study import StudyFolder
 from sweeps.trial import Trial
+
+EXECUTORS = get_args(SlurmSpec.model_fields["executor"].annotation)
 
 
 @contextmanager
@@ -120,5 +123,6 @@ def _changed_at(folder: Path) -> dict[Path, int]:
 
 
 def _jobs(own: Path) -> dict[Path, Any]:
-    """Return the content of a launcher's job files; only Slurm's launcher has any."""
-    return {path: read_json(path) for path in own.glob("*.json")}
+    """Return the content of a launcher's records of queued jobs; only Slurm's launcher has any."""
+    # by name: jobs write their ends as JSON into the same folder (`sweeps.launchers.slurm.job.end_file`)
+    return {path: read_json(path) for executor in EXECUTORS if (path := own / f"{executor}.json").exists()}

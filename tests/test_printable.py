@@ -16,7 +16,7 @@ from analysis.drawing.typeset import Cell, Table, literal
 from analysis.drawing.web_text import plain
 from analysis.report import _printed
 from stability import generate
-from stability.printable import print_text, visible
+from stability.printable import line_of, print_text, visible
 from stability.runs.directory import RunDirectory
 from sweeps.view.board import board, print_line
 from sweeps.view.study_view import StudyView
@@ -180,3 +180,11 @@ def test_a_studys_tables_hold_no_cell_that_is_marked_as_text(tmp_path):
     tables = [piece for pieces in assembly.pieces(study) for piece in pieces if isinstance(piece, Table)]
     assert len(tables) > 3
     assert not [line for table in tables for line in formats.csv(table).splitlines() if ",'" in line or line[:1] == "'"]
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "last"),
+    [(OSError("a\nb\n"), "a", "b"), (OSError(), "OSError", "OSError"), (ValueError(" \n"), "ValueError", "ValueError")],
+)
+def test_an_error_without_text_is_named_by_its_class(error, first, last):
+    assert (line_of(error), line_of(error, -1)) == (first, last)

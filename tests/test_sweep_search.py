@@ -73,7 +73,7 @@ def test_one_command_searches_and_more_points_go_on_from_there(lab, words, tmp_p
 
 def test_halving_leaves_the_worst_rates_early_and_the_best_ends_bit_for_bit_as_without(lab, words, tmp_path, capsys):
     words = [*words, "lr=[1e-3,1e-2,1e-1]", "steps=6"]
-    assert sweep.main([*words, "halving.reduction=3", "halving.first_step=2"]) == 0
+    assert sweep.main([*words, "search=asha", "search.first_step=2"]) == 0
     assert "stopped 1/1" in capsys.readouterr().out
     runs = collect(lab.pool / "studies" / "small").runs.set_index("run_id")
     assert sorted(runs.num_steps) == [2, 2, 6] and list(runs.status).count("stopped") == 2

@@ -159,7 +159,8 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
     frame["outcome"] = np.select(
         [measured, lacking, left_nothing, without], [MEASURED, NOT_DEFINED, DIVERGED, NOT_DEFINED], MISSING
     )
-    would_be = frame["outcome"].map({DIVERGED: planned_count(study, rows)}).fillna(0)
+    is_diverged = frame["outcome"] == DIVERGED
+    would_be = is_diverged * (planned_count(study, rows) if is_diverged.any() else 0)
     frame["steps"] = frame["run_id"].map(sizes).fillna(would_be).astype(int)
     frame["hits"] = frame["run_id"].map(hits).fillna(0).astype(int)
     frame["median"] = frame["run_id"].map(medians).astype(float)
@@ -170,7 +171,10 @@ def planned_count(study: Study, rows: Frame) -> int:
     """Return the number of steps planned for a diverged run.
 
     Source: the protocol in ``rows``, or without one the most frequent recorded number there. Without rows: the same for
-    the whole study, then the sweep's protocol, then 1.
+    the whole study, then the sweep's protocol.
+
+    Raises:
+        ValueError: none of them is recorded.
     """
     for known in (rows, study.curvature):
         numbers = [
@@ -181,7 +185,13 @@ def planned_count(study: Study, rows: Frame) -> int:
         numbers = numbers or known.groupby(["run_id", "phase", "state"]).size().mode().tolist()
         if numbers:
             return int(max(numbers))
-    return int((study.spec.get("curvature") or {}).get("recorded_steps") or 1)
+    planned = (study.spec.get("curvature") or {}).get("recorded_steps")
+    if planned is None:
+        raise ValueError(
+            f"{study.name}: no α_max is measured and study.json has no curvature.recorded_steps, the number of steps "
+            "that a diverged run counts for; repeat the sweep's command, which records it"
+        )
+    return int(planned)
 
 
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Read a study's files into one frozen object; no other `analysis` module reads its folder.
 
 Column names come from `stability.runs.schema`, a module without imports. Otherwise `analysis` imports from `stability`
-only `printable`, `runs.words` and `runs.recorded_words`.
+only `printable`, `runs.words`, `runs.recorded_words` and `runs.older`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import multiples, naming
-from stability.printable import visible
-from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, YOUNGER, own_columns
+from stability.printable import line_of, visible
+from stability.runs.older import YOUNGER, OlderFile, is_older_study
+from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, own_columns
 
 if TYPE_CHECKING:
     # pandas annotates results as unions of every possible type, so a type checker would report false errors everywhere
@@ -214,6 +215,8 @@ def _manifest(study_dir: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON ({error}): `{_sweep_command(study_dir, {})}` writes it again") from None
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} holds no JSON object: `{_sweep_command(study_dir, {})}` writes it again")
+    if is_older_study(manifest):
+        raise OlderFile(path)
     return manifest
 
 
@@ -246,7 +249,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
         table = pq.read_table(path)
         table.validate(full=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = line_of(error)
         raise ValueError(f"{path} is no parquet file ({why}): `{command}` writes it again") from None
     version = _schema_version(table.schema.metadata or {})
     if version != SCHEMA_VERSION:
@@ -255,14 +258,13 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
             f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again"
         )
     columns = [*COLUMNS[name], *own_columns(name, table.column_names)]
-    absent = [column for column in columns if column not in table.column_names]
-    lacking = [column for column in absent if column not in YOUNGER.get(name, ())]
-    if lacking:
+    if lacking := [column for column in columns if column not in table.column_names]:
+        if set(lacking) <= set(YOUNGER.get(name, ())):
+            raise OlderFile(path)
         raise ValueError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again"
         )
-    there = table.select([name for name in columns if name not in absent]).replace_schema_metadata(None)
-    return _typed(there.to_pandas().reindex(columns=columns))
+    return _typed(table.select(columns).replace_schema_metadata(None).to_pandas())
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:

@@ -11,13 +11,13 @@ from analysis.study import multiples
 from analysis.study.load import Study
 from analysis.study.naming import BLIND
 from analysis.words import count_range, listed, lr_text, plural
-from stability.runs.recorded_words import recorded
+from stability.runs.recorded_words import words_of_record
 from stability.runs.words import Words
 
 
 def words(study: Study) -> Words:
     """Return the terms of the study's objective."""
-    return recorded(study.study, set(study.runs["objective"]))
+    return words_of_record(study.study)
 
 
 def objective(study: Study) -> str:
@@ -115,4 +115,4 @@ def sees_itself(study: Study, series: str) -> bool | None:
         return not masked
     if row["mechanism"] == "sa":
         return True
-    return {"causal": True, "bidirectional": False}.get(recorded(study.study, {row["objective"]}).direction)
+    return {"causal": True, "bidirectional": False}.get(words(study).direction)

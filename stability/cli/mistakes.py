@@ -14,7 +14,7 @@ from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, is_group, 
 from stability.cli.words import A_RATE, Invocation, Word
 from stability.config.base import AXES, choices_of, missing
 from stability.config.parse import SPECS
-from stability.printable import visible
+from stability.printable import line_of, visible
 from stability.registry import Registry, near_misses
 
 LONGEST_SHOWN = 80  # longest part of a word that a message repeats, in characters
@@ -191,7 +191,10 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
         return missing(key, SPECS[root], key.split("."))
-    return f"{shown(str(_at_fault(root, invocation)))}: {_reason(text)}"
+    word = _at_fault(root, invocation)
+    if word is None:
+        return f"conf/{root}.yaml cannot be composed without any word: {line_of(text)}"
+    return f"{shown(str(word))}: {_reason(text)}"
 
 
 def _unreadable(word: Word) -> str | None:
@@ -233,20 +236,22 @@ def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(walk(OmegaConf.to_container(config), ""))
 
 
-def _at_fault(root: str, invocation: Invocation) -> Word:
-    """Return the word at which composing fails: all words before it compose."""
+def _at_fault(root: str, invocation: Invocation) -> Word | None:
+    """Return the word at which composing fails: all words before it compose; None if it fails without words."""
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from stability.cli.source import composing
 
     with composing() as compose:
-        for number in range(1, len(invocation.words)):
+        for number in range(len(invocation.words)):
+            words = [str(word) for word in Invocation(invocation.words[:number]).overrides]
             try:
-                compose(root, overrides=[str(word) for word in Invocation(invocation.words[:number]).overrides])
+                OmegaConf.to_container(compose(root, overrides=words), resolve=True)
             except (HydraException, OmegaConfBaseException, ValueError, RecursionError):
-                return invocation.words[number - 1]
-    return invocation.words[-1]
+                return invocation.words[number - 1] if number else None
+    return invocation.words[-1] if invocation.words else None
 
 
 def _reason(text: str) -> str:

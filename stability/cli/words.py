@@ -12,7 +12,7 @@ from stability.config.model import ModelSpec
 
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
 CHOICES = (*AXES, "model", "ffn", "position", "linear", "objective", "data", "schedule", "lr", "search")
-ADDED = ("ablate.", "search.space.", "optimizer.groups.")  # prefixes of keys missing from all yamls
+ADDED = ("ablate.", "search.space.", "optimizer.groups.", "halving.")  # prefixes of keys missing from all yamls
 SHORT = {"init": "init.source"}  # abbreviations: a group's name for its main setting
 A_RATE = re.compile(r"^([\[\d.+-]|nan$|inf$)")  # the beginning of a number or a list of numbers
 

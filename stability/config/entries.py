@@ -175,6 +175,7 @@ class StatusSpec(Settings):
         description="a study's name: remove it and the runs that no other study lists; or a run's id: remove that run",
     )
     yes: bool = Field(default=False, description="remove without asking (clean, delete)")
+    upgrade: bool = Field(default=False, description="rewrite the pool's files of older versions, once")
 
     @model_validator(mode="after")
     def _one_task(self) -> StatusSpec:
@@ -184,6 +185,8 @@ class StatusSpec(Settings):
             raise ValueError("clean looks at every study of the pool; leave name out")
         if self.delete is not None and (self.name is not None or self.clean is not None):
             raise ValueError(f"delete={self.delete} is one task; leave name and clean out")
+        if self.upgrade and any(given is not None for given in (self.name, self.clean, self.delete, self.watch)):
+            raise ValueError("upgrade rewrites every study of the pool; leave name, watch, clean and delete out")
         if self.yes and self.clean is None and self.delete is None:
             raise ValueError("yes answers what clean=unlisted and delete=… ask; it means nothing without them")
         return self

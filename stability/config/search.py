@@ -1,4 +1,4 @@
-"""Settings of a sweep's choice of runs: `search=optuna`, `search=asha`, `search=pbt` and `halving`.
+"""Settings of a sweep's choice of runs: `search=optuna`, `search=asha` and `search=pbt`.
 
 This module imports neither Optuna nor Ray.
 """
@@ -99,10 +99,10 @@ class SearchSpec(Settings):
 
 
 class AshaSpec(Settings):
-    """The settings of `search=asha`: asynchronous successive halving over a grid, by Ray Tune.
+    """The settings of `search=asha`: successive halving of a grid's learning rates at rungs, by validation NLL.
 
-    At each rung a run continues if its validation NLL is among the best of the runs that reached the rung before it. No
-    run waits for others.
+    Asynchronous: a run continues if it is among the best that reached the rung before it; no run waits. Ray Tune
+    decides. Synchronous: all runs of a rung are awaited, and the best rates of each kind continue; on any launcher.
     """
 
     name: Literal["asha"] = Field(description="how points are chosen")
@@ -110,11 +110,18 @@ class AshaSpec(Settings):
     first_step: int | None = Field(
         default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
     )
+    synchronous: bool | None = Field(
+        default=None, description="whether a rung awaits all its runs; null: unless launcher=ray"
+    )
 
     @property
     def center_lr(self) -> None:
         """None: the sweep's own learning rates are used."""
         return
+
+    def waits(self, launcher: str) -> bool:
+        """Return whether a rung awaits all its runs."""
+        return launcher != "ray" if self.synchronous is None else self.synchronous
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
         """Return the rungs: the first times powers of the reduction, before the last step.
@@ -169,52 +176,25 @@ class PbtSpec(Settings):
         return (*range(length, steps, length), steps)
 
 
-class HalvingSpec(Settings):
-    """The settings of `halving.reduction=3` over a grid.
-
-    At each rung one in ``reduction`` of each kind's learning rates continues, the best by validation NLL.
-    """
-
-    reduction: int = Field(
-        ge=2,
-        description="of a rung's learning rates one in so many goes on; the rungs lie so many times further apart each",
-    )
-    first_step: int | None = Field(
-        default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
-    )
-
-    def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Return the validated steps before the last at which runs are compared.
-
-        Raises:
-            ValueError: no validation before the last step.
-        """
-        step, found = self.first_step or -(-steps // self.reduction**2), []
-        while (rung := -(-step // every_steps) * every_steps) < steps:
-            found += [rung] if rung not in found else []
-            step *= self.reduction
-        if not found:
-            raise ValueError(
-                f"halving: no validation falls on a rung before steps={steps}; give evaluation.every_steps below its "
-                f"{every_steps}"
-            )
-        return tuple(found)
-
-
-def halving_asked_for(value: Any) -> Any:
-    """Return the composed field, or None for ``halving.reduction=null``.
+def halving_as_asha(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a sweep's values with ``search=asha search.synchronous=true`` for its older words ``halving.…``.
 
     Raises:
-        ValueError: ``first_step`` is given without ``reduction``.
+        ValueError: another search is chosen, or only ``halving.first_step`` is given.
     """
-    if not isinstance(value, dict) or value.get("reduction") is not None:
-        return value
-    if value.get("first_step") is not None:
+    others = {key: value for key, value in values.items() if key != "halving"}
+    given = {key: value for key, value in (values.get("halving") or {}).items() if value is not None}
+    if not given:
+        return others
+    if "reduction" not in given:
+        key, value = next(iter(given.items()))
+        raise ValueError(f"halving.{key}={value} is search.{key} of search=asha, which is not chosen; add search=asha")
+    if (search := others.get("search")) is not None and search != {"name": "none"}:
         raise ValueError(
-            f"halving.first_step={value['first_step']} is the first rung of halving.reduction=…, which is null; add "
-            "halving.reduction=3"
+            f"halving.reduction={given['reduction']} is search=asha search.reduction={given['reduction']} "
+            "search.synchronous=true, and another search is chosen; choose one"
         )
-    return None
+    return others | {"search": {"name": "asha", **given, "synchronous": True}}
 
 
 AnySearch = SearchSpec | AshaSpec | PbtSpec

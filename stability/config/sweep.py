@@ -21,7 +21,7 @@ from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.search import AnySearch, HalvingSpec, chosen, halving_asked_for
+from stability.config.search import AnySearch, chosen, halving_as_asha
 from stability.config.settled import settled
 from stability.config.training import Precision, WeightsSpec, weights_asked_for
 from stability.config.wandb import WandbSpec
@@ -57,9 +57,6 @@ class SweepSpec(AbstractRecipe):
     lr: LearningRates = Field(description="peak learning rates")
     search: Annotated[AnySearch | None, BeforeValidator(chosen)] = Field(
         default=None, description="what chooses among the product's runs, or beyond them; null: nothing"
-    )
-    halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(
-        default=None, description="runs left early; reduction=null: none"
     )
     init: Annotated[WeightsSpec | None, BeforeValidator(weights_asked_for)] = Field(
         default=None, description="finished run whose weights every run starts from; init.source=null: none"
@@ -123,6 +120,11 @@ class SweepSpec(AbstractRecipe):
         description="the GPU that a plan estimates hours and memory for; null: runs are timed here, or for an H100",
     )
     _choices: tuple[str, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_words(cls, values: Any) -> Any:
+        return halving_as_asha(values) if isinstance(values, dict) and "halving" in values else values
 
     @field_validator("precision")
     @classmethod

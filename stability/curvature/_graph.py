@@ -46,7 +46,7 @@ def refusals_named() -> Iterator[None]:
     except RuntimeError as error:
         if not _REFUSALS.search(str(error)):
             raise
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NoSecondDerivative(f"{reason}; use method='finite_difference'") from error
 
 

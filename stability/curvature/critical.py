@@ -95,9 +95,9 @@ def critical_lr(
 
     Up to this crossing L(θ + αu) ≤ L(θ). Only forward passes are used (Kalra and Barkeshli 2024, arXiv:2406.09405).
 
-    α is first halved from ``start``, at most 40 times, until the loss is below L(θ). If ``start`` itself is below, α is
-    doubled up to ``limit`` while the loss is not above L(θ). The bracket is then bisected to ``resolution``·high, and
-    the crossing interpolated in it.
+    α is first halved from ``start``, or from ``limit`` if that is smaller, at most 40 times, until the loss is below
+    L(θ). If the first α itself is below, it is doubled up to ``limit`` while the loss is not above L(θ). The bracket is
+    then bisected to ``resolution``·high, and the crossing interpolated in it.
 
     A rise and fall within one doubling is not detected. A loss that is not finite counts as above. Near 0 the
     differences drown in rounding: a value at which the loss differs by a few ulp is no crossing.
@@ -108,7 +108,8 @@ def critical_lr(
         direction: u, as in `directional`.
         start: first α tried. Default: half of ``alpha_max``; if that is 0 or ∞, ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0).
         alpha_max: α_max if known already; default: computed by `directional` if needed.
-        limit: largest α; the result is ∞ if the loss is not above L(θ) there. Default: 2²⁰·start.
+        limit: largest α at which the loss is computed; the result is ∞ if the loss is not above L(θ) there. Default:
+            2²⁰·start.
         resolution: width of the bracket as a share of its upper end.
         batches: microbatches, as in `directional`.
 
@@ -136,7 +137,10 @@ def critical_lr(
         )
     if not (start > 0 and math.isfinite(start)):
         raise ValueError(f"start is {start}; a positive finite step length is needed")
-    value, low, high = _search(line, start, start * 2.0**20 if limit is None else limit, resolution)
+    limit = start * 2.0**20 if limit is None else limit
+    if not limit > 0:
+        raise ValueError(f"limit is {limit}; a positive step length is needed")
+    value, low, high = _search(line, start, limit, resolution)
     return CriticalLR(value, low, high, line(0.0), line.evaluations, known)
 
 
@@ -145,20 +149,19 @@ def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple
     base = line(0.0)
     if not math.isfinite(base):
         return math.nan, math.nan, math.nan
-    low, high = 0.0, start
+    low = start = min(start, limit)
     for _ in range(40):
-        if line(high) < base:  # strictly: a step too small to change a float32 loss proves nothing
+        if line(low) < base:  # strictly: a step too small to change a float32 loss proves nothing
             break
-        high /= 2
+        low /= 2
     else:
-        return 0.0, 0.0, high * 2
-    low = high
-    if high == start:  # else the bracket is (high, 2·high) already
-        while line(2 * low) <= base:
-            low *= 2
-            if low >= limit:
-                return math.inf, low, math.inf
+        return 0.0, 0.0, low * 2
     high = 2 * low
+    if low == start:  # else the bracket is (low, 2·low) already
+        while low < limit and line(high := min(2 * low, limit)) <= base:
+            low = high
+        if low == limit:
+            return math.inf, low, math.inf
     while high - low > resolution * high:
         middle = (low + high) / 2
         low, high = (middle, high) if line(middle) <= base else (low, middle)

@@ -207,5 +207,5 @@ def check_method(method: str) -> None:
 
 
 def announce(error: RuntimeError) -> None:
-    reason = str(error).strip().splitlines()[0]
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     warn(f"curvature by central differences of gradients, not exactly: {reason}")

@@ -52,7 +52,7 @@ def unlisted_runs(pool: Path) -> list[StoredRun]:
         ValueError: a study's record is unreadable (`listed`), or the pool has runs but no study, as if the folder of
             studies were not mounted.
     """
-    known, runs = listed(pool), _runs(pool)
+    known, runs = listed(pool), runs_of(pool)
     if runs and not StudyFolder.all_of(pool):
         raise ValueError(
             f"{pool} holds {len(runs)} run{'s' * (len(runs) > 1)} and no study (studies/NAME/study.json), so which are "
@@ -168,7 +168,7 @@ def debris(pool: Path) -> list[Path]:
     ]
     return found + [
         path
-        for directory in _runs(pool)
+        for directory in runs_of(pool)
         if RunLock(directory.path).owner() is None
         for path in leftovers(directory.path)
     ]
@@ -198,7 +198,7 @@ def remove_debris(pool: Path) -> int:
     Files inside a run are removed under the run's lock.
     """
     paths = debris(pool)
-    runs = {directory.path: directory for directory in _runs(pool)}
+    runs = {directory.path: directory for directory in runs_of(pool)}
     for path in paths:
         run = next((parent for parent in path.parents if parent in runs), None)
         lock = None if run is None else RunLock(run)
@@ -209,7 +209,7 @@ def remove_debris(pool: Path) -> int:
     return len(paths)
 
 
-def _runs(pool: Path) -> list[RunDirectory]:
+def runs_of(pool: Path) -> list[RunDirectory]:
     """Return the pool's certain runs: real folders (no links) named by 12 hex digits, with a spec."""
     folders = (
         path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()

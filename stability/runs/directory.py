@@ -9,16 +9,18 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from stability.config.base import Settings
 from stability.config.identity import same_run
 from stability.config.run import RunSpec
-from stability.runs.leftovers import temporary
-from stability.runs.records import StatusFile
+from stability.runs.leftovers import remove, temporary
+from stability.runs.older import OlderFile, is_older_spec
+from stability.runs.records import Record, StatusFile
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
@@ -49,6 +51,31 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     fsync(path.parent)
 
 
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; it replaces ``folder`` when the ``with`` block ends.
+
+    If the block raises, ``folder`` stays as it was.
+    """
+    aside, old = temporary(folder), temporary(folder.with_name(f"{folder.name}.gone"))
+    for path in (aside, old):
+        remove(path)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for path in (*aside.iterdir(), aside):
+            fsync(path)
+        if folder.exists():
+            folder.replace(old)  # a folder that is not empty cannot be replaced in one step
+        aside.replace(folder)
+        fsync(folder.parent)
+    finally:
+        if old.exists() and not folder.exists():  # interrupted between the two renames
+            old.replace(folder)
+        for path in (aside, old):
+            remove(path)
+
+
 def fsync(path: Path) -> None:
     """Make a file's content, or a folder's entries, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -62,7 +89,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
-def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = RUN_AGAIN) -> Any:
+def read_json(path: Path, record: type[Record] | None = None, remedy: str = RUN_AGAIN) -> Any:
     """Return the object of a JSON file.
 
     Args:
@@ -71,6 +98,7 @@ def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = R
         remedy: advice for the user of a damaged file.
 
     Raises:
+        OlderFile: an older version wrote it, and ``record`` is given.
         ValueError: the file is missing, damaged, or no object; the message names it.
     """
     try:
@@ -82,6 +110,8 @@ def read_json(path: Path, record: type[BaseModel] | None = None, remedy: str = R
     if not isinstance(found, dict):
         raise damaged(path, f"it holds a {type(found).__name__} instead of an object", remedy)
     if record is not None:
+        if record.is_older(found):
+            raise OlderFile(path)
         try:
             record.model_validate(found)
         except ValidationError as error:
@@ -145,6 +175,7 @@ class RunDirectory:
             schema: class of the spec.
 
         Raises:
+            OlderFile: the folder has this run's spec of an older version.
             ValueError: the folder has another run's spec.
         """
         try:
@@ -158,6 +189,8 @@ class RunDirectory:
             except FileNotFoundError:
                 write_json(self.spec_file, spec)
             found = read_json(self.spec_file)
+        if is_older_spec(found):
+            raise OlderFile(self.spec_file)
         if not same_run(found, spec, schema):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
+from stability.printable import line_of
 from stability.runs.directory import damage_at, rows_before_damage, write_atomically
 from stability.runs.schema import TEXT, WHOLE
 
@@ -32,7 +33,11 @@ def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> 
         metadata: strings to store in the file's schema.
     """
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
+    write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata}), path)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table with its metadata atomically."""
     content = pa.BufferOutputStream()
     pq.write_table(table, content, write_page_checksum=True)
     write_atomically(path, memoryview(content.getvalue()))
@@ -47,7 +52,7 @@ def _name_damaged(path: Path) -> Iterator[None]:
         raise
     # Arrow raises several classes for damage, bare OSError among them.
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = line_of(error)
         raise ValueError(f"{path} is damaged ({why}); move it away and measure again") from None
 
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from stability.runs.older_words import OLDER, of_older
 from stability.runs.words import ShareWords, Words
 
 
-def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
-    """Return the words of a study's record.
+def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the words of a study's record by field; unknown ones are passed over."""
+    found = record.get("words", {})
+    return {each.name: _read(found[each.name]) for each in fields(Words) if each.name in found}
 
-    Words missing in an older record are today's of its objective (`OLDER`), or the default of another one. A record
-    without any words has those of `of_older`.
 
-    Args:
-        record: the study's record.
-        objectives: objectives of the study's runs.
-    """
-    objective = next(iter(objectives)) if len(set(objectives)) == 1 else ""
-    found = record.get("words")
-    if not isinstance(found, dict):
-        return of_older(record, objective)
-    known = {each.name: _read(found[each.name]) for each in fields(Words) if each.name in found}
-    return replace(OLDER.get(objective, Words()), **known)
+def words_of_record(record: Mapping[str, Any]) -> Words:
+    """Return the words of a study's record; of a record without any, the defaults."""
+    return Words(**recorded(record))
 
 
 def _read(value: Any) -> Any:

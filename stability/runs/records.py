@@ -1,6 +1,6 @@
 """Required fields of our JSON files, checked by `stability.runs.directory.read_json`.
 
-Other fields may exist, from younger and older versions.
+Other fields may exist, from younger versions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stability.runs.older import is_older_spec, is_older_study
 from stability.runs.schema import RUNS_COLUMNS, TEXT
 
 LARGEST = 2**63  # whole numbers of a table are below it
@@ -22,6 +23,11 @@ class Record(BaseModel):
     """An object of a JSON file, without conversion: a number in quotes is no number."""
 
     model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def is_older(cls, values: dict[str, Any]) -> bool:
+        """Return whether the file is of an older version (`stability.runs.older`)."""
+        return False
 
 
 class ResultFile(Record):
@@ -73,10 +79,14 @@ class SpecFile(Record):
     mechanism: Part
     residual: Part
     optimizer: Part
-    norm: Part | str  # just the name in runs older than its settings
+    norm: Part
     lr_peak: Number
     seed: int
     steps: Whole
+
+    @classmethod
+    def is_older(cls, values: dict[str, Any]) -> bool:
+        return is_older_spec(values)
 
 
 class TabulatedSpec(SpecFile):
@@ -87,10 +97,10 @@ class TabulatedSpec(SpecFile):
     model: Part
     data_fingerprint: str
     cross: Part | None = None
-    ffn: Part | str = ""
-    position: Part | str = ""
-    linear: Part | str = ""
-    precision: Part | str = ""
+    ffn: Part | None = None
+    position: Part | None = None
+    linear: Part | None = None
+    precision: str = ""
     weights: WeightsPart | None = None
 
 
@@ -196,9 +206,14 @@ class StudyFile(Record):
     provenance: dict[str, Any] = Field(default_factory=dict)
     variants: dict[str, str] = Field(default_factory=dict)
     stopped: dict[str, str] = Field(default_factory=dict)
+    rungs: list[Whole] = Field(default_factory=list)
     ablations: list[AblationPart] | None = None
     earlier: list[EarlierPart] = Field(default_factory=list)
     words: WordsPart | None = None
+
+    @classmethod
+    def is_older(cls, values: dict[str, Any]) -> bool:
+        return is_older_study(values)
 
 
 class PublishedFile(Record):

@@ -248,7 +248,7 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data")}
     cross = spec.get("cross") or {"name": ""}  # missing in runs older than cross mechanisms
     rest = {
-        "norm": _part_name(spec["norm"]),
+        "norm": spec["norm"]["name"],
         "model": _model_name(spec),
         "cross": cross["name"],
         "lr": spec["lr_peak"],
@@ -258,16 +258,13 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
 
 
-def _part_name(part: Any) -> str:
-    return part["name"] if isinstance(part, dict) else part  # just the name in runs older than its settings
-
-
 def _model_name(spec: dict[str, Any]) -> str:
     """Return the model's size with its unusual parts and initial weights.
 
     Example: ``"nano ffn=glu init=6eba02b4304b"``. Runs that differ in one of these have different names.
     """
-    names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # missing in older runs
+    parts = {key: spec.get(key) or usual for key, usual in USUAL.items()}
+    names = {key: part["name"] if isinstance(part, dict) else part for key, part in parts.items()}
     others = [f"{key}={name}" for key, name in names.items() if name != USUAL[key]]
     weights = spec.get("weights")
     return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])

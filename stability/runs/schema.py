@@ -177,12 +177,6 @@ OPTIONAL = {
     "gradients": {"gradients": GRADIENT_COLUMNS},
 }
 
-# By table: columns missing in older files; a reader fills them with nulls.
-YOUNGER = {
-    "runs": ("optimizer_state_bytes", "step_s", "state_bytes", "settings", "reading", "blind_to_order"),
-    "curvature": ("rms_u",),
-}
-
 # By table: prefixes of an objective's own numeric columns: further validation scores, components of the NLL, their
 # frequency baselines, components of an oracle's NLL. For recorded steps, columns of some optimizers: `rate_found`, the
 # learning rate found by the optimizer itself, times the run's.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stability.corpora.proteins.chain import ProteinChain
-from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
+from stability.runs.directory import RunDirectory, read_json, replacing, write_atomically, write_json
 from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, pad_chains
 from stability.structure.frames import in_frame, random_rotations, rotate
 from stability.structure.ideal_chain import ideal_backbone, mean_geometry
@@ -76,8 +76,10 @@ def measure_tokenizer(
     )
     shown = int((chains.rmsd - chains.rmsd.median()).abs().argmin())
     _write_example(results / "example.npz", parts[shown], made[shown], float(chains.rmsd[shown]))
-    for index in range(min(structures, len(parts))):
-        write_structures(tokenizer, parts[index], directory.path / "structures")
+    if structures:
+        with replacing(directory.path / "structures") as folder:
+            for part in parts[:structures]:
+                write_structures(tokenizer, part, folder)
     settings = {"rotations": rotations, "structures": structures, "num_train_chains": len(train)}
     write_json(results / "summary.json", summary(tokenizer, chains, codes) | settings)
 
@@ -236,7 +238,7 @@ def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: 
     stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in part.id)
     paths = [folder / f"{stem}_original.cif", folder / f"{stem}_reconstructed.cif"]
     for path, atoms_NAX in zip(paths, (part.atoms14_NAX, made_NAX), strict=True):
-        write_atomically(path, mmcif(path.stem, part.sequence, atoms_NAX).encode())
+        path.write_text(mmcif(path.stem, part.sequence, atoms_NAX), encoding="utf-8")
     return paths
 
 

@@ -16,6 +16,7 @@ from stability.config.base import checked
 from stability.config.identity import filled, tokenizer_id
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.proteins.alphabets import NUM_ATOMS
+from stability.printable import line_of
 from stability.runs.directory import RunDirectory
 from stability.structure.crops import BACKBONE
 from stability.structure.frames import in_frame
@@ -135,7 +136,7 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
         tokenizer.load_state_dict(load_file(folder / checkpoint.MODEL))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"{folder / checkpoint.MODEL} does not fit the tokenizer of its own manifest: {str(error).splitlines()[0]}"
+            f"{folder / checkpoint.MODEL} does not fit the tokenizer of its own manifest: {line_of(error)}"
         ) from None
     return tokenizer.eval()
 

@@ -18,7 +18,8 @@ from stability.config.computed import parts_of_model
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
-from stability.runs.directory import fsync, read_json
+from stability.printable import line_of
+from stability.runs.directory import read_json, replacing
 from stability.runs.leftovers import temporary
 from stability.runs.records import ManifestFile
 from stability.training.machine import require_kernels
@@ -42,10 +43,7 @@ def save(
         step: step of the checkpoint.
         data_format: format of the corpus; for tokens the vocabulary size.
     """
-    aside = temporary(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with replacing(folder) as aside:
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL
         )
@@ -53,14 +51,6 @@ def save(
         files = {name: sha256_of(aside / name) for name in (MODEL, TRAINER)}
         manifest = {"step": step, **_describe(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
-        for path in (*aside.iterdir(), aside):
-            fsync(path)
-        if folder.exists():
-            remove(folder)
-        aside.replace(folder)
-        fsync(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
@@ -95,9 +85,7 @@ def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
         model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
         model.load_state_dict(load_file(folder / MODEL))
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(
-            f"{folder / MODEL} does not fit the model of its own manifest: {str(error).splitlines()[0]}"
-        ) from None
+        raise ValueError(f"{folder / MODEL} does not fit the model of its own manifest: {line_of(error)}") from None
     return spec, model.eval()
 
 

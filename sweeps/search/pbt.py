@@ -2,8 +2,8 @@
 
 A population consists of the sweep's learning rates, for one kind of run and one seed. In each round every member trains
 one segment, as a run of its own that starts from the previous run's checkpoint (`RunSpec.init`). Then the worst members
-copy a checkpoint of the best and change its rate. Each round waits for all its runs, as in halving: the next segment
-depends only on the runs and the seed of the draws, with any launcher, and a repeated command finds the same runs.
+copy a checkpoint of the best and change its rate. Each round waits for all its runs: the next segment depends only
+on the runs and the seed of the draws, with any launcher, and a repeated command finds the same runs.
 """
 
 from __future__ import annotations

@@ -82,9 +82,13 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
 
         return EdgeSearch(spec, fingerprint)
     if isinstance(spec.search, AshaSpec):
-        from sweeps.search.asha import AshaSearch
+        from sweeps.search.asha import AsynchronousAsha, SynchronousAsha
 
-        return AshaSearch(spec, fingerprint)
+        return (
+            SynchronousAsha(spec, fingerprint, before)
+            if spec.search.waits(spec.launcher)
+            else AsynchronousAsha(spec, fingerprint)
+        )
     if isinstance(spec.search, PbtSpec):
         from sweeps.search.pbt import PbtSearch
 
@@ -93,10 +97,6 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
         from sweeps.search.optuna import OptunaSearch
 
         return OptunaSearch(spec, fingerprint, slots(spec), before.get("search_history", {}))
-    if spec.halving is not None:
-        from sweeps.search.halving import HalvingSearch
-
-        return HalvingSearch(spec, fingerprint)
     return None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
 from stability.runs.phases import TERMINAL, file_of, phases, wanted
-from stability.runs.recorded_words import recorded
+from stability.runs.recorded_words import words_of_record
 from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.progress import STALLED, Progress, Row
 from sweeps.trial import Trial
-from sweeps.trial_names import choice_name, several_of
+from sweeps.trial_names import several_of
 from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
 
 MOST_NAMED = 3
@@ -71,8 +71,7 @@ class StudyView:
                 trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **asks))
             except ValueError as error:
                 unreadable.append((run_id, str(error)))
-        words = recorded(record, {choice_name(trial.spec.get("objective", "")) for trial in trials})
-        progress = Progress(trials, is_complete, from_outside=True, words=words)
+        progress = Progress(trials, is_complete, from_outside=True, words=words_of_record(record))
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 
     def renewed(self) -> StudyView:

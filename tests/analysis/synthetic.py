@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study.load import COLUMNS, SCHEMA_VERSION
+from stability.registry import Registry
 
 QUICKSTART_LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 UNIGRAM, INIT = 3.20, 5.60
@@ -100,11 +102,18 @@ def write_study(
         "run_ids": [run["run_id"] for run in runs],
         "launcher": "serial",
         "command": f"python -m stability.sweep name={name}",
+        "words": words_of(settings[0].get("objective", "mlm")),
     }
     if provenance is not None:
         manifest["provenance"] = provenance
     (results.parent / "study.json").write_text(json.dumps(manifest))
     return results.parent
+
+
+def words_of(objective: str, **more: str) -> dict[str, Any]:
+    """The words that a sweep records for an objective, with its settings' and its data's own (``more``)."""
+    own = Registry("objectives").load(objective)
+    return asdict(replace(own.words, direction=own.direction, **more))
 
 
 def write_table(

@@ -11,7 +11,7 @@ from analysis.sections import generation as generative
 from analysis.sections.nll_figures import nll_figure
 from analysis.study import wording as recipe
 from analysis.study.load import load
-from tests.analysis.synthetic import UNIGRAM, write_study
+from tests.analysis.synthetic import UNIGRAM, words_of, write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -67,6 +67,6 @@ def test_of_proteins_the_unit_is_a_residue(tmp_path):
     study = study_of(tmp_path)
     assert recipe.words(study).generative_unit == "nats per token of the oracle"
     assert (
-        recipe.words(replace(study, runs=study.runs.assign(objective="multitrack"))).generative_unit
+        recipe.words(replace(study, study=study.study | {"words": words_of("multitrack")})).generative_unit
         == "nats per residue by the oracle's masked NLL"
     )

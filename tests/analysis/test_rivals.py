@@ -15,9 +15,7 @@ from analysis.numbers.side_by_side import ratio
 from analysis.report import build
 from analysis.sections.throughput import throughput_table
 from analysis.study.load import load
-from stability.registry import Registry
 from stability.runs import results
-from stability.runs.older_words import OLDER
 from stability.runs.parquet import write_parquet
 from tests.analysis.judged import claims_of
 from tests.analysis.synthetic import write_study
@@ -32,7 +30,8 @@ def study_of(tmp_path, gain, mechanisms=("sa", "attentionx"), accuracy=None, see
     def nll(mechanism, lr, seed):
         return 2.0 + 0.2 * abs(math.log10(lr / 1e-2)) - gain * (mechanism == "attentionx") + 1e-3 * seed
 
-    folder = write_study(tmp_path, mechanisms=mechanisms, lrs=LRS, seeds=seeds, nll=nll)
+    settings = ({"objective": "classify"} if accuracy else {},)
+    folder = write_study(tmp_path, mechanisms=mechanisms, lrs=LRS, seeds=seeds, nll=nll, settings=settings)
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
     runs["num_tokens"], runs["wall_s"] = (
@@ -41,7 +40,6 @@ def study_of(tmp_path, gain, mechanisms=("sa", "attentionx"), accuracy=None, see
     )
     if accuracy is not None:
         runs["val_accuracy"] = runs["mechanism"].map(accuracy) - 1e-3 * runs["seed"]
-        runs["objective"] = "classify"
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     return folder
 
@@ -89,6 +87,7 @@ def of_masks(
 ):
     """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is which;
     of four ``cells`` attentionx with a masked diagonal at 1.8."""
+    objective = "classify" if accuracy else objective
     settings = [{"variant": variant, "objective": objective} for variant in variants]
     folder = write_study(
         tmp_path,
@@ -112,7 +111,6 @@ def of_masks(
             accuracy[mechanism + variant[:1]] + 1e-4 * seed
             for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
         ]
-        runs["objective"] = "classify"
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     manifest = json.loads((folder / "study.json").read_text())
     if spec:
@@ -196,11 +194,6 @@ def test_which_attention_has_the_same_mask_follows_the_settings_and_the_directio
 ):
     best = claims_of(of_masks(tmp_path, objective=objective, attentionx=attentionx))["best NLL attentionx"]
     assert f"NLL than {plain}, each" in best.text and "of the same mask" in best.statement
-
-
-def test_the_directions_are_those_of_the_objectives_themselves():
-    for name, objective in ((name, Registry("objectives").load(name)) for name in OLDER):
-        assert OLDER[name].direction == objective.direction
 
 
 def test_a_record_without_settings_is_said_to_be_one(tmp_path):

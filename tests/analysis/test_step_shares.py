@@ -133,10 +133,13 @@ def test_a_table_without_a_row_states_the_protocol_of_the_studys_other_rows_of_t
         and "No step was recorded." in terminal.caption
     )
     bare = study_of(tmp_path / "bare", EVERY)
-    bare = replace(
-        bare, study=bare.study | {"spec": {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"]}}}
-    )
+    named = {"phase": "terminal", "state": ["paper"], "recorded_steps": 7}
+    bare = replace(bare, study=bare.study | {"spec": {"hessian": True, "curvature": named}})
     assert "Protocol: not recorded" in alpha_tables(bare)[0].caption, "a record of states alone says nothing of how"
+    del named["recorded_steps"]
+    bare = replace(bare, study=bare.study | {"spec": {"hessian": True, "curvature": named}})
+    with pytest.raises(ValueError, match="study.json has no curvature.recorded_steps"):
+        alpha_tables(bare)  # no number of steps is made up
 
 
 def early(study, lr, seed, steps, step=4900):

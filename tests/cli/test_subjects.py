@@ -10,9 +10,11 @@ from collections import Counter
 
 import pytest
 
-from stability.cli.subjects import Subject, read_about, spec_of
+from stability.cli.subjects import read_about
 from stability.cli.words import Invocation
+from stability.config.identity import run_id
 from stability.config.parse import SPECS
+from stability.plan.runs import RunPlan, read_spec
 from stability.registry import add_plugin, require_plugins
 from stability.runs.directory import FINISHED
 from stability.runs.study import StudyFolder
@@ -29,35 +31,33 @@ def test_a_folder_is_a_study_a_run_or_a_checkpoint_of_one(lab, tmp_path):
     study.write([run.run_id])
     first, last = run.checkpoints()
 
-    whole, single = Subject.of(str(study.path), kept="rows"), Subject.of(str(run.path), kept="rows")
+    whole, single = RunPlan.of(str(study.path), kept="rows"), RunPlan.of(str(run.path), kept="rows")
     assert whole.study is not None and whole.study.path == study.path
     assert (single.study, single.checkpoint) == (None, None)
     for subject in (whole, single):
-        assert [directory.path for directory in subject.directories] == [run.path]
-        assert [directory.path for directory in subject.measurable()] == [run.path]
+        assert [(each.path, run_id(spec)) for each, spec in subject.runs.items()] == [(run.path, run.run_id)]
         assert subject.cache_dir == lab.cache
     shutil.copytree(first, run.path / "checkpoints" / "mine")
     for folder, phase in ((first, "earliest"), (last, "terminal"), (run.path / "checkpoints" / "mine", "mine")):
-        subject = Subject.of(str(folder), kept="rows")
+        subject = RunPlan.of(str(folder), kept="rows")
         assert (subject.study, subject.checkpoint, subject.phase) == (None, folder, phase)
         assert (subject.directory.path, subject.cache_dir) == (run.path, lab.cache)
 
 
-def test_of_runs_without_a_verdict_or_a_checkpoint_only_one_that_is_alone_is_refused(lab, capsys):
+def test_of_runs_without_a_verdict_or_a_checkpoint_only_one_that_is_alone_is_refused(lab):
     run = lab.train(lab.spec())
     study, unfinished = StudyFolder.of(lab.pool, "two"), lab.pool / "0123456789ab"
     study.write([run.run_id, unfinished.name])
     shutil.copytree(run.path, unfinished, ignore=lambda *_: ["checkpoints", "status.json"])
-    both = Subject.of(str(study.path), kept="rows")
-    assert [directory.run_id for directory in both.measurable(without_checkpoint="no matter")] == [run.run_id]
-    assert capsys.readouterr().out == "leaves out 1 of 2 runs, which have not reached their verdict\n"
+    both = RunPlan.of(str(study.path), kept="rows", without_checkpoint="no matter")
+    assert [directory.run_id for directory in both.runs] == [run.run_id]
+    assert both.notes == ("leaves out 1 of 2 runs, which have not reached their verdict",)
     with pytest.raises(ValueError, match=r"^0123456789ab is queued; run its sweep to the end first$"):
-        Subject.of(str(unfinished), kept="rows").measurable()
+        RunPlan.of(str(unfinished), kept="rows")
     shutil.rmtree(run.path / "checkpoints")
-    alone = Subject.of(str(run.path), kept="rows")
-    assert alone.measurable() == list(alone.directories)
+    assert RunPlan.of(str(run.path), kept="rows").directory.path == run.path
     with pytest.raises(ValueError, match=rf"^{run.run_id} is \w+ and left no checkpoint: nothing to see$"):
-        alone.measurable(without_checkpoint="nothing to see")
+        RunPlan.of(str(run.path), kept="rows", without_checkpoint="nothing to see")
 
 
 def test_each_entry_refuses_a_checkpoint_outside_of_a_run_and_says_what_it_would_keep(lab, tmp_path, entered):
@@ -114,7 +114,7 @@ def test_each_entry_reads_a_checkpoint_that_it_is_given_once_and_verifies_it(lab
 
 def test_a_name_that_no_file_system_takes_is_refused_by_its_key():
     with pytest.raises(ValueError, match=r"^ckpt=9+: File name too long; give a study's, a run's"):
-        Subject.of("9" * 5000, kept="rows")
+        RunPlan.of("9" * 5000, kept="rows")
 
 
 @pytest.mark.parametrize("entry", ["hessian", "probe", "generate"])
@@ -180,11 +180,11 @@ def test_what_reads_a_checkpoint_itself_imports_no_plugin_that_was_not_named(tmp
     with pytest.raises(ValueError, match=told):
         checkpoint.load(folder)
     with pytest.raises(ValueError, match=told.replace(str(folder), str(of_a_plugin.path))):
-        spec_of(of_a_plugin)
+        read_spec(of_a_plugin)
     assert not (tmp_path / "somebodys.mark").exists()
     add_plugin("somebodys")
     checkpoint.load(folder)
-    assert spec_of(of_a_plugin).plugins == ("somebodys",)
+    assert read_spec(of_a_plugin).plugins == ("somebodys",)
 
 
 def test_a_worker_imports_the_plugins_of_the_trial_that_it_is_handed(tmp_path, of_a_plugin):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from stability.cli import compose as compose_module
+from stability.cli import conf, mistakes
 from stability.cli.words import Invocation, Word
 from tests.reading import compose, read_spec
 
@@ -141,3 +144,15 @@ def test_a_key_longer_than_a_files_name_is_refused_as_one_that_cannot_be_read():
     ) as caught:
         compose("sweep", ["a." * 500 + "b=1"])
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("words", [[], ["steps=4", "lr=1e-3"]])
+def test_a_configuration_that_fails_without_any_word_blames_no_word(tmp_path, monkeypatch, words):
+    shutil.copytree(conf.conf_dir(), tmp_path / "conf")
+    with (tmp_path / "conf" / "sweep.yaml").open("a") as file:
+        file.write("\nnowhere: ${not.there}\n")
+    for module in (conf, compose_module, mistakes):
+        monkeypatch.setattr(module, "conf_dir", lambda: tmp_path / "conf")
+    mistakes._groups.cache_clear()
+    with pytest.raises(ValueError, match="^conf/sweep.yaml cannot be composed without any word: .*not.there"):
+        compose("sweep", words)

@@ -52,7 +52,7 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
         ),
         (
             ["halving.first_step=10"],
-            "halving.first_step=10 is the first rung of halving.reduction=…, which is null; add halving.reduction=3",
+            "halving.first_step=10 is search.first_step of search=asha, which is not chosen; add search=asha",
         ),
     ],
 )

@@ -186,6 +186,9 @@ def test_what_is_held_out_are_several_proteins_that_come_near_to_the_share(share
 def test_where_every_protein_is_larger_than_the_share_a_smallest_is_held_out():
     corpus = corpus_of(in_groups([30, 25, 25, 25], 0), (), None, "x", 0.1)
     assert Counter(each.group for each in corpus.chains("val")).total() == 25
+    asked = "(data.held_out asks for 11 chains, and every protein has more; the smallest is held out)"
+    assert f"held out 25 chains of 1 proteins, 23.81% {asked}" in corpus.description
+    assert "asks for" not in corpus_of(in_groups([30, 25, 25, 10], 0), (), None, "x", 0.2).description
     assert len(corpus_of(in_groups([1, 1], 0), (), None, "x", 0.5).chains("train")) == 1
 
 

@@ -46,9 +46,26 @@ def test_with_three_crossings_the_first_is_found():
 def test_a_loss_that_falls_for_ever_has_none():
     loss, params, u = along(lambda a: -a)
     found = critical_lr(loss, params, u, limit=100.0)
-    assert found.value == math.inf
-    assert found.low >= 100
-    assert found.high == math.inf
+    assert (found.value, found.low, found.high) == (math.inf, 100, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [(0.5, math.inf), (0.7, math.inf), (0.9, 0.8), (50.0, 0.8), (math.inf, 0.8)]
+)
+@pytest.mark.parametrize("start", [0.3, 0.7, 40.0])
+def test_no_rate_above_the_limit_is_tried(start, limit, value):
+    """L = 3 − 2α + 5α²/2 is L(0) again at 0.8, which a smaller limit hides."""
+    tried = []
+
+    def polynomial(alpha):
+        tried.append(float(alpha))
+        return 3 - 2 * alpha + 2.5 * alpha * alpha
+
+    loss, params, u = along(polynomial)
+    found = critical_lr(loss, params, u, start=start, limit=limit, resolution=1e-4)
+    assert max(tried) <= limit
+    assert found.value == pytest.approx(value, rel=1e-7)
+    assert (found.low, found.high) == (limit, math.inf) if value == math.inf else found.low <= 0.8 <= found.high
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -115,7 +132,13 @@ def test_it_rests_on_losses_and_warns_of_an_alpha_max_through_a_wrong_gradient()
 
 
 @pytest.mark.parametrize(
-    ("options", "text"), [({"resolution": 0.0}, "resolution is 0.0"), ({"start": -1.0}, "start is -1.0")]
+    ("options", "text"),
+    [
+        ({"resolution": 0.0}, "resolution is 0.0"),
+        ({"start": -1.0}, "start is -1.0"),
+        ({"limit": 0.0}, "limit is 0.0"),
+        ({"limit": math.nan}, "limit is nan"),
+    ],
 )
 def test_impossible_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):

@@ -18,6 +18,7 @@ from stability.config.base import checked
 from stability.config.generation import GenerateSpec
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.generate import main
+from stability.plan.runs import read_spec
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples
 from stability.probes.generation.generating import (
@@ -25,8 +26,8 @@ from stability.probes.generation.generating import (
     generate,
     is_generated,
     list_missing_phases,
-    num_steps,
     resolve_sampler,
+    steps_of_a_phase,
 )
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Score, load_oracle, oracle_checkpoint
@@ -227,7 +228,8 @@ def test_each_setting_changes_the_samples_and_the_same_ones_give_the_same(traine
 def test_the_batch_changes_no_sample_and_how_many_steps_it_takes(trained):
     lab, runs, _ = trained
     one, all_at_once = spec_of(batch=1), spec_of(batch=5)
-    assert (num_steps(runs["mlm"], one, "terminal"), num_steps(runs["mlm"], all_at_once, "terminal")) == (5 * 16, 16)
+    run = read_spec(runs["mlm"])
+    assert (steps_of_a_phase(run, one), steps_of_a_phase(run, all_at_once)) == (5 * 16, 16)
     assert len(list(generate(runs["mlm"], one, cache_dir=lab.cache, device="cpu"))) == 5 * 16
     before = texts(runs["mlm"])
     samples.meta_file(runs["mlm"], "terminal").unlink()

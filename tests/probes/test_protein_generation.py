@@ -16,9 +16,16 @@ from stability.corpora.proteins.alphabets import LETTERS
 from stability.generate import main
 from stability.models.specials import BOS, EOS, MASK
 from stability.models.tracks import TrackInputs
+from stability.plan.runs import read_spec
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples as stored_samples
-from stability.probes.generation.generating import equal_samples, generate, is_generated, list_missing_phases, num_steps
+from stability.probes.generation.generating import (
+    equal_samples,
+    generate,
+    is_generated,
+    list_missing_phases,
+    steps_of_a_phase,
+)
 from stability.probes.generation.protein_source import ProteinSource
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
@@ -238,7 +245,7 @@ def test_an_interrupted_generation_leaves_nothing_and_goes_on(trained, left_afte
     whole = len(list(generate(runs["bare"], spec, cache_dir=lab.cache, device="cpu")))
     first = files(runs["bare"])
     shutil.rmtree(runs["bare"].path / "samples")
-    assert whole <= num_steps(runs["bare"], spec, "terminal")
+    assert whole <= steps_of_a_phase(read_spec(runs["bare"]), spec)
     steps = generate(runs["bare"], spec, cache_dir=lab.cache, device="cpu")
     for _ in range(left_after % whole):
         next(steps)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from stability.runs.directory import (
     checkpoint_name,
     read_json,
     read_jsonl,
+    replacing,
     step_of,
     tail,
     write_atomically,
@@ -32,6 +34,31 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path, monkeypatch)
         write_atomically(path, b"half")
     assert read_json(path) == {"state": "running"}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failing", ["fill", "second rename"])
+def test_a_folder_is_replaced_whole_or_stays_and_leaves_no_debris(tmp_path, monkeypatch, failing):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "old").touch()
+    renamed, own = [], Path.replace
+
+    def replace(path, target):
+        renamed.append(path)
+        if len(renamed) == 2:
+            raise OSError(5, "Input/output error")
+        return own(path, target)
+
+    if failing == "second rename":
+        monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(OSError, match=r"Input/output|planted"), replacing(folder) as aside:
+        (aside / "new").touch()
+        if failing == "fill":
+            raise OSError("planted")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "old"]
+    with replacing(folder) as aside:
+        (aside / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "new"]
 
 
 def test_a_run_that_was_never_started_is_queued(tmp_path):

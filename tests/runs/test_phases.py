@@ -18,11 +18,12 @@ from stability.runs.phases import phases
 from stability.runs.results import collect, read_steps
 from stability.runs.schema import CURVATURE_COLUMNS
 from stability.runs.study import StudyFolder
+from tests.reading import read_spec
 
 ALL = CurvatureSpec(phase="all", state=("checkpoint",), warmup_batches=1, warmup_steps=1, recorded_steps=2)
 SPEC: dict[str, Any] = {
     **{key: {"name": key} for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")},
-    "norm": "layernorm", "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "f", "steps": 5000, "batch": 4, "clip_norm": 1.0,
+    "norm": {"name": "layernorm"}, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "f", "steps": 5000, "batch": 4, "clip_norm": 1.0,
 }  # fmt: skip
 
 
@@ -68,6 +69,8 @@ def test_only_the_last_planned_step_is_terminal_and_one_checkpoint_has_one_name(
 )
 def test_the_measurement_of_a_run_that_diverged_says_why_it_has_no_terminal_checkpoint(tmp_path, capsys, steps, line):
     directory = run_at(tmp_path, "diverged", steps)
+    ((_, run),) = read_spec("sweep", ["mechanism=sa", "lr=1e-3", "seeds=1", "steps=5000"]).points("f")
+    write_json(directory.spec_file, run.model_dump(mode="json"))
     assert hessian.main([f"ckpt={directory.path}", "phase=terminal"]) == 0
     assert capsys.readouterr().out.splitlines().count(line) == 1
 

@@ -1,4 +1,4 @@
-"""What ``study.json`` says that things are called, and how a record without that is read."""
+"""What ``study.json`` says that things are called, and the words that an upgrade adds to a record without them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from stability.registry import Registry
-from stability.runs.older_words import OLDER
-from stability.runs.recorded_words import recorded
+from stability.runs.older import is_older_study
+from stability.runs.recorded_words import words_of_record
+from stability.runs.upgrade import _newer_record
 from stability.runs.words import Words
 from sweeps.record import words_of
 from tests.reading import read_spec
@@ -32,24 +32,34 @@ def asked(request, tmp_path, monkeypatch):
     return read_spec("sweep", [f"objective={request.param}", *ASKED[request.param]])
 
 
-def test_a_record_without_words_is_read_as_one_with_them(asked):
-    words, spec = words_of(asked), asked.model_dump(mode="json")
-    assert words.direction == Registry("objectives").load(asked.objective.name).direction
-    assert words == recorded({"spec": spec}, {asked.objective.name})
-    assert set(OLDER) == set(ASKED)
+@pytest.mark.parametrize("kept", [(), ("unit", "share")])
+def test_a_record_without_all_words_gets_those_of_its_objective_and_data(asked, kept):
+    words = asdict(words_of(asked))
+    record = {"spec": asked.model_dump(mode="json")}
+    if kept:
+        record["words"] = json.loads(json.dumps({name: words[name] for name in kept}))
+    assert is_older_study(record)
+    newer = json.loads(json.dumps(_newer_record(record)))
+    assert words_of_record(newer) == words_of(asked)
+    assert not is_older_study(newer) and newer["spec"] == record["spec"]
+
+
+def test_words_on_record_stay(asked):
+    record = {"spec": asked.model_dump(mode="json"), "words": {"unit": "nats per move"}}
+    assert words_of_record(_newer_record(record)) == replace(words_of(asked), unit="nats per move")
+
+
+def test_a_record_of_a_plugin_that_is_not_here_gets_the_usual_words():
+    record = {"spec": {"objective": {"name": "elsewhere"}, "data": {"name": "nowhere"}, "steps": 3}}
+    assert words_of_record(_newer_record(record)) == Words()
 
 
 def test_words_come_back_from_json_as_they_were(asked):
     words = replace(words_of(asked), baseline="what a plugin says")
-    assert recorded(json.loads(json.dumps({"words": asdict(words)})), {asked.objective.name}) == words
+    assert words_of_record(json.loads(json.dumps({"words": asdict(words)}))) == words
 
 
-def test_a_word_that_a_record_lacks_is_the_default_and_one_that_is_not_known_is_passed_over():
+def test_a_word_that_is_not_known_is_passed_over():
     written = asdict(Words(unit="nats per move")) | {"of_tomorrow": "x"}
-    del written["example"]
-    assert recorded({"words": written}, {"moves"}) == Words(unit="nats per move")
-    assert len(fields(Words)) == len(written)
-
-
-def test_of_several_objectives_only_what_holds_for_any_is_said():
-    assert recorded({}, {"classify", "ar"}) == Words()
+    assert words_of_record({"words": written}) == Words(unit="nats per move")
+    assert len(fields(Words)) == len(written) - 1

@@ -10,6 +10,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from stability.corpora.proteins.alphabets import decode
+from stability.structure import measure as measuring
 from stability.structure.crops import first_parts, pad_chains
 from stability.structure.measure import is_measured, mean_backbone, measure_tokenizer, same_tokens
 from stability.structure.mmcif import atom_names, mmcif
@@ -93,6 +94,32 @@ def test_the_mean_chain_is_the_mean_place_along_principal_axes():
     _, rssd = Rotation.align_vectors(goal - goal.mean(0), found - found.mean(0))
     assert_within(rssd, 1e-3)
     assert mean[12:].abs().max() == 0
+
+
+def test_structures_are_replaced_together_or_stay(measured, monkeypatch):
+    tokenizer, directory, held_out = measured
+    before = {path.name: path.read_bytes() for path in (directory.path / "structures").iterdir()}
+
+    def written():
+        return {path.name: path.read_bytes() for path in (directory.path / "structures").iterdir()}
+
+    def measure(structures):
+        for _ in measure_tokenizer(tokenizer, directory, chains(), held_out, rotations=3, structures=structures):
+            pass
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        made = iter(["data_x", "data_y", "data_z"])
+        patch.setattr(measuring, "mmcif", lambda *_: next(made, None) or os_error())
+        measure(2)
+    assert len(before) == 2 and written() == before
+    measure(2)
+    assert len(written()) == 4
+    measure(1)
+    assert written() == before, "structures of an earlier measurement do not stay beside those of this one"
+
+
+def os_error():
+    raise OSError(28, "the disk is full")
 
 
 def test_structures_are_read_back_by_biotite_with_the_same_atoms_and_places(measured):

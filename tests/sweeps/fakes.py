@@ -28,7 +28,7 @@ def make_trial(
         "mechanism": {"name": "sa"},
         "residual": {"name": "identity"},
         "optimizer": {"name": "adamw"},
-        "norm": "layernorm",
+        "norm": {"name": "layernorm"},
     }
     spec = {**parts, "lr_peak": 0.01, "seed": index, "steps": steps, "threads": 1, **more}
     return Trial(run_id=f"{index:012x}", spec=spec, pool=str(pool), curvature=curvature, device="cpu", sinks=None)

@@ -4,11 +4,12 @@ import io
 import math
 import os
 import signal
+from dataclasses import asdict
 
 from rich.console import Console
 
 from stability.runs.study import StudyFolder
-from sweeps.record import StudyRecord
+from sweeps.record import StudyRecord, words_of
 from sweeps.search.rounds import run_rounds, search_of
 from tests.reading import read_spec
 from tests.sweeps import fakes
@@ -34,7 +35,8 @@ class Sweep:
         before = self.study.read() if self.study.file.exists() else {}
         self.search = search_of(self.spec, "f" * 64, before)
 
-        record = StudyRecord(self.study, self.spec, before, origin={}, started=0.0)
+        origin = {"spec": self.spec.model_dump(mode="json"), "words": asdict(words_of(self.spec))}
+        record = StudyRecord(self.study, self.spec, before, origin, started=0.0)
         outcome, trials = run_rounds(self.spec, self.search, record, console=self.console, run=train or self.train)
         record.write(trials, self.search.record())
         return outcome

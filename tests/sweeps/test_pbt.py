@@ -131,8 +131,3 @@ def test_a_run_whose_beginning_is_not_there_says_so(lab):
 def test_what_does_not_go_with_it_is_refused(tmp_path, words, text):
     with pytest.raises(ValueError, match=text):
         Sweep(tmp_path, *(word for word in WORDS if word.split("=")[0] != words[0].split("=")[0]), *words)
-
-
-def test_asha_asks_for_tune(tmp_path):
-    with pytest.raises(ValueError, match="search=asha is Ray Tune's, and this is launcher=serial; add launcher=ray"):
-        Sweep(tmp_path, "search=asha", "lr=range")

@@ -230,7 +230,7 @@ def test_what_is_best_counts_the_runs_that_had_ended_before_and_no_count_does(tm
 def test_a_variant_names_the_axes_that_vary(tmp_path):
     one = [fakes.make_trial(tmp_path, index, mechanism={"name": name}) for index, name in enumerate(("sa", "sc"))]
     assert variants(one) == ["sa", "sc"]
-    two = [fakes.make_trial(tmp_path, 0), fakes.make_trial(tmp_path, 1, norm="rmsnorm")]
+    two = [fakes.make_trial(tmp_path, 0), fakes.make_trial(tmp_path, 1, norm={"name": "rmsnorm"})]
     assert variants(two) == ["sa layernorm", "sa rmsnorm"]
 
 
@@ -240,10 +240,10 @@ def test_a_label_names_what_tells_runs_of_a_sweep_apart(tmp_path):
             "mechanism": ["sa", "sc"],
             "residual": [{"name": "identity"}, {"name": "hc"}],
             "optimizer": [{"name": "adamw"}],
-            "norm": ["a", "b"],
+            "norm": [{"name": "a"}, {"name": "b"}],
         }
     )
-    trial = fakes.make_trial(tmp_path, residual={"name": "hc"}, norm="rmsnorm")
+    trial = fakes.make_trial(tmp_path, residual={"name": "hc"}, norm={"name": "rmsnorm"})
     assert trial.label == "sa lr=0.01 seed=0"
     assert replace(trial, several=several, variant="window=4").label == "sa hc rmsnorm window=4 lr=0.01 seed=0"
 
@@ -268,7 +268,6 @@ def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkey
     ("record", "name", "counted"),
     [
         ({"words": {"counted": "moves"}}, "next_place", "moves"),
-        ({}, "classify", "patches"),  # of before there were words
         ({}, "mlm", "tokens"),
     ],
 )

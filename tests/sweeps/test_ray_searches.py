@@ -21,7 +21,15 @@ RATES = "lr=[1e-4,3e-4,1e-3,3e-3,1e-2,3e-2]"
     "words",
     [
         pytest.param(
-            [RATES, "halving.reduction=3", "halving.first_step=6", "steps=18", "evaluation.every_steps=6"], id="halving"
+            [
+                RATES,
+                "search=asha",
+                "search.synchronous=true",
+                "search.first_step=6",
+                "steps=18",
+                "evaluation.every_steps=6",
+            ],
+            id="asha",
         ),
         pytest.param(["lr=edge"], id="edge"),
         pytest.param([RATES, "search=pbt", "search.every_steps=6", "steps=18", "evaluation.every_steps=6"], id="pbt"),

@@ -6,9 +6,12 @@ import math
 
 import pytest
 
+from stability.config.base import checked
 from stability.config.identity import run_id
-from stability.config.search import Dimension, HalvingSpec, SearchSpec
+from stability.config.search import AshaSpec, Dimension, SearchSpec
+from stability.config.sweep import SweepSpec
 from sweeps import launch
+from sweeps.search.asha import AsynchronousAsha, SynchronousAsha
 from sweeps.search.edge import most_rates
 from sweeps.search.optuna import OptunaSearch, propose
 from sweeps.search.rounds import search_of
@@ -324,7 +327,7 @@ HALVING = (
     "seeds=2",
     "steps=18",
     "evaluation.every_steps=1",
-    "halving.reduction=3",
+    "search=asha",
 )
 
 
@@ -364,38 +367,97 @@ def test_a_halving_that_was_cut_off_ends_as_one_that_was_not(tmp_path, count):
 def test_a_grid_after_a_halving_takes_up_what_was_left(tmp_path):
     sweep = Sweep(tmp_path, *HALVING)
     sweep.run()
-    spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("halving")])
+    spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("search")])
     assert (
         launch.run(spec, trials_of(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained
         == 32
     )
 
 
-def test_rungs_fall_on_validations_before_the_last_step():
-    spec = HalvingSpec(reduction=3)
-    assert [spec.rungs(200, 10), spec.rungs(200, 100), spec.rungs(18, 1)] == [(30, 70), (100,), (2, 6)]
-    assert HalvingSpec(reduction=2, first_step=5).rungs(100, 5) == (5, 10, 20, 40, 80)
+@pytest.mark.parametrize(
+    ("settings", "steps", "every", "rungs"),
+    [
+        ({}, 200, 10, (30, 90)),
+        ({}, 200, 100, (100,)),
+        ({}, 500, 100, (100, 300)),
+        ({}, 18, 1, (2, 6)),
+        ({"reduction": 2, "first_step": 5}, 100, 5, (5, 10, 20, 40, 80)),
+    ],
+)
+def test_rungs_fall_on_validations_before_the_last_step(settings, steps, every, rungs):
+    assert AshaSpec(name="asha", **settings).rungs(steps, every) == rungs
+
+
+def test_a_last_step_before_any_validation_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"^halving: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$",
+        match=r"^search=asha: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$",
     ):
-        spec.rungs(100, 100)
+        AshaSpec(name="asha").rungs(100, 100)
+
+
+def test_a_study_keeps_the_rungs_that_it_has_on_record_until_its_settings_change(tmp_path):
+    sweep = Sweep(tmp_path, *HALVING)
+    sweep.run()
+    record = sweep.study.read()
+    assert record["rungs"] == [2, 6]
+    older = record | {"rungs": [3, 5]}
+    assert "at steps 3, 5 of 18" in search_of(sweep.spec, "f" * 64, older).plan()
+    other = Sweep(tmp_path, *(word for word in HALVING if word != "steps=18"), "steps=36")
+    assert "at steps 4, 12 of 36" in search_of(other.spec, "f" * 64, older).plan()
 
 
 def test_one_learning_rate_cannot_be_left_early(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"^halving.reduction=3 leaves learning rates early, and lr=0.001 is the only one; give several: lr=range$",
-    ):
-        search_of(Sweep(tmp_path, "lr=1e-3", "halving.reduction=3").spec, "f" * 64, {})
-    assert search_of(Sweep(tmp_path, "lr=[1e-3,1e-2]", "halving.reduction=3").spec, "f" * 64, {}) is not None
+    with pytest.raises(ValueError, match="search=asha compares learning rates, and there is one; give several"):
+        Sweep(tmp_path, "lr=1e-3", "search=asha")
 
 
-def test_halving_leaves_no_room_for_another_search(tmp_path):
+def test_asha_leaves_no_room_for_an_edge(tmp_path):
     with pytest.raises(
-        ValueError,
-        match="halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one",
+        ValueError, match="search=asha leaves runs of a grid early, lr=edge needs every run to its end; choose one"
     ):
-        Sweep(tmp_path, "lr=edge", "halving.reduction=3")
+        Sweep(tmp_path, "lr=edge", "search=asha")
     plan = search_of(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
-    assert plan == "halving: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on"
+    assert plan == (
+        "search=asha: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on, once all have come there"
+    )
+
+
+@pytest.mark.parametrize("launcher", ["serial", "slurm", "ray"])
+@pytest.mark.parametrize("synchronous", [None, True, False])
+def test_rungs_await_their_runs_wherever_ray_does_not_decide(tmp_path, launcher, synchronous):
+    words = ["search=asha", "lr=range", f"launcher={launcher}"]
+    words += [] if synchronous is None else [f"search.synchronous={str(synchronous).lower()}"]
+    if synchronous is False and launcher != "ray":
+        with pytest.raises(
+            ValueError, match=f"search.synchronous=false is Ray Tune's, and this is launcher={launcher}"
+        ):
+            Sweep(tmp_path, *words)
+        return
+    found = search_of(Sweep(tmp_path, *words).spec, "f" * 64, {})
+    is_asynchronous = launcher == "ray" and synchronous is not True
+    assert isinstance(found, AsynchronousAsha if is_asynchronous else SynchronousAsha)
+
+
+def test_the_older_words_of_synchronous_asha_are_read(tmp_path):
+    one = Sweep(
+        tmp_path, "lr=range", "launcher=ray", "halving.reduction=4", "halving.first_step=20", "ablate.sc.window=[2,4]"
+    )
+    assert one.spec.search == AshaSpec(name="asha", reduction=4, first_step=20, synchronous=True)
+    older = one.spec.model_dump(mode="json") | {"search": None, "halving": {"reduction": 4, "first_step": 20}}
+    assert checked(SweepSpec, older) == one.spec
+    assert checked(SweepSpec, older | {"halving": None}).search is None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["halving.first_step=5"], "halving.first_step=5 is search.first_step of search=asha, which is not chosen"),
+        (["halving.reduction=1"], "search.reduction=1"),
+        (["halving.reduction=3", "halving.last=1"], "search.last"),
+        (["halving.reduction=3", "search=pbt"], "halving.reduction=3 is search=asha search.reduction=3 .*; choose one"),
+    ],
+)
+def test_wrong_older_words_are_refused_by_their_new_names(tmp_path, words, text):
+    with pytest.raises(ValueError, match=text):
+        Sweep(tmp_path, "lr=range", *words)

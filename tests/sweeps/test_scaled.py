@@ -59,7 +59,7 @@ def test_the_most_runs_of_a_search_are_those_of_all_its_curves(tmp_path):
 
 
 def test_halving_keeps_the_best_rate_of_each_optimizer(tmp_path):
-    words = ("lr=range", *SCALED, "lr.num=7", "steps=18", "evaluation.every_steps=1", "halving.reduction=3")
+    words = ("lr=range", *SCALED, "lr.num=7", "steps=18", "evaluation.every_steps=1", "search=asha")
     sweep = Sweep(tmp_path, *words)
     sweep.run(train(sweep))
     ended = {

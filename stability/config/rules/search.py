@@ -29,16 +29,14 @@ def ablated_parts_are_swept(sweep: SweepSpec) -> None:
 
 
 def one_way_of_searching(sweep: SweepSpec) -> None:
-    """Refuse conflicts between search, lr=edge, lr=scaled, ablate and halving, and equal rates."""
+    """Refuse conflicts between search, lr=edge, lr=scaled and ablate, and equal rates."""
     search, lr = sweep.search, sweep.lr
-    if search is not None and (lr.edge is not None or sweep.ablate):
+    if isinstance(search, AshaSpec) and lr.edge is not None:
+        raise ValueError("search=asha leaves runs of a grid early, lr=edge needs every run to its end; choose one")
+    if search is not None and (lr.edge is not None or (sweep.ablate and not isinstance(search, AshaSpec))):
         raise ValueError(
             f"search={search.name} chooses its own points: leave "
             f"{'lr=edge' if lr.edge is not None else 'ablate'} out, or search"
-        )
-    if sweep.halving is not None and (search is not None or lr.edge is not None):
-        raise ValueError(
-            "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
         )
     if lr.scaled and search is not None and search.center_lr is not None:
         raise ValueError(
@@ -60,10 +58,10 @@ def search_fits_sweep(sweep: SweepSpec) -> None:
         )
     if not isinstance(search, SearchSpec) and num_rates < 2:
         raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
-    if isinstance(search, AshaSpec) and sweep.launcher != "ray":
+    if isinstance(search, AshaSpec) and sweep.launcher != "ray" and not search.waits(sweep.launcher):
         raise ValueError(
-            f"search=asha is Ray Tune's, and this is launcher={sweep.launcher}; add launcher=ray, or take "
-            f"halving.reduction={search.reduction}, which any launcher runs"
+            f"search.synchronous=false is Ray Tune's, and this is launcher={sweep.launcher}; add launcher=ray, or "
+            "leave it out"
         )
     if isinstance(search, PbtSpec) and sweep.schedule.name != "constant":
         raise ValueError(

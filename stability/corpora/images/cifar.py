@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stability.printable import line_of
+
 SIDE, CHANNELS = 32, 3
 GZIP = b"\x1f\x8b"  # first bytes of a gzip file; its name may differ
 MOST_UNPACKED = 1 << 30  # bytes of all batches in an archive; the authors' are 186 MB
@@ -179,7 +181,7 @@ def unpickle(content: bytes, place: str) -> Any:
         OverflowError,
         struct.error,
     ) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = line_of(error)
         raise ValueError(f"{place} is cut short or no pickle of CIFAR ({said}); fetch it again") from None
 
 

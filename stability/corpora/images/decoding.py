@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stability.printable import line_of
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
 ORIENTATION, BITS_PER_SAMPLE = 0x0112, 258  # tags of EXIF and of TIFF
 ALWAYS_16_BITS = ("PNG", "PPM")  # grey images above 8 bits fill the range of 16 in these formats
@@ -45,7 +47,7 @@ def decode_image(source: bytes | Path, place: str) -> np.ndarray:
             pixels_HW, format_, mode = np.asarray(upright), picture.format, picture.mode
     # Pillow raises SyntaxError for broken PNGs
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = line_of(error)
         raise ValueError(f"{place} is cut short or no picture ({said}); fetch it again or take it out") from None
     if mode == "F":
         raise ValueError(f"{place} has floating-point pixels, whose range is not known; save it with 8 or 16 bits")

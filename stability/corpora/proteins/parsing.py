@@ -18,6 +18,7 @@ from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import LETTERS, SPECIALS, encode
 from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.residues import LaidOutChain, Reference, atoms14, lay_out, sequence_of
+from stability.printable import line_of
 
 SUFFIXES = tuple(kind + packed for kind in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))
 LARGEST_FLAT = 1e-3  # Å; a chain with a smaller extent has no usable coordinates
@@ -309,5 +310,5 @@ def _plddt(residues: LaidOutChain, is_model: bool) -> np.ndarray:
 
 
 def _short(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = line_of(error)
     return text[:100]

@@ -27,6 +27,7 @@ from stability.corpora.io.files import suffix_of
 from stability.corpora.io.progress import step
 from stability.corpora.proteins.npz import write_shard
 from stability.corpora.proteins.parsing import SUFFIXES, parse
+from stability.printable import line_of
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 FILES_PER_SHARD = 32
@@ -247,8 +248,7 @@ def _refuse_damaged(file: Path) -> Iterator[None]:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"data.path: {file} is cut short or no tar archive "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); fetch or pack it again"
+            f"data.path: {file} is cut short or no tar archive ({line_of(error)}); fetch or pack it again"
         ) from None
     except OSError as error:
         raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None

@@ -126,6 +126,7 @@ def corpus_of(
         )
     known = _find_annotations(found, annotations)
     is_val = _choose_held_out(numbers, [chain.digest for chain in found], held_out)
+    asked = int(np.ceil(held_out * len(found)))
     order = sorted(range(len(found)), key=lambda at: (bool(is_val[at]), found[at].digest))
     num_train = int((~is_val).sum())
     arrays = pile.arrange(order, scratch)
@@ -136,7 +137,7 @@ def corpus_of(
     ids, groups, accessions = (tuple(getattr(chain, name) for chain in chosen) for name in ("id", "group", "accession"))
     tables = Tables(ids, groups, accessions, relabelled, *vocabularies, skipped=tuple(skipped))
     return ProteinCorpus.of(
-        {**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables, len(known))
+        {**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, asked, tables, len(known))
     )
 
 
@@ -247,9 +248,25 @@ def _domains_of(
 
 
 def _description(
-    origin: str, pile: CollectedChains, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
+    origin: str,
+    pile: CollectedChains,
+    numbers: np.ndarray,
+    is_val: np.ndarray,
+    asked: int,
+    tables: Tables,
+    num_annotated: int,
 ) -> str:
-    """Describe the data in one line: counts, repetitions, annotations, held-out share."""
+    """Describe the data in one line: counts, repetitions, annotations, held-out share.
+
+    Args:
+        origin: the source.
+        pile: the collected chains.
+        numbers: cluster of each chain.
+        is_val: whether each is held out.
+        asked: chains that should be held out.
+        tables: tables of the corpus.
+        num_annotated: chains with annotations.
+    """
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""
@@ -258,6 +275,8 @@ def _description(
     words = f", {kinds:,} kinds of annotation on {num_annotated:,} of the chains" if num_annotated else ""
     backbones = f"{pile.num_backbones / num_residues:.1%} with a backbone"
     share = f"held out {num_val:,} chains of {val_clusters:,} proteins, {num_val / len(numbers):.2%}"
+    if np.bincount(numbers).min() > asked:
+        share += f" (data.held_out asks for {asked:,} chains, and every protein has more; the smallest is held out)"
     return (
         f"{origin}: {len(numbers):,} chains of {numbers.max() + 1:,} proteins{repeated}, {num_residues:,} residues, "
         f"{backbones}{words}; {share}{skipped}"

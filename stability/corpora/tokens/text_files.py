@@ -20,6 +20,7 @@ from stability.corpora.io.files import (
     suffix_of,
 )
 from stability.corpora.tokens.fasta import SUFFIXES as FASTA_SUFFIXES
+from stability.printable import line_of
 
 JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*(kind + packed for kind in (".txt", *JSON_LINES) for packed in ("", *PACKED)), ".parquet")
@@ -186,7 +187,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str | None]
                 number += 1
                 yield check_text(value, f"data.path: {file}, row {number}", field)
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
-        message = str(error).splitlines()[0]
+        message = line_of(error)
         raise ValueError(
             f"data.path: {file} is cut short or no Parquet file ({message}; {number:,} rows were read); fetch or "
             "write it again"

@@ -24,7 +24,7 @@ from stability.probes.generation.samplers import NonFinite
 from stability.probes.generation.text_oracle import key_of, weights_sha256
 from stability.probes.stored import Stored
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory, read_json, step_of
+from stability.runs.directory import RunDirectory, step_of
 from stability.runs.parquet import read_table
 from stability.runs.phases import phases
 from stability.training import checkpoint
@@ -334,17 +334,6 @@ def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
     return kind_of(run).equal_samples(run, spec, resolve_sampler(run, spec))
 
 
-def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
-    """Return an upper bound on the number of yields of `generate`.
-
-    Args:
-        directory: the run.
-        spec: the generation settings.
-        phase: terminal, earliest, last or all.
-    """
-    run = parse_run(read_json(directory.spec_file), directory.path)
-    return len(list_missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
-
-
 def steps_of_a_phase(run: RunSpec, spec: GenerationSpec) -> int:
+    """Return an upper bound on the number of yields of `generate` for each phase."""
     return kind_of(run).num_steps(run, spec, resolve_sampler(run, spec))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,9 @@ import torch
 from stability.corpora.cache import load
 from stability.corpora.proteins.alphabets import NUM_ATOMS, UNK, encode
 from stability.probes.generation.protein_source import ProteinSample
-from stability.runs.directory import fsync
-from stability.runs.leftovers import temporary
+from stability.runs.directory import replacing
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
-from stability.training import checkpoint
 
 MOST_READ = 200  # training chains searched for atoms
 
@@ -107,19 +104,8 @@ def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name:
         name: prefix for the files' data blocks.
         folder: the target.
     """
-    aside = temporary(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with replacing(folder) as aside:
         for index, sample in enumerate(samples):
             path = aside / f"sample_{index}.cif"
             path.write_text(decoding.mmcif(sample, f"{name}_sample_{index}"), encoding="utf-8")
-            fsync(path)
             yield
-        fsync(aside)
-        if folder.exists():
-            checkpoint.remove(folder)
-        aside.replace(folder)
-        fsync(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

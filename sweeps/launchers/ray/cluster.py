@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stability.printable import line_of
 from sweeps.environment import environment, of_driver, of_workers
 from sweeps.gpu_memory import Peak, kinds, probe
 from sweeps.interrupt import Interrupt
@@ -221,7 +222,7 @@ def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: I
     try:
         return ray.get(pending)
     except exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = line_of(error, -1)
         raise RuntimeError(
             f"the memory that a trial takes could not be measured ({reason}); give it a share of a GPU: "
             "gpus_per_trial=0.25"
@@ -254,7 +255,7 @@ def _join(ray: Any, address: str | None, head: Head | None) -> str:
     try:
         return ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet).dashboard_url or ""
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = line_of(error)
         raise RuntimeError(
             f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head"
         ) from None

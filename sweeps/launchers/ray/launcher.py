@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stability.printable import line_of
 from stability.runs.processes import Process
 from sweeps.environment import environment, of_driver
 from sweeps.interrupt import Interrupt
@@ -165,7 +166,7 @@ def _fit(
     except Lost as lost:
         raise RuntimeError(str(lost)) from None
     except TuneError as error:  # not a trial's fault, e.g. Tune's disk is full
-        reason = str(error).strip().splitlines()[-1]
+        reason = line_of(error, -1)
         raise RuntimeError(
             f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
         ) from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stability.printable import line_of
 from stability.runs.leftovers import temporary
 
 ANSWER_S = 60.0  # a node starts a process for its answer
@@ -119,7 +120,7 @@ def _answer(pending: Any) -> str:
     except exceptions.GetTimeoutError:
         return f"no answer from there within {ANSWER_S:.0f} s"
     except exceptions.RayError as error:  # died, or cannot import this package
-        return f"asking there failed ({str(error).strip().splitlines()[-1]})"
+        return f"asking there failed ({line_of(error, -1)})"
 
 
 def _missing(answer: Path, token: str) -> str:

@@ -225,7 +225,7 @@ class _Sweep:
 
     def _fail(self, trial: Trial, job: Job, account: str) -> None:
         log = log_of(self._folder, job.job_id)
-        if account:
+        if account.strip():
             reason = account.strip().splitlines()[-1]
         elif log:
             reason = "its job was killed: by hand, for memory, or with its node"
