@@ -97,13 +97,13 @@ class Deletion:
             for run_id in sorted(ids)
             if len(users[run_id]) > 1
         }
-        own = tuple(StoredRun.of(each) for each in _runs(pool) if each.run_id in ids - shared.keys())
+        own = tuple(StoredRun.of(each) for each in runs_of(pool) if each.run_id in ids - shared.keys())
         _require_idle(own)
         return cls(studies[name], own, shared)
 
     @classmethod
     def _of_run(cls, pool: Path, run_id: str, users: Sequence[str]) -> Deletion:
-        directory = next((each for each in _runs(pool) if each.run_id == run_id), None)
+        directory = next((each for each in runs_of(pool) if each.run_id == run_id), None)
         if directory is None:
             raise ValueError(f"delete={run_id}: no run of that id in {pool}")
         if len(users) > 1:
