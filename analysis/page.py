@@ -195,6 +195,7 @@ def _table(table: Table, number: int) -> str:
 def _cell(cell: Cell, side: str) -> str:
     cell = cell.whole or cell  # a page has more room than a sheet
     words = f"<b>{text(cell.text)}</b>" if cell.bold else text(cell.text)
+    words = f'<span class="muted">{words}</span>' if cell.pale else words
     below = "".join(f'<span class="detail">{text(line)}</span>' for line in cell.detail.split("\n") if line)
     return f'<td class="{side}">{words}{below}</td>'
 

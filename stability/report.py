@@ -34,8 +34,11 @@ def main(argv: list[str]) -> int:
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
     alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
-    reports_dir = spec.reports_dir if alone else None
-    known = [(study.path.name, publish(study, reports_dir, tables=spec.tables) or study.path) for study in studies]
+    folder = spec.reports_dir if alone else None
+    known = [
+        (study.path.name, publish(study, folder, tables=spec.tables, reference=spec.reference) or study.path)
+        for study in studies
+    ]
     with seldom_collected():
         if spec.layout == "paper":
             _write_paper([study for _, study in known], spec)

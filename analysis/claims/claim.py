@@ -1,50 +1,151 @@
-"""Define a claim: a paper's statement, the measurement, n and a verdict.
+"""Define a claim: a statement, the measurement, n and a verdict; and correct the verdicts of many claims.
 
-Also formats seeds, bounds and intervals for its sentences.
+A claim's verdict has one form everywhere: "Supported (n = 3): sc's window is 0.64 decades wider than sa's (95 %: ≥
++0.10)." / "Not supported" / "Undecided: needs about 17 seeds." / "Not resolved by this grid: …".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from analysis.numbers.comparison import MOST_RUNS, Comparison
+from analysis.numbers.significance import LEVEL, holm
 from analysis.numbers.spread import MOST_SEEDS, seeds_needed
+from analysis.words import power
 
-Verdict = Literal["holds", "contradicted", "undecided", "no claim", "not judged"]
+Verdict = Literal["holds", "contradicted", "undecided", "unresolved", "no claim", "not judged"]
+CONSENSUS = "Stabilizing Transformer Training Through Consensus"
+ATTENTIONX, MHC_LITE, TOOLKIT = "AttentionX", "mHC-lite", "Frankenstein Transformer"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A paper's statement with its verdict, or a remark about a study.
+    """A statement with its verdict, or a remark about a study.
 
     Attributes:
         subject: short key, e.g. "window".
         verdict: one of `Verdict`.
         text: one or two sentences.
-        statement: the paper's claim in its own terms; "" for a remark, left out of the claims table.
+        statement: the claim in its own terms; "" for a remark, left out of the claims table.
         n: seeds or runs behind the verdict.
         effect: measured value with its unit.
         interval: interval around the effect, with its kind; "" if none.
+        paper: the paper that makes the statement; "" for a comparison with the study's reference.
+        finding: the measured relation as a clause; `worded` makes the text from it.
+        note: further sentences after the finding.
+        difference: measured paired difference with its unit.
+        test: the comparison behind the verdict. Claims on the same one are counted once (`corrected`).
+        p: its p-value; NaN without Student's t.
+        differences: paired differences by seed, for the seeds needed; () if some are bounds.
+        margin: upper limit of a claimed equality; NaN for a claimed difference.
+        about: compared quantity and series, for a comparison with the reference.
+        more_runs: further runs of `lr=edge` that would resolve it.
+        level: two-sided level for the seeds needed.
     """
 
     subject: str
     verdict: Verdict
-    text: str
+    text: str = ""
     statement: str = ""
     n: int = 0
     effect: str = ""
     interval: str = ""
+    paper: str = ""
+    finding: str = ""
+    note: str = ""
+    difference: str = ""
+    test: tuple[str, ...] = ()
+    p: float = math.nan
+    differences: tuple[float, ...] = ()
+    margin: float = math.nan
+    about: tuple[str, str] = ("", "")
+    more_runs: int | None = None
+    level: float = LEVEL
 
 
-def weight(n: int) -> str:
-    """Return the opening phrase for evidence from n ≥ 2 seeds."""
-    return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"
+def verdict_words(claim: Claim) -> str:
+    """Return a verdict in words, e.g. "Supported (n = 3)" or "Undecided: needs about 17 seeds"."""
+    if claim.verdict in ("holds", "contradicted"):
+        words = {"holds": "Supported", "contradicted": "Not supported"}
+        if claim.n == 2:  # two seeds make no result
+            words = {"holds": "Indicated", "contradicted": "Indicated against"}
+        return f"{words[claim.verdict]} (n = {claim.n})"
+    if claim.verdict == "unresolved":
+        runs = f"more than {MOST_RUNS}" if claim.more_runs is None else f"about {claim.more_runs}"
+        return f"Not resolved by this grid: lr=edge needs {runs} more runs"
+    if claim.verdict == "undecided":
+        return f"Undecided{seeds_words(claim)}"
+    if claim.verdict == "no claim":
+        return "No claim: one seed" if claim.n == 1 else "No claim: no seed has both" if not claim.n else "No claim"
+    return "Not judged"
 
 
-def too_few(n: int) -> str:
-    return "A single run each: no claim" if n == 1 else "No seed has results of both: no claim"
+def seeds_words(claim: Claim) -> str:
+    """Return the seeds needed as text, e.g. ": needs about 17 seeds"; "" if they cannot be estimated."""
+    known = claim.differences
+    if len(known) < 2 or not all(map(math.isfinite, known)):
+        return ""
+    needed = seeds_needed(known, claim.margin, claim.level)
+    return f": needs {f'more than {MOST_SEEDS}' if needed is None else f'about {needed}'} seeds"
+
+
+def worded(claim: Claim) -> Claim:
+    """Return a claim with its text: verdict, finding with interval, notes."""
+    known = f" ({claim.interval})" if claim.interval else ""
+    decided = claim.verdict in ("holds", "contradicted")
+    opening = f"{verdict_words(claim)}: {claim.finding}" if decided else f"{verdict_words(claim)}. Measured"
+    opening += "" if decided else f"{f' (n = {claim.n})' if claim.n > 1 else ''}: {claim.finding}"
+    return replace(claim, text=f"{opening}{known}.{claim.note and ' ' + claim.note}")
+
+
+def of_comparison(result: Comparison, holds_if: int = 1) -> Verdict:
+    """Return the verdict of a paired comparison.
+
+    Args:
+        result: the comparison.
+        holds_if: direction that supports the statement.
+    """
+    if result.n < 2:
+        return "no claim"
+    if result.direction == 0:
+        return "undecided" if result.is_resolved else "unresolved"
+    return "holds" if result.direction == holds_if else "contradicted"
+
+
+def corrected(claims: Sequence[Claim]) -> list[Claim]:
+    """Return claims with Holm's correction over all comparisons that rest on Student's t.
+
+    A decided claim whose corrected p-value exceeds `LEVEL` becomes undecided. Seeds needed are then estimated at the
+    level of a single comparison among all.
+    """
+    tests = {claim.test: claim.p for claim in claims if claim.test and math.isfinite(claim.p)}
+    p_of = dict(zip(tests, holm(list(tests.values())), strict=True))
+    return [_corrected(claim, p_of[claim.test], len(tests)) if claim.test in p_of else claim for claim in claims]
+
+
+def _corrected(claim: Claim, p: float, number: int) -> Claim:
+    """Return one claim after the correction; unchanged if it is the only one."""
+    if number < 2 or not claim.finding:
+        return claim
+    claim = replace(claim, level=LEVEL / number)
+    if claim.verdict not in ("holds", "contradicted") or p <= LEVEL:
+        return worded(claim)
+    note = f"Alone p = {power(claim.p)}, corrected for {number} comparisons {power(p)}."
+    return worded(replace(claim, verdict="undecided", note=f"{note} {claim.note}".strip()))
+
+
+def correction_note(claims: Sequence[Claim]) -> str:
+    """Name the correction and the number of comparisons, with a space at the end; "" for fewer than two."""
+    number = len({claim.test for claim in claims if claim.test and math.isfinite(claim.p)})
+    if number < 2:
+        return ""
+    return (
+        f"Verdicts stand after Holm's correction over the {number} comparisons of this report; intervals are "
+        f"uncorrected. Seeds needed: to decide at a level of 5 % / {number}. "
+    )
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -53,17 +154,17 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def bounds(interval: tuple[float, float], digits: int = 2) -> str:
-    """Return an interval as text: ``"+0.10 to +0.46"``, ``"at least +0.10"``, ``"unbounded"``."""
+    """Return an interval as text: ``"+0.10 to +0.46"``, ``"≥ +0.10"``, ``"unbounded"``."""
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         return "unbounded"
     if math.isinf(high):
-        return f"at least {signed(low, digits)}"
-    return f"at most {signed(high, digits)}" if math.isinf(low) else f"{signed(low, digits)} to {signed(high, digits)}"
+        return f"≥ {signed(low, digits)}"
+    return f"≤ {signed(high, digits)}" if math.isinf(low) else f"{signed(low, digits)} to {signed(high, digits)}"
 
 
 def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int = 2) -> str:
-    """Return an interval with its unit and kind: range (2 seeds) or Student's t (3 or more).
+    """Return an interval with its kind and unit: range (2 seeds) or Student's t (3 or more).
 
     Args:
         interval: lower and upper end.
@@ -71,22 +172,7 @@ def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int 
         unit: unit of both ends.
         digits: decimals.
     """
-    if n < 2:
-        return ""
-    return f"{bounds(interval, digits)} {unit}, {'range of 2 seeds' if n < 3 else '95 % interval'}"
-
-
-def would_tell(differences: Sequence[float], margin: float = math.nan) -> str:
-    """Say how many seeds would decide, e.g. ``"… about 7 seeds would be needed to tell."``.
-
-    Returns "" below two seeds, or if a difference is not finite. With a ``margin``, the interval must lie below the
-    margin; otherwise 0 must be excluded.
-    """
-    if len(differences) < 2 or not all(math.isfinite(each) for each in differences):
-        return ""
-    needed = seeds_needed(differences, margin)
-    how_many = f"more than {MOST_SEEDS}" if needed is None else f"about {needed}"
-    return f" At this difference and spread {how_many} seeds would be needed to tell."
+    return "" if n < 2 else f"{'range' if n < 3 else '95 %'}: {bounds(interval, digits)} {unit}"
 
 
 def sentence(text: str) -> str:

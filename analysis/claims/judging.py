@@ -1,13 +1,15 @@
-"""Judge the papers' claims on one study, as sentences and a table.
+"""Judge a study's mechanisms against its reference, then the papers' claims, as sentences and tables.
 
-The consensus paper's claims are here (section 2.2, low-pass filters), in `windows` (5.1) and `steps` (5.2.1). Other
-papers' claims are in `rivals` and `residuals`. Rules:
+The comparisons with the reference are in `reference`, the consensus paper's claims here (section 2.2, low-pass
+filters), in `windows` (5.1) and `steps` (5.2.1), other papers' in `rivals`, `residuals`, `mixers` and `recall`. Rules:
 
 - A mechanism without learning is "untrained" (criteria: `learning`). No claim is made about untrained mechanisms.
   Little learning is named.
-- One seed: no claim. Two seeds: "indications", if both agree. Three or more: "results", if the Student-t 95 % interval
+- One seed: no claim. Two seeds: "indicated", if both agree. Three or more: "supported", if the Student-t 95 % interval
   of the paired differences excludes 0. For equality the whole interval must lie within the margin. Otherwise the claim
   is undecided, and the number of seeds needed is given if the spread allows an estimate.
+- Many claims: Holm's correction over all comparisons by Student's t (`claim.corrected`).
+- A difference of windows that the grid's brackets allow to vanish is not resolved (`comparison`).
 - An open window is a lower bound; `compare` treats the undecided cases. Diverged runs count (`step_shares`).
 """
 
@@ -18,65 +20,75 @@ from dataclasses import replace
 from functools import partial
 
 from analysis.claims import mixers, recall, rivals
-from analysis.claims.claim import Claim, Verdict
+from analysis.claims.claim import (
+    ATTENTIONX,
+    CONSENSUS,
+    MHC_LITE,
+    TOOLKIT,
+    Claim,
+    Verdict,
+    corrected,
+    correction_note,
+    verdict_words,
+)
 from analysis.claims.pairs import compares_mechanisms, compares_residuals
+from analysis.claims.reference import reference_claims
 from analysis.claims.steps import steps_claims, suboptimal_claims
-from analysis.claims.windows import Side, unjudged_window, window_claims
+from analysis.claims.windows import Side, window_claims
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, why_untrained
 from analysis.numbers.mixers import compares_mixers
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.numbers.step_shares import TERMINAL
-from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
+from analysis.numbers.windows import SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
 from analysis.words import count_range, listed, lr_text, plural
-from stability.runs.words import Words
-
-VERDICTS = {
-    "holds": "holds",
-    "contradicted": "contradicted",
-    "undecided": "cannot tell",
-    "no claim": "too few seeds",
-    "not judged": "not judged",
-}
-INDICATED = {"holds": "indications for", "contradicted": "indications against"}  # two seeds make no result
-
-
-def paragraph(study: Study) -> str:
-    """Join all claims' sentences into one paragraph."""
-    return " ".join(claim.text for claim in judge(study))
 
 
 @once_per_study
 def judge(study: Study) -> tuple[Claim, ...]:
-    """Return the claims for every setting, then remarks on missing runs and scale.
+    """Return the comparisons with the reference, then the papers' claims, then remarks.
 
-    A setting is one combination of optimizer, residual, … if they vary; in ablations only the base is judged.
+    Only papers whose mechanisms are in the study have claims. The consensus paper's are judged in every setting: one
+    combination of optimizer, residual, … if they vary; in ablations only the base.
     """
-    found, claims = windows(study), []
+    found, lacking = windows(study), why_untrained(study)
+    remarks, papers = [], []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = _sides(study, [found[name] for name in study.series if name in names])
-        if rivals.another_question(study):
-            continue  # the study does not test the consensus paper's question
         prefix = f"Setting {setting}: " if setting else ""
-        claims += [
-            replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement)
-            for claim in _judge_setting(study, sides)
-        ]
-    claims += [*low_pass_claims(study), *_rival_claims(study, found), *recall.claims(study)]
-    return (*claims, *_coverage(study), _scale(study))
+        remarks += [replace(claim, text=prefix + claim.text) for claim in _remarks(sides)]
+        papers += [_in_setting(claim, prefix) for claim in _of_consensus(study, sides)]
+    papers += low_pass_claims(study)
+    if compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study):
+        papers += [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
+    papers += recall.claims(study)
+    claims = corrected([*reference_claims(study), *papers])
+    return (*claims, *remarks, *_coverage(study), _scale(study, papers))
 
 
-def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Return the claims on schemes and mixers against the plain one. [] if the study lacks either."""
-    if not (compares_residuals(study) or compares_mechanisms(study) or compares_mixers(study)):
+def _in_setting(claim: Claim, prefix: str) -> Claim:
+    """Return a claim that names its setting in statement and text."""
+    finding = claim.finding and prefix + claim.finding
+    return replace(claim, text=prefix + claim.text, statement=prefix + claim.statement, finding=finding)
+
+
+def _of_consensus(study: Study, sides: dict[str, Side]) -> list[Claim]:
+    """Return the consensus paper's claims on one setting; [] without sc.
+
+    Order: windows and best NLLs, α_max. α_max needs a trained sc and another mechanism.
+    """
+    if "sc" not in sides:
         return []
-    lacking = why_untrained(study)
-    return [*rivals.claims(study, found, lacking), *mixers.claims(study, lacking)]
+    claims = list(window_claims(study, sides))
+    others = [side for name, side in sides.items() if name != "sc" and (side.trained or side.only_diverged)]
+    if sides["sc"].trained and others:
+        claims += [*steps_claims(study, sides), *suboptimal_claims(study, sides)]
+    return claims
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
@@ -92,29 +104,15 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     return sides
 
 
-def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return the claims on one setting; "not judged" without trained sa and sc.
-
-    Order: untrained mechanisms, windows and best NLLs, limits, α_max.
-    """
+def _remarks(sides: dict[str, Side]) -> list[Claim]:
+    """Return remarks on untrained mechanisms, and on those with little learning."""
     claims = [
         Claim(f"trained {side.name}", "not judged", f"{side.name} {_said_of(side)}.")
         for side in sides.values()
         if side.shortfall
     ]
-    absent = [name for name in ("sa", "sc") if name not in sides]
-    if absent:
-        return [*claims, unjudged_window(f"The study has no {listed(absent)} runs:")]
-    if not sides["sc"].trained or not (sides["sa"].trained or sides["sa"].only_diverged):
-        return [*claims, unjudged_window("")]
-    claims += [] if sides["sa"].trained else [unjudged_window("")]
-    claims += window_claims(study, sides)
-    if others := [name for name in ("mix", "sw") if name not in sides]:
-        them = "it" if len(others) == 1 else "them"
-        text = f"The study has no {listed(others)} runs: what the paper says of {them} cannot be judged."
-        claims.append(Claim("absent", "not judged", text))
-    claims += _limits({side.name: side for side in sides.values() if side.trained}, wording.words(study))
-    return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
+    few = little({side.name: side.learned for side in sides.values() if side.trained})
+    return [*claims, *([Claim("little learned", "no claim", few)] if few else [])]
 
 
 def _said_of(side: Side) -> str:
@@ -129,33 +127,35 @@ def _said_of(side: Side) -> str:
 
 @once_per_study
 def claims_table(study: Study) -> Table | None:
-    """Return a table with every judged statement: n, effect with interval, verdict; or None."""
-    judged = [claim for claim in judge(study) if claim.statement]
+    """Return a table with every paper's claim: n, effect with interval, verdict; or None."""
+    judged = [claim for claim in judge(study) if claim.paper and claim.statement]
     if not judged:
         return None
-    short = {
-        claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range")
-        for claim in judged
-    }
+    papers = list(dict.fromkeys(each.paper for each in judged))
     rows = tuple(
-        (Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(_verdict(each)))
+        (
+            Cell(each.statement, each.paper if len(papers) > 1 else ""),
+            Cell(str(each.n)),
+            Cell(each.effect or "--", each.interval),
+            _verdict_cell(each),
+        )
         for each in judged
     )
     caption = (
-        "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of "
-        "suboptimal loss: runs). Below the effect the interval that decides, of the paired difference: it must "
-        "exclude 0, or lie within the margin where equality is claimed; of a comparison with several mechanisms "
-        f"that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} "
-        f"{source(study)}"
+        f"Claims of {listed(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
+        "suboptimal loss: runs). Below the effect: interval of the paired difference. A claimed difference "
+        "must exclude 0, a claimed equality lie within the margin. "
+        f"{correction_note(judge(study))}{_elsewhere(study)} {source(study)}"
     )
-    title, header = "What the papers claim, and what was found here", ("statement", "n", "effect", "verdict")
-    align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "auto")
+    title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
+    align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")
     return Table(title, caption, header, rows, (), align, widths)
 
 
-def _verdict(claim: Claim) -> str:
-    """Return the verdict in words; two seeds give indications only."""
-    return INDICATED.get(claim.verdict, VERDICTS[claim.verdict]) if claim.n == 2 else VERDICTS[claim.verdict]
+def _verdict_cell(claim: Claim) -> Cell:
+    """Return the verdict, below it the seeds or runs needed."""
+    words, _, needed = verdict_words(claim).partition(": ")
+    return Cell(words, needed)
 
 
 def _elsewhere(study: Study) -> str:
@@ -165,33 +165,7 @@ def _elsewhere(study: Study) -> str:
         f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with "
         f"{listed(sorted(set(runs['optimizer'])))}"
     )
-    return (
-        f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}; "
-        f"{rivals.scale_of_the_papers(study)}."
-    )
-
-
-def _limits(trained: dict[str, Side], words: Words) -> list[Claim]:
-    """Return remarks on mechanisms with little learning and on lenient windows."""
-    few = little({name: side.learned for name, side in trained.items()})
-    claims = [Claim("little learned", "no claim", few)] if few else []
-    lenient = {
-        name: side.found.median
-        for name, side in trained.items()
-        if side.found.median is not None and side.found.median.is_lenient
-    }
-    if lenient:
-        places = listed(
-            f"{name}'s admits NLLs up to {each.threshold_nll:.3f}, half is lost at {each.half_nll:.3f}"
-            for name, each in lenient.items()
-        )
-        text = (
-            f"Within {100 * TOLERANCE:.0f} % of the best NLL there are rates that lost more than half of what was "
-            f"learned beyond {words.baseline} ({places}): part of such a window's width comes from how little there "
-            "was to lose."
-        )
-        claims.append(Claim("lenient windows", "no claim", text))
-    return claims
+    return f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}."
 
 
 def _coverage(study: Study) -> list[Claim]:
@@ -211,19 +185,26 @@ def _coverage(study: Study) -> list[Claim]:
     return [Claim("coverage", "not judged", text)]
 
 
-def _scale(study: Study) -> Claim:
-    """Return a remark on the runs' parameters, steps, tokens and seeds."""
+def _scale(study: Study, papers: list[Claim]) -> Claim:
+    """Return a remark on the runs' parameters, steps, tokens and seeds, and on the papers' scale."""
     finished = study.runs[study.runs["status"].isin(FINISHED)]
     runs = finished if len(finished) else study.runs
     steps = count_range(runs["num_steps"])
+    theirs = [scale for paper, scale in SCALES.items() if paper in {claim.paper for claim in papers}]
     text = (
         f"All this is at {count_range(runs['num_params'])} parameters, {steps} step{'' if steps == '1' else 's'} and "
         f"{count_range(runs['num_tokens'])} {wording.words(study).counted} per run, "
-        f"{plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
+        f"{plural(study.runs['seed'].nunique(), 'seed')}{''.join(f'; {scale}' for scale in theirs)}."
     )
     return Claim("scale", "not judged", text)
 
 
+SCALES = {
+    CONSENSUS: "the models of “Stabilizing Transformer Training Through Consensus” have 35 to 385 million parameters",
+    MHC_LITE: "mHC-lite's are nanoGPT's of 6 to 24 layers, trained in bfloat16 on 1.3 billion tokens",
+    ATTENTIONX: "AttentionX's are a ViT-small and GPT-2",
+    TOOLKIT: "the annexes of “Frankenstein Transformer” report language models of a billion parameters and more",
+}
 LOW_PASS = (
     "{} filters without oscillation: its step η is at most 1/(2λ_max), so that higher frequencies shrink more (2.2)"
 )
@@ -255,7 +236,8 @@ def _low_pass_claim(series: str, rows: Frame) -> Claim:
         f"{100 * left:.0f} % of the variance between positions"
     )
     effect = f"2ηλ_max = {spread.median:.2g}"
-    judged = partial(Claim, f"low-pass {series}", statement=LOW_PASS.format(series), n=spread.n, effect=effect)
+    statement = LOW_PASS.format(series)
+    judged = partial(Claim, f"low-pass {series}", statement=statement, n=spread.n, effect=effect, paper=CONSENSUS)
     if spread.n < 3:
         text = f"On low-pass filtering by {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
         return judged("no claim", text)

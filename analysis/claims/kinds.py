@@ -53,7 +53,6 @@ ROOM = Quantity(
     lambda value: f"{value:+.2f}",
     TIE_DECADES,
 )
-WINDOW = Quantity("window", "Stable window (decades)", "wider", "narrower", lambda value: f"{value:+.2f}", TIE_DECADES)
 RATIO = Quantity(
     "ratio", "α_max over the rate, at the best rate", "larger", "smaller", lambda value: f"×{10**value:.2g}"
 )

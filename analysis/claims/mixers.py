@@ -15,33 +15,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from analysis.claims.claim import Claim, weight
-from analysis.claims.kinds import NLL, RATIO, SENSITIVITY, WINDOW, best, compared, divergences, rule
+from analysis.claims.claim import TOOLKIT, Claim, Verdict, worded
+from analysis.claims.kinds import best, divergences
 from analysis.claims.pairs import Pair
 from analysis.claims.pairs import compared as measures_of
 from analysis.claims.rivals import best_claim
-from analysis.numbers.comparison import TIE_DECADES, decide
+from analysis.numbers.comparison import TIE_DECADES, bisections_needed, decide
+from analysis.numbers.kinds import Bounds
 from analysis.numbers.learning import why_untrained
 from analysis.numbers.mixers import (
     PLAIN,
     Edges,
+    bracket_by_nll,
     common_of,
     edge_by_nll,
     edge_by_verdict,
     groups,
     numbers_of,
-    plain_of,
 )
+from analysis.numbers.significance import p_of_bounds
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed, lr_text, plural
 
-# meaningful for trained mechanisms only: untrained ones hardly react to the rate
-OF_LEARNING = (WINDOW, RATIO, SENSITIVITY)
 CAUSAL = "causal"
 HIGHER_BY_GATES = 1.3  # D.7, without n or an interval
 # D.4.2 and D.5.2 (at 3 billion parameters): better mixer, worse mixers, claim
@@ -53,14 +52,21 @@ LOWER_NLL = (
 
 @dataclass(frozen=True)
 class Edge:
-    """A definition of the largest stable learning rate; ``said`` describes it in words."""
+    """A definition of the largest stable learning rate.
+
+    Attributes:
+        find: bounds by seed.
+        bracket: bounds by seed without interpolation.
+        said: description in words.
+    """
 
     find: Edges
+    bracket: Edges
     said: str
 
 
-BY_NLL = Edge(edge_by_nll, "the rate at which the NLL leaves 5 % of the best")
-BY_VERDICT = Edge(edge_by_verdict, "the largest rate that ended stable")
+BY_NLL = Edge(edge_by_nll, bracket_by_nll, "the rate at which the NLL leaves 5 % of the best")
+BY_VERDICT = Edge(edge_by_verdict, edge_by_verdict, "the largest rate that ended stable")
 NEEDS_NORM = "Sigmoid attention needs a norm after it (annex B.1.2): with one"
 GATES = "Gating tolerates learning rates 30 % higher (annex D.7)"
 
@@ -83,7 +89,8 @@ def _of_group(study: Study, group: tuple[str, ...], shortfalls: Mapping[str, str
             continue
         yield _edge_claim(study, f"{NEEDS_NORM}, larger rates are stable", (other, without), BY_NLL, 1.0)
         measure, pair = measures_of(study)[0], Pair(without, other, ("sigmoid with a norm", "sigmoid"))
-        yield best_claim(study, f"best NLL {other}", measure, pair, f"{NEEDS_NORM}, the best NLL is lower")
+        lower = f"{NEEDS_NORM}, the best NLL is lower"
+        yield best_claim(study, f"best NLL {other}", measure, pair, lower, paper=TOOLKIT)
     for gated in (name for name, row in rows.items() if row["mechanism"] == "gated_softmax"):
         if lacking := _lacking(gated, plain, shortfalls, f"{GATES}: {gated}"):
             yield lacking
@@ -106,10 +113,9 @@ def _language_claims(study: Study, by_mechanism: Mapping[str, str], shortfalls: 
         for worse in (name for name in others if {better, name} <= by_mechanism.keys()):
             other, plain = by_mechanism[better], by_mechanism[worse]
             statement = f"{said} {worse}"
-            lacking = _lacking(other, plain, shortfalls, statement)
-            yield lacking or best_claim(
-                study, f"best NLL {other} beside {plain}", measure, Pair(plain, other, (better, worse)), statement
-            )
+            lacking, pair = _lacking(other, plain, shortfalls, statement), Pair(plain, other, (better, worse))
+            subject = f"best NLL {other} beside {plain}"
+            yield lacking or best_claim(study, subject, measure, pair, statement, paper=TOOLKIT)
 
 
 def _normed(sigmoids: list[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, str]]:
@@ -126,7 +132,7 @@ def _lacking(other: str, plain: str, shortfalls: Mapping[str, str], statement: s
     if not (few := [name for name in (plain, other) if shortfalls[name]]):
         return None
     text = f"{other} is not compared with {plain}: {listed(few)} learned too little."
-    return Claim(f"trained {other}", "not judged", text, statement)
+    return Claim(f"trained {other}", "not judged", text, statement, paper=TOOLKIT)
 
 
 def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge, factor: float) -> Claim:
@@ -141,27 +147,51 @@ def _edge_claim(study: Study, statement: str, pair: tuple[str, str], edge: Edge,
     lows = [own[seed][0] - base[seed][1] - needed for seed in seeds]
     highs = [own[seed][1] - base[seed][0] - needed for seed in seeds]
     subject, n = f"edge {other} beside {plain}", len(seeds)
-    numbers = f"{edge.said}: {_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
-    judged = partial(Claim, subject, statement=statement, n=n)
-    if n < 2:
-        text = f"On how far the learning rate of {other} can be pushed, no claim is made with {plural(n, 'seed')}"
-        return judged("no claim", f"{text} ({numbers}).")
     direction, interval, lost = _decided(lows, highs, TIE_DECADES if factor == 1.0 else 0.0)
     known = " to ".join(_times(end + needed) for end in interval)
-    kind = f"range of {n} seeds" if n == 2 or lost else "95 % interval of the mean over paired seeds"
-    numbers += f"; ratio {known}, n={n}, {'range' if n == 2 or lost else '95 % interval'}"
-    numbers += f"; in {plural(lost, 'seed')} one of the two has none at all" if lost else ""
-    least, most = (float(np.median([end + needed for end in ends])) for ends in (lows, highs))
+    kind = "range" if n == 2 or lost else "95 %"
+    least, most = (float(np.median([end + needed for end in ends])) if ends else math.nan for ends in (lows, highs))
     effect = _times(least) if most - least < TIE_DECADES else f"{_times(least)} to {_times(most)}"
-    asked = f"{factor:g} times {plain}'s" if factor != 1.0 else f"{plain}'s"
-    judged = partial(judged, effect=effect, interval=f"{known}, {kind}")
-    if direction == 0:
-        text = f"Whether the largest stable learning rate of {other} lies above {asked} stays undecided ({numbers})."
-        return judged("undecided", text)
-    verdict, said = ("holds", "above") if direction > 0 else ("contradicted", "below")
-    return judged(
-        verdict, f"{weight(n)} that the largest stable learning rate of {other} lies {said} {asked} ({numbers})."
+    verdict: Verdict = "holds" if direction > 0 else "contradicted" if direction < 0 else "undecided"
+    more_runs, is_resolved = None, True
+    if direction and not lost:
+        is_resolved, more_runs = _resolved([edge.bracket(study, name) for name in pair], seeds, needed, lows, highs)
+    verdict = verdict if is_resolved else "unresolved"
+    asked = f", {factor:g} times is claimed" if factor != 1.0 else ""
+    medians = f"{_median(own, seeds)} against {_median(base, seeds)}" if seeds else "no seed has both"
+    note = f"In {plural(lost, 'seed')} one of the two has none at all." if lost else ""
+    return worded(
+        Claim(
+            subject,
+            "no claim" if n < 2 else verdict,
+            statement=statement,
+            n=n,
+            effect=effect if seeds else "",
+            interval=f"{kind}: {known}" if n > 1 else "",
+            paper=TOOLKIT,
+            finding=f"largest stable learning rate of {other} over {plain}'s{asked} ({edge.said}): {medians}",
+            note=note,
+            test=("edge", edge.said, f"{factor:g}", other, plain),
+            p=math.nan if lost else p_of_bounds(lows, highs, TIE_DECADES if factor == 1.0 else 0.0),
+            differences=tuple(lows) if lows == highs else (),
+            more_runs=more_runs,
+        )
     )
+
+
+def _resolved(
+    brackets: list[dict[int, Bounds]], seeds: list[int], needed: float, lows: list[float], highs: list[float]
+) -> tuple[bool, int | None]:
+    """Return whether the edges' brackets exclude a difference of 0, else the runs needed for it."""
+    (first, second), sign = brackets, 1 if sum(lows) + sum(highs) > 0 else -1
+    ends = [(first[seed][0] - second[seed][1] - needed, first[seed][1] - second[seed][0] - needed) for seed in seeds]
+    least = float(np.mean([low for low, _ in ends])) if sign > 0 else -float(np.mean([high for _, high in ends]))
+    if least >= -1e-9:
+        return True, None
+    gaps = [float(np.median([each[seed][1] - each[seed][0] for seed in seeds])) for each in brackets]
+    size = abs(float(np.mean([low + high for low, high in zip(lows, highs, strict=True)]))) / 2
+    more = bisections_needed([gap for gap in gaps if math.isfinite(gap)], size)
+    return False, None if more is None else more * len(seeds)
 
 
 def _decided(lows: list[float], highs: list[float], tie: float) -> tuple[int, tuple[float, float], int]:
@@ -191,15 +221,9 @@ def reading(study: Study) -> list[str]:
     found, lacking = groups(study), why_untrained(study)
     texts = []
     for group in found:
-        numbers = numbers_of(study, group)
-        plain, ordered = plain_of(numbers), list(numbers.values())
-        few = [each for each in ordered if lacking[each.series]]
-        own = [divergences(ordered), best(ordered, "mechanism"), compared(NLL, ordered, plain)]
-        names = listed([each.name for each in few])
-        own += [f"{names} learned too little: no window, step or sensitivity is compared with theirs."] if few else []
-        trained = [each for each in ordered if each not in few]
-        own += [compared(quantity, trained, plain) for quantity in OF_LEARNING] if plain in trained else []
-        own = [text for text in own if text]
+        ordered = list(numbers_of(study, group).values())
+        few = listed([each.name for each in ordered if lacking[each.series]])
+        own = [divergences(ordered), best(ordered, "mechanism"), f"{few} learned too little." if few else ""]
         prefix = f"{common_of(study, group)}: " if len(found) > 1 else ""
-        texts += [prefix + text for text in (*own, rule(ordered, plain))]
+        texts += [prefix + text for text in own if text]
     return texts

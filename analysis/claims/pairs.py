@@ -12,7 +12,7 @@ from analysis.study.naming import SETTING_AXES
 from analysis.study.once import once_per_study
 from analysis.study.wording import sees_itself
 
-UNKNOWN = "(The study's record does not say whether both have the same mask.) "
+UNKNOWN = "The study's record does not say whether both have the same mask."
 PLAIN = "identity"
 RIVALS = {"attentionx": "sa"}  # mechanism: baseline in its paper
 FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual scheme: its paper's baselines besides the plain one
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
         other: the compared series.
         names: both schemes' names, the other's first.
         states: whether a paper makes a claim about this pair.
-        remark: prefix for the pair's sentences.
+        remark: a sentence on the pair.
     """
 
     plain: str
@@ -76,16 +76,12 @@ def compares_mechanisms(study: Study) -> bool:
 
 @once_per_study
 def pairs_of(study: Study) -> list[Pair]:
-    """Return all pairs: a plain series and one with another residual or rival mechanism.
+    """Return the pairs that a paper compares: residual schemes of `FURTHER`, and rival mechanisms.
 
-    Nothing else differs between both. Residual pairs include `FURTHER`.
+    Nothing else differs between both.
     """
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
-    found = [
-        Pair(*each)
-        for plain_of in (lambda name: (PLAIN,), lambda name: FURTHER.get(name, ()))
-        for each in _residual_pairs(study, base, plain_of)
-    ]
+    found = [Pair(*each) for each in _residual_pairs(study, base)]
     for _, group in alike(study.runs.drop_duplicates("series"), "mechanism"):
         found += _rival_pairs(study, group)
     return found
@@ -98,35 +94,22 @@ def alike(runs: Frame, axis: str):
     )
 
 
-def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, str, tuple[str, str]]]:
+def _residual_pairs(study: Study, base: Frame) -> Iterator[tuple[str, str, tuple[str, str]]]:
     for _, group in alike(base, "residual"):
         named = dict(zip(group["residual"], group["series"], strict=True))
-        for plain in named:
-            others = {series: name for name, series in named.items() if name != plain and plain in plain_of(name)}
-            yield from ((named[plain], series, (others[series], plain)) for series in study.series if series in others)
+        for other in (name for name in FURTHER if name in named):
+            yield from ((named[plain], named[other], (other, plain)) for plain in FURTHER[other] if plain in named)
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """Yield each AttentionX mask variant with each `sa`, same mask first. Then both masks per mechanism."""
+    """Yield each AttentionX mask variant with each `sa`, same mask first; other masks state nothing."""
     masks = group[group["variant"].str.match(r"(mask_diagonal=\w+)?$")]
     for name, plain in RIVALS.items():
         own, beside = (masks[masks["mechanism"] == each]["series"] for each in (name, plain))
         for other in own:
-            ranked = sorted(beside, key=lambda series: not same_mask(study, series, other))
-            for series in ranked:
+            for series in sorted(beside, key=lambda series: not same_mask(study, series, other)):
                 same = same_mask(study, series, other)
-                remark = (
-                    ""
-                    if same
-                    else "Mask and mechanism at once, one of the two seeing its own position and the other not: "
-                    if same is False
-                    else UNKNOWN
-                )
-                yield Pair(series, other, (name, plain), same is not False, remark)
-        for mechanism, two in ((plain, beside), (name, own)):
-            if len(own) and len(two) == 2:
-                first, second = sorted(two, key=lambda series: sees_itself(study, series) is False)
-                yield Pair(first, second, (mechanism, mechanism), False, "The mask alone: ")
+                yield Pair(series, other, (name, plain), same is not False, UNKNOWN if same is None else "")
 
 
 def same_mask(study: Study, series: str, other: str) -> bool | None:

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from analysis.claims.claim import Claim, Verdict, weight
+from analysis.claims.claim import Claim, Verdict, worded
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
+from analysis.numbers.significance import p_beyond
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.numbers.windows import by_rate_and_seed
 from analysis.study.load import FINISHED, Frame, Study
@@ -92,30 +93,26 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
     per_seed = np.exp(logs.mean(axis=0))
     spread, rates = Spread.of(per_seed, POSITIVE), "rate" if len(logs) == 1 else "rates"
     low, high = spread.low, spread.high
-    known = (
-        f"{low:.3f} to {high:.3f}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
-        if spread.n > 1
-        else ""
-    )
-    effect = f"{spread.median:.3f} times the norm"
-    numbers = (
-        f"median over seeds {effect}{f'; {known}' if known else ''}, n={spread.n}, at the {rates} "
-        f"{', '.join(map(lr_text, logs.index))}"
-    )
-    judged = partial(Claim, subject, statement=statement, n=spread.n, effect=effect, interval=known)
-    if spread.n < 2:
-        return judged(
-            "no claim", f"On gradient norms of {other} and {plain} no claim is made with one seed ({numbers})."
-        )
+    kind = "range" if spread.n < 3 else "95 %"
     verdict: Verdict = "holds" if high < 1 - SAME_NORM else "contradicted" if low > 1 + SAME_NORM else "undecided"
-    if verdict == "undecided":
-        text = f"Whether {other}'s gradient norm lies below {plain}'s stays undecided ({numbers})."
-    else:
-        text = (
-            f"{weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} "
-            f"{plain}'s ({numbers})."
+    effect, at = f"{spread.median:.3f} times the norm", ", ".join(map(lr_text, logs.index))
+    logs_by_seed = np.log(per_seed)
+    below = (np.log1p(-SAME_NORM) - logs_by_seed).tolist()
+    above = (logs_by_seed - np.log1p(SAME_NORM)).tolist()
+    return worded(
+        Claim(
+            subject,
+            "no claim" if spread.n < 2 else verdict,
+            statement=statement,
+            n=spread.n,
+            effect=effect,
+            interval=f"{kind}: {low:.3f} to {high:.3f}" if spread.n > 1 else "",
+            finding=f"{other}'s gradient norm is {spread.median:.3f} times {plain}'s at the {rates} {at}",
+            test=("gradient norm", other, plain),
+            p=min(p_beyond(below), p_beyond(above)),
+            differences=tuple(below if spread.median < 1 else above),
         )
-    return judged(verdict, text)
+    )
 
 
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
-from analysis.claims.claim import Claim, Verdict, interval_text, sentence, too_few, weight, would_tell
+from analysis.claims.claim import CONSENSUS, Claim, Verdict, interval_text, sentence, worded
 from analysis.claims.windows import Side
 from analysis.numbers.spread import share_interval
 from analysis.numbers.step_comparison import Medians, StepShares, compare_medians, compare_stable_steps, highest_lrs
@@ -34,7 +33,7 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
     others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
         why = "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged."
-        return [Claim("stable steps", "not judged", why)]
+        return [Claim("stable steps", "not judged", why, paper=CONSENSUS)]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))
     return [claim for phase, state in pairs for claim in _of_state(study, phase, state, sides[LEADER], others)]
 
@@ -63,9 +62,9 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
                 f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest "
                 f"{what} cannot be judged."
             )
-            claims.append(Claim(f"{kind} {tail}", "not judged", text, statement))
+            claims.append(Claim(f"{kind} {tail}", "not judged", text, statement, paper=CONSENSUS))
         else:
-            claims.append(_largest(f"{kind} {tail}", what, where, lrs, found, statement))
+            claims.append(_largest(f"{kind} {tail}", what, where, lrs, found, statement, leader.series))
     return claims
 
 
@@ -86,7 +85,7 @@ def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence
 
 
 def _largest(
-    subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str
+    subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str, series: str
 ) -> Claim:
     """Judge whether sc's value exceeds every other's, each by its own interval.
 
@@ -94,36 +93,36 @@ def _largest(
     """
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
-    closest, _ = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
+    closest, nearest = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
     numbers = _numbers(found)
-    told = {
-        name: _interval(each) + (f" of {plural(each.result.n, 'seed')}" if each.result.n != n else "")
-        for name, each in found
-    }
-    room = f"against {closest} {told[closest]}"
-    judged = partial(Claim, subject, statement=statement, n=n, effect=numbers, interval=room if n > 1 else "")
-    said = f"{numbers}{_notes(found)}"
-    if n < 2:
-        text = f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}."
-        return judged("no claim", text)
+    of_n = "" if nearest.result.n == n else f" of {plural(nearest.result.n, 'seed')}"
     ahead = [name for name, each in found if each.result.direction < 0]
     open_ = [(name, each) for name, each in found if each.result.direction == 0]
+    p_values = [each.result.p for _, each in found]
+    p_value = min(1.0, len(found) * min(p_values)) if ahead else max(p_values)  # one ahead is enough against it
+    verdict: Verdict = "no claim" if n < 2 else "contradicted" if ahead else "undecided" if open_ else "holds"
+    finding = f"{LEADER} has the largest {what} {rates}, {where}: {numbers}"
     if ahead:
         larger = f"{'has' if len(ahead) == 1 else 'have'} a larger {what} than {LEADER}"
-        text = f"{weight(n)} that {listed(ahead)} {larger} {rates}, {where} ({said}), unlike what the paper claims."
-        return judged("contradicted", text)
-    if open_:
-        names = listed([name for name, _ in open_])
-        text = (
-            f"Whether {LEADER} has the largest {what} {rates}, {where}, cannot be told: not apart from {names} "
-            f"({said}; {room})."
+        finding = f"{listed(ahead)} {larger} {rates}, {where}: {numbers}"
+    elif open_:
+        finding = f"{what} {rates}, {where}: {numbers}; {LEADER} not apart from {listed(name for name, _ in open_)}"
+    return worded(
+        Claim(
+            subject,
+            verdict,
+            statement=statement,
+            n=n,
+            effect=numbers,
+            interval=f"against {closest} {_interval(nearest)}{of_n}" if n > 1 else "",
+            paper=CONSENSUS,
+            finding=finding,
+            note=_notes(found),
+            test=(subject, series),
+            p=math.nan if any(map(math.isnan, p_values)) else p_value,
+            differences=_hardest(open_ or found),
         )
-        return judged("undecided", text + would_tell(_hardest(open_)))
-    details = "; ".join(f"against {name} {told[name]}" for name, _ in found)
-    text = (
-        f"{weight(n)} that {LEADER} has the largest {what} {rates}, {where} ({said}; {details}), as the paper claims."
     )
-    return judged("holds", text)
 
 
 def _effect(each: StepShares | Medians) -> float:
@@ -164,13 +163,11 @@ def _notes(found: Sequence[Found]) -> str:
     how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
     left_out = sorted({seed for _, each in found for seed in each.left_out})
-    seeds = (
-        f"; seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out, for lack of a result of both at "
-        "each rate"
-        if left_out
-        else ""
-    )
-    return (f"; diverged, {how}: {listed(told)}" if told else "") + seeds
+    notes = [f"Diverged, {how}: {listed(told)}."] if told else []
+    if left_out:
+        seeds = f"Seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out"
+        notes.append(f"{seeds}, for lack of a result of both at each rate.")
+    return " ".join(notes)
 
 
 def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
@@ -201,7 +198,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
             f"{sentence(how)}, no run of suboptimal loss ({rule}) has a median α_max: whether it lies below the "
             "learning rate cannot be judged."
         )
-        return Claim(subject, "not judged", text, statement)
+        return Claim(subject, "not judged", text, statement, paper=CONSENSUS)
     below, n = int(bad["below"].sum()), len(bad)
     low, high = share_interval(below, n)
     verdict: Verdict = "holds" if low > 0.5 else "contradicted" if high < 0.5 else "undecided"
@@ -223,7 +220,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     }[verdict]
     effect, interval = f"{below} of {n} runs below", f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %"
     text = f"{sentence(how)}, {count}, {stance} ({numbers})."
-    return Claim(subject, verdict, text, statement, n, effect, interval)
+    return Claim(subject, verdict, text, statement, n, effect, interval, CONSENSUS)
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:

@@ -1,19 +1,31 @@
-"""Judge the consensus paper's claims on learning rates and NLL (section 5.1).
+"""Judge whether one stable window is wider than another, and the consensus paper's claims on them (section 5.1).
 
-The window of sc is wider than sa's and sw's. mix reaches sa's best NLL and has a wider window than sa. Each is judged
-on the validation NLL, and on the generative NLL if samples were scored.
+By the paper the window of sc is wider than sa's and sw's, and mix reaches sa's best NLL with a wider window. These
+claims are judged by each mechanism's own window, on the validation NLL, and on the generative NLL if samples were
+scored. A line says what the common window, within 5 % of the reference's best NLL, has to say.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
-from analysis.claims.claim import Claim, bounds, interval_text, sentence, too_few, weight, would_tell
+from analysis.claims.claim import CONSENSUS, Claim, bounds, interval_text, of_comparison, sentence, signed, worded
 from analysis.drawing.tables import width_text
-from analysis.numbers.comparison import Bests, Comparison, Lost, compare_bests, compare_windows, diverged_everywhere
+from analysis.numbers.common_windows import common_windows
+from analysis.numbers.comparison import (
+    UNRESOLVED,
+    Bests,
+    Comparison,
+    Lost,
+    compare_bests,
+    compare_windows,
+    diverged_everywhere,
+)
 from analysis.numbers.learning import Learned
+from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
 from analysis.study.load import Study
 from analysis.words import listed, plural
@@ -23,7 +35,6 @@ WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix"
 # Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4,
 # structure: 3.754 against 3.711).
 MARGIN = 0.015
-WORDS = {VALIDATION: "", GENERATIVE: " on the generative NLL"}
 KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
 
 
@@ -47,21 +58,17 @@ class Side:
         return not self.shortfall
 
 
-def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Return the claims on windows and best NLLs between trained mechanisms, for each available NLL."""
-    claims = []
+def window_claims(study: Study, sides: Mapping[str, Side]) -> Iterator[Claim]:
+    """Yield the paper's claims on windows and best NLLs, for mechanisms in the study and each available NLL."""
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
-        of_series = windows(study, column=column)
-        found = {name: of_series[side.series] for name, side in sides.items()}
-        names = {name: side.name for name, side in sides.items()}
-        trained = {name for name, side in sides.items() if side.trained}
-        claims += [
-            _window_claim(study, (subject, wide, narrow), found, names, column)
-            for subject, wide, narrow in WIDER
-            if {wide, narrow} <= trained
-        ]
-        claims += [_best_claim(study, sides["mix"], sides["sa"], column)] if {"mix", "sa"} <= trained else []
-    return claims
+        tail = "" if column == VALIDATION else " generative"
+        for subject, wide, narrow in WIDER:
+            if {wide, narrow} <= sides.keys():
+                statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
+                yield _paper_claim(study, subject + tail, statement, (sides[wide], sides[narrow]), column)
+        if {"mix", "sa"} <= sides.keys():
+            statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
+            yield _best_claim(study, "mix best NLL" + tail, statement, (sides["mix"], sides["sa"]), column)
 
 
 def scored_by_one(study: Study) -> bool:
@@ -70,87 +77,228 @@ def scored_by_one(study: Study) -> bool:
     return scored["gen_oracle"].nunique() == 1
 
 
-def wider(wide: str, narrow: str) -> str:
-    """Return a sentence's start, e.g. ``"the paper's claim, a wider stable window of sc than of sa,"``."""
-    return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
+def unjudged(subject: str, statement: str, sides: tuple[Side, Side]) -> Claim | None:
+    """Return "not judged" if a side learned too little, else None.
 
-
-def _window_claim(
-    study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], names: dict[str, str], column: str
-) -> Claim:
-    """Judge whether one stable window is wider, by the paired difference in decades.
-
-    ``found``, ``names``: by mechanism. The statement keeps the paper's names.
+    Args:
+        subject: key of the claim.
+        statement: the paper's claim.
+        sides: both mechanisms.
     """
-    subject, wide, narrow = claimed
-    statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
-    first, second = found[wide], found[narrow]
-    wide, narrow = names[wide], names[narrow]
-    lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
-    result, numbers = compare_windows(first, second, lost), _widths((wide, first), (narrow, second))
-    numbers += _only_one_diverged((wide, first, lost[0]), (narrow, second, lost[1]))
-    known = {"effect": _effect((wide, first), (narrow, second))}
-    known |= {"interval": interval_text(result.interval, result.n, "decades")}
-    subject += "" if column == VALIDATION else " generative"
-    judged = partial(Claim, subject, statement=statement, n=result.n, **known)
-    if result.n < 2 or first.median is None or second.median is None:
-        return judged("no claim", f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.")
-    if result.n >= 3:
-        numbers += f"; 95 % interval of the paired difference {bounds(result.interval)} decades"
-    if result.direction == 0:
-        text = (
-            f"Whether {wide}'s stable window{WORDS[column]} is wider than {narrow}'s stays undecided: "
-            f"{result.why_undecided} ({numbers})."
-        )
-        return judged("undecided", text + would_tell(result.differences))
-    relation, verdict, stance = (
-        ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
-    )
-    text = (
-        f"{weight(result.n)} that {wide}'s stable window{WORDS[column]} is {relation} than "
-        f"{narrow}'s{within(result)}, {stance} the paper claims ({numbers})."
-    )
-    return judged(verdict, text + _open_note(result, (wide, first), (narrow, second)))
+    lacking = [side.name for side in sides if not side.trained]
+    text = f"Not judged: {listed(lacking)} learned too little."
+    return Claim(subject, "not judged", text, statement, paper=CONSENSUS) if lacking else None
 
 
-def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
+def _paper_claim(study: Study, subject: str, statement: str, sides: tuple[Side, Side], column: str) -> Claim:
+    """Judge by the own windows, with a line on the common ones."""
+    pair, names = (sides[0].series, sides[1].series), (sides[0].name, sides[1].name)
+    return unjudged(subject, statement, sides) or window_claim(
+        study, subject, statement, pair, names=names, column=column, paper=CONSENSUS, is_with_common=True
+    )
+
+
+def window_claim(
+    study: Study,
+    subject: str,
+    statement: str,
+    pair: tuple[str, str],
+    *,
+    names: tuple[str, str] = ("", ""),
+    column: str = VALIDATION,
+    is_common: bool = False,
+    paper: str = "",
+    is_with_common: bool = False,
+) -> Claim:
+    """Judge whether the first series' stable window is wider, by the paired difference in decades.
+
+    Args:
+        study: supplies the runs.
+        subject: key of the claim.
+        statement: the claim.
+        pair: both series.
+        names: their names in sentences; by default the series.
+        column: validation or generative NLL.
+        is_common: whether the common windows are compared, not each one's own.
+        paper: the paper that makes the statement.
+        is_with_common: whether a line says what the common windows have to say.
+    """
+    found = common_windows(study, column) if is_common else windows(study, column=column)
+    names = (names[0] or pair[0], names[1] or pair[1])
+    first, second = (found[series] for series in pair)
+    lost = diverged_everywhere(study, pair[0], column), diverged_everywhere(study, pair[1], column)
+    result = compare_windows(first, second, lost)
+    named = ((names[0], first), (names[1], second))
+    claim = Claim(
+        subject,
+        of_comparison(result),
+        statement=statement,
+        n=result.n,
+        effect=f"{_widths(named)} decades",
+        interval=interval_text(result.interval, result.n, "decades"),
+        paper=paper,
+        finding=_finding(result, named, f"{'common' if is_common else 'stable'} window{_of(column)}"),
+        difference=_difference(result),
+        test=("common" if is_common else "own", column, *pair),
+        p=result.p,
+        differences=result.differences,
+        more_runs=result.more_runs,
+    )
+    notes = [_why(result), _grid(result), *_divergences(named, lost), _open_ends(result, named)]
+    notes += [common_line(study, pair, names, column)] if is_with_common else []
+    return worded_with(claim, notes)
+
+
+def worded_with(claim: Claim, notes: list[str]) -> Claim:
+    """Return a claim with its text and the non-empty notes as sentences."""
+    return worded(replace(claim, note=" ".join(filter(None, notes))))
+
+
+def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], column: str = VALIDATION) -> str:
+    """Return a sentence on both common windows; "" without a reference.
+
+    Args:
+        study: supplies the runs.
+        pair: both series.
+        names: their names in the sentence.
+        column: validation or generative NLL.
+    """
+    found = common_windows(study, column)
+    if not set(pair) <= found.keys():
+        return ""
+    lost = diverged_everywhere(study, pair[0], column), diverged_everywhere(study, pair[1], column)
+    result = compare_windows(found[pair[0]], found[pair[1]], lost)
+    verdict = {"holds": "wider", "contradicted": "narrower", "unresolved": "not resolved by this grid"}
+    said = verdict.get(of_comparison(result), "undecided")
+    widths = _widths(((names[0], found[pair[0]]), (names[1], found[pair[1]])))
+    return f"Within 5 % of {study.reference}'s best {KIND[column]}: {widths} decades, {said}."
+
+
+def _of(column: str) -> str:
+    return "" if column == VALIDATION else f" on the {KIND[column]}"
+
+
+Named = tuple[tuple[str, SeriesWindows], tuple[str, SeriesWindows]]
+
+
+def _widths(named: Named) -> str:
+    """Return widths as text, e.g. ``"sc 1.45, sa none"``."""
+    return ", ".join(f"{name} {'--' if each.median is None else width_text(each.median)}" for name, each in named)
+
+
+def _difference(result: Comparison) -> str:
+    """Return the mean paired difference or its bounds, e.g. ``"+0.42 decades"``; "" if unknown."""
+    low, high = result.size
+    if math.isnan(low) or (math.isinf(low) and math.isinf(high)):
+        return ""
+    if math.isfinite(low) and math.isfinite(high) and high - low < 0.005:
+        return f"{signed(low)} decades"
+    return f"{bounds(result.size)} decades"
+
+
+def _finding(result: Comparison, named: Named, what: str) -> str:
+    """Return the measured relation as a clause, e.g. ``"sc's stable window is 0.42 decades wider than sa's"``."""
+    (first, _), (second, _) = named
+    low, high = result.size
+    within = " within the swept range" if result.scope == "range" else ""
+    if not math.isfinite(low) and not math.isfinite(high):
+        return f"{what} of {first} and {second}: {_widths(named)} decades"
+    known = [end for end in (low, high) if math.isfinite(end)]
+    if result.direction == 0 and low < 0 < high:
+        return f"{first}'s {what} less {second}'s is between {signed(low)} and {signed(high)} decades{within}"
+    sign = 1 if sum(known) >= 0 else -1
+    ends = sorted(abs(end) for end in known)
+    size = f"{ends[0]:.2f} to {ends[-1]:.2f}" if ends[-1] - ends[0] > 0.005 else f"{ends[0]:.2f}"
+    size = f"at least {size}" if len(known) == 1 else size
+    return f"{first}'s {what} is {size} decades {'wider' if sign > 0 else 'narrower'} than {second}'s{within}"
+
+
+def _why(result: Comparison) -> str:
+    """Return the reason for no verdict if the number of seeds does not say it all."""
+    told = result.n < 2 or not result.why_undecided or result.why_undecided == UNRESOLVED or result.differences
+    return "" if told else f"{sentence(result.why_undecided)}."
+
+
+def _grid(result: Comparison) -> str:
+    """Return what the measured rates alone say of an unresolved difference."""
+    if result.is_resolved:
+        return ""
+    low, high = result.grid
+    return f"The measured rates alone, without interpolation, allow {signed(low)} to {signed(high)} decades."
+
+
+def _divergences(named: Named, losts: tuple[Lost, Lost]) -> Iterator[str]:
+    """Yield sentences on seeds with a divergence inside the other's window, or at every rate."""
+    seeds = sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
+    for (name, found), (other, others), lost in (
+        (*named, losts[0]),
+        (*named[::-1], losts[1]),
+    ):
+        inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
+        of = plural(len(seeds), "seed")
+        if inside:
+            yield f"{name} diverged at a rate inside {other}'s window in {inside} of {of}."
+        if lost:
+            yield f"{name} diverged at every rate in {len(lost)} of {of}, a window of width 0."
+
+
+def _breaks_within(one: Window | None, other: Window | None) -> bool:
+    """Return whether one window borders on a divergence at a rate inside the other."""
+    edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
+    return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
+
+
+def _open_ends(result: Comparison, named: Named) -> str:
+    """Say that a window reaches the sweep's end and is a lower bound. "" if none does."""
+    opened = []
+    for name, found in named:
+        if found.median is None:
+            continue
+        ends = [end for end, is_open in (("low", found.median.open_low), ("high", found.median.open_high)) if is_open]
+        opened += [f"{name}'s at the {listed(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
+    if not opened:
+        return ""
+    caveat = "" if result.scope == "whole" else ", and beyond the sweep the order may be another"
+    return f"Open windows are lower bounds ({listed(opened)}){caveat}."
+
+
+def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, Side], column: str) -> Claim:
     """Judge whether mix's best NLL equals sa's: the interval must lie within the margin.
 
     This is two one-sided tests; a missing significant difference alone is not equality. An interval below the margin
     counts as reaching.
     """
-    subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
-    statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
+    if (absent := unjudged(subject, statement, sides)) is not None:
+        return absent
+    mix, sa = sides
     names = (mix.name, sa.name)
+    judged = partial(Claim, subject, statement=statement, paper=CONSENSUS)
     bests = compare_bests(study, mix.series, sa.series, column)
-    if bests is None or bests.result.n < 2:
-        n = 0 if bests is None else bests.result.n
-        numbers = "" if bests is None else f"; measured: {_best_words(bests, names)}{_lost(bests, names)}"
-        text = f"{too_few(n)} on whether {mix.name} reaches {sa.name}'s best {KIND[column]} is made{numbers}."
-        return Claim(subject, "no claim", text, statement, n)
-    low, high = (100 * bound for bound in bests.result.interval)
+    if bests is None:
+        return worded(judged(verdict="no claim", finding=f"no best {KIND[column]} of both"))
     limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests, names)
-    interval = interval_text((low, high), n, "%")
-    judged = partial(Claim, subject, statement=statement, n=n, effect=effect, interval=interval)
-    numbers = f"medians: {effect}; paired difference {interval}, margin {limit:g} %{_lost(bests, names)}"
-    if low > limit:
-        text = f"{weight(n)} that {mix.name} stays behind {sa.name}'s best {KIND[column]}, unlike what the paper claims"
-        return judged("contradicted", f"{text} ({numbers}).")
-    if high < limit:
-        how = (
-            f"reaches {sa.name}'s"
-            if low > -limit
-            else f"reaches {sa.name}'s, and may well lie below it"
-            if high > -limit
-            else f"lies below {sa.name}'s by more than the margin, so reaches it:"
-        )
-        text = f"{weight(n)} that {mix.name}'s best {KIND[column]} {how}, as the paper claims ({numbers})."
-        return judged("holds", text)
-    text = (
-        f"Whether {mix.name} reaches {sa.name}'s best {KIND[column]} cannot be told: the paired differences do not lie "
-        f"within the margin as a whole ({numbers})."
+    beyond = [100 * each - limit for each in bests.differences]
+    low, high = (100 * bound for bound in bests.result.interval)
+    verdict = "no claim" if n < 2 else "contradicted" if low > limit else "holds" if high < limit else "undecided"
+    size = 100 * bests.result.size[0]
+    side = (
+        f"lies {abs(size):.2f} % {'above' if size > 0 else 'below'}"
+        if math.isfinite(size)
+        else "is infinitely far from"
     )
-    return judged("undecided", text + would_tell([100 * each for each in bests.differences], limit))
+    finding = f"{mix.name}'s best {KIND[column]} {side} {sa.name}'s, margin {limit:g} %"
+    claim = judged(
+        verdict=verdict,
+        n=n,
+        effect=effect,
+        interval=interval_text((low, high), n, "%"),
+        finding=finding,
+        test=("margin", column, mix.series, sa.series),
+        p=p_of_bounds(beyond, beyond),
+        differences=tuple(100 * each for each in bests.differences),
+        margin=limit,
+    )
+    return worded_with(claim, [f"Medians: {effect}.", *_lost(bests, names)])
 
 
 def _best_words(bests: Bests, names: tuple[str, str]) -> str:
@@ -160,83 +308,10 @@ def _best_words(bests: Bests, names: tuple[str, str]) -> str:
     )
 
 
-def _lost(bests: Bests, names: tuple[str, str]) -> str:
-    """Report the seeds in which a series diverged at every rate; "" if none."""
-    told = [
-        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}"
+def _lost(bests: Bests, names: tuple[str, str]) -> list[str]:
+    """Report the seeds in which a series diverged at every rate; [] if none."""
+    return [
+        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}."
         for name, count in zip(names, bests.lost, strict=True)
         if count
     ]
-    return "".join(f"; {each}" for each in told)
-
-
-def _effect(*named: tuple[str, SeriesWindows]) -> str:
-    return (
-        ", ".join(f"{name} {width_text(found.median)}" for name, found in named if found.median is not None)
-        + " decades"
-    )
-
-
-def _widths(*named: tuple[str, SeriesWindows]) -> str:
-    """Return both widths as text: median line and range over seeds.
-
-    E.g. ``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``.
-    """
-    parts = []
-    for name, found in named:
-        widths = found.seed_widths
-        spread = f", single seeds {min(widths):.2f}–{max(widths):.2f}" if len(widths) > 1 else ""
-        parts.append(
-            f"{name} no window"
-            if found.median is None
-            else f"{name} {width_text(found.median).replace('≥', 'at least')} decades{spread}"
-        )
-    return f"measured: {'; '.join(parts)}"
-
-
-def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
-    """Report seeds with a divergence inside the other's window or at every rate. "" if none."""
-    told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
-    for (name, found, lost), (other, others, _) in (named, named[::-1]):
-        inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
-        told += (
-            f"; {name} diverged at a rate inside {other}'s window in {inside} of {plural(len(seeds), 'seed')}"
-            if inside
-            else ""
-        )
-        told += (
-            f"; {name} diverged at every rate in {len(lost)} of {plural(len(seeds), 'seed')}, a window of width 0"
-            if lost
-            else ""
-        )
-    return told
-
-
-def _breaks_within(one: Window | None, other: Window | None) -> bool:
-    """Return whether one window borders on a divergence at a rate inside the other."""
-    edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
-    return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
-
-
-def within(*results: Comparison) -> str:
-    return " within the swept range" if any(result.scope == "range" for result in results) else ""
-
-
-def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
-    """Say that a window reaches the sweep's end and is a lower bound. "" if none does."""
-    opened = []
-    for name, found in named:
-        assert found.median is not None
-        ends = [end for end, is_open in (("low", found.median.open_low), ("high", found.median.open_high)) if is_open]
-        opened += [f"{name}'s at the {listed(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
-    if not opened:
-        return ""
-    caveat = "" if result.scope == "whole" else ", and beyond the sweep the order may be another"
-    return f" Open windows are lower bounds ({listed(opened)}){caveat}."
-
-
-def unjudged_window(reason: str) -> Claim:
-    """Return the first claim as "not judged", for a missing or untrained sa or sc."""
-    claimed = wider("sc", "sa")
-    text = f"{reason} {claimed} cannot be judged." if reason else f"{sentence(claimed)} cannot be judged here."
-    return Claim("window", "not judged", text, "sc's stable window is wider than sa's (validation NLL)")

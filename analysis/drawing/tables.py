@@ -80,7 +80,9 @@ def guarded_note(study: Study) -> str:
 
 
 def width_text(found: Window) -> str:
-    """Write a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68."""
+    """Write a window's width in decades or its bounds: 1.32, ≥ 1.32 or 1.20–1.68; none if empty."""
+    if found.is_empty:
+        return "none"
     if math.isinf(found.width_max):
         return f"≥ {found.width:.2f}"
     if found.width_max > found.width + 0.005:

@@ -20,15 +20,21 @@ TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell: a value, small lines below it (interval, n), and whether it is bold.
+    """A table's cell.
 
-    ``whole``: the cell before its lines were broken for a narrow column.
+    Attributes:
+        text: the value.
+        detail: small lines below it (interval, n).
+        bold: whether it stands out.
+        whole: the cell before its lines were broken for a narrow column.
+        pale: whether it is grey, in plain text in parentheses: a value that says little.
     """
 
     text: str
     detail: str = ""
     bold: bool = False
     whole: Cell | None = None
+    pale: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,13 @@ def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
     """Return a row as one line, and further lines for its longest detail."""
     below = [list(map(visible, cell.detail.split("\n"))) if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
-    lines = [[visible(cell.text) + ("*" if cell.bold else "") for cell in row]]
+    lines = [[_plain(cell) for cell in row]]
     return lines + [[part[index] if index < len(part) else "" for part in below] for index in range(depth)]
+
+
+def _plain(cell: Cell) -> str:
+    text = visible(cell.text) + ("*" if cell.bold else "")
+    return f"({text})" if cell.pale else text
 
 
 def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
@@ -145,6 +156,7 @@ def _label(text: str) -> str:
 
 def _cell(cell: Cell) -> str:
     text = f"#strong({literal(cell.text)})" if cell.bold else f"#{literal(cell.text)}"
+    text = f"#text(fill: muted)[{text}]" if cell.pale else text
     return (
         f"[{text}{''.join(f' #linebreak() #detail({literal(line)})' for line in cell.detail.split(chr(10)) if line)}],"
     )

@@ -3,23 +3,29 @@
 This module returns numbers; `claims` makes the sentences. A window is "wider" if its lower bound exceeds the other's
 upper bound. If open ends leave this undecided, only the parts within the swept range are compared. Both series must
 have been swept over the same range, and the result's ``scope`` is then "range".
+
+Two things must decide: the seeds, by the interpolated edges, and the grid, by the brackets of the edges. A difference
+that the brackets allow to vanish is not resolved by the grid, however well the seeds agree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.spread import mean_interval
 from analysis.numbers.windows import VALIDATION, SeriesWindows, outcomes
 from analysis.study.load import Column, Study
 
 # Smaller differences count as equal: a hundredth of a decade is 2.3 % of a learning rate.
 TIE_DECADES = 0.01
+MOST_RUNS = 500
+UNRESOLVED = "the brackets of the edges allow the difference to vanish"
 EVERYTHING = (-math.inf, math.inf)
 
 
@@ -34,6 +40,10 @@ class Comparison:
         interval: interval of the difference.
         why_undecided: reason for direction 0.
         differences: by seed if all are exact, else ().
+        p: Student's p-value of the direction, two-sided; NaN below three seeds.
+        size: bounds on the mean difference; equal if all are exact.
+        grid: bounds on the mean difference by the edges' brackets, without interpolation.
+        more_runs: further runs that would resolve the difference; None: more than `MOST_RUNS`, or resolved.
     """
 
     direction: int
@@ -42,6 +52,15 @@ class Comparison:
     interval: tuple[float, float] = EVERYTHING
     why_undecided: str = ""
     differences: tuple[float, ...] = ()
+    p: float = math.nan
+    size: tuple[float, float] = (math.nan, math.nan)
+    grid: tuple[float, float] = EVERYTHING
+    more_runs: int | None = None
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the brackets of the edges exclude a difference of 0."""
+        return self.why_undecided != UNRESOLVED
 
 
 def decide(
@@ -92,7 +111,8 @@ def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> 
 class _Width:
     """Bounds on one seed's width, in decades.
 
-    ``is_below_most``: the width is strictly below ``most``, because an edge borders on a divergence.
+    ``is_below_most``: the width is strictly below ``most``, because an edge borders on a divergence. ``bracket``:
+    bounds by the measured rates alone. ``gaps``: width of each edge's bracket.
     """
 
     least: float
@@ -101,6 +121,9 @@ class _Width:
     grid: tuple[float, float]
     is_below_most: bool = False
     fills_grid: bool = False
+    bracket: tuple[float, float] = (0.0, 0.0)
+    bracket_in_grid: tuple[float, float] = (0.0, 0.0)
+    gaps: tuple[float, ...] = ()
 
     @staticmethod
     def of(found: SeriesWindows, seed: int, lost: Lost) -> _Width | None:
@@ -110,8 +133,20 @@ class _Width:
         one = found.by_seed[seed]
         if one is None:
             return None
-        is_below_most = "diverged" in (one.low.kind, one.high.kind)
-        return _Width(one.width, one.width_max, one.width_max_in_grid, one.grid, is_below_most, one.fills_grid)
+        return _Width(
+            one.width,
+            one.width_max,
+            one.width_max_in_grid,
+            one.grid,
+            is_below_most="diverged" in (one.low.kind, one.high.kind),
+            fills_grid=one.fills_grid,
+            bracket=one.bracket,
+            bracket_in_grid=one.bracket_in_grid,
+            gaps=tuple(edge.bracket_decades for edge in (one.low, one.high)),
+        )
+
+
+Pairs = list[tuple[_Width, _Width]]
 
 
 def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Lost, Lost] = ({}, {})) -> Comparison:
@@ -127,45 +162,102 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not pairs or len(known) < len(pairs):
         return Comparison(0, len(pairs), why_undecided="in one seed or more a mechanism has no finished run")
+    exact = all(math.isclose(each.least, each.most) for pair in known for each in pair)
+    differences = tuple(a.least - b.least for a, b in known) if exact else ()
     swept = max(math.log10(each.grid[1] / each.grid[0]) for pair in known for each in pair)
     # without open windows, as within the swept range below, no difference can exceed the range's width
     closed = all(math.isfinite(each.most) for pair in known for each in pair)
-    whole, interval = _decide(
-        [(a.least, a.most, b.least, b.most) for a, b in known], known, swept if closed else math.inf
-    )
+    bounds = [(a.least, a.most, b.least, b.most) for a, b in known]
+    whole, interval, p = _decide(bounds, known, swept if closed else math.inf)
+    size = _size(bounds)
     if whole:
-        return Comparison(whole, len(pairs), "whole", interval)
+        found = Comparison(whole, len(pairs), "whole", interval, "", differences, p, size)
+        return _resolved(found, known, [(a.bracket, b.bracket) for a, b in known])
+    undecided = Comparison(0, len(pairs), "none", interval, "", differences, p, size)
     if any(a.grid != b.grid for a, b in known):
         why = "the two were swept over different ranges and a window is open or next to a divergence"
-        return Comparison(0, len(pairs), "none", interval, why)
-    part, interval = _decide([(a.least, a.most_in_grid, b.least, b.most_in_grid) for a, b in known], known, swept)
+        return replace(undecided, why_undecided=why, differences=())
+    in_grid = [(a.least, a.most_in_grid, b.least, b.most_in_grid) for a, b in known]
+    part, interval, p = _decide(in_grid, known, swept)
     if part:
-        return Comparison(part, len(pairs), "range", interval)
+        found = Comparison(part, len(pairs), "range", interval, "", differences, p, _size(in_grid))
+        return _resolved(found, known, [(a.bracket_in_grid, b.bracket_in_grid) for a, b in known])
+    undecided = replace(undecided, interval=interval, p=p)
     if all(a.fills_grid and b.fills_grid for a, b in known):
         why = "both windows fill the whole sweep, a wider range of learning rates would tell"
-        return Comparison(0, len(pairs), "none", interval, why)
-    exact = all(math.isclose(each.least, each.most) for pair in known for each in pair)
-    differences = tuple(a.least - b.least for a, b in known) if exact else ()
+        return replace(undecided, why_undecided=why, differences=())
     why = "the interval of the paired differences contains 0"
     if len(pairs) < 3:
         why = "the seeds disagree, or edges next to diverged or missing runs leave too much room"
-    return Comparison(0, len(pairs), "none", interval, why, differences)
+    return replace(undecided, why_undecided=why)
+
+
+def _size(bounds: list[tuple[float, float, float, float]]) -> tuple[float, float]:
+    """Return bounds on the mean difference of two widths, from both widths' bounds by seed."""
+    return (
+        float(np.mean([least - most for least, _, _, most in bounds])),
+        float(np.mean([most - least for _, most, least, _ in bounds])),
+    )
+
+
+def _resolved(found: Comparison, known: Pairs, brackets: list[tuple[tuple[float, float], tuple[float, float]]]):
+    """Return a comparison with its bounds by the grid; undecided if these contain 0.
+
+    Each bracket is a worst case for its seed, so the bounds of the mean are the means of the bounds.
+    """
+    low = float(np.mean([a[0] - b[1] for a, b in brackets]))
+    high = float(np.mean([a[1] - b[0] for a, b in brackets]))
+    decided = replace(found, grid=(low, high))
+    rounding = 1e-9
+    if (low if found.direction > 0 else -high) >= -rounding:
+        return decided
+    gaps = np.median([[*a.gaps, *b.gaps] for a, b in known], axis=0)
+    size = abs(float(np.mean([a.least - b.least for a, b in known])))
+    more = bisections_needed([gap for gap in gaps if math.isfinite(gap)], size)
+    runs = None if more is None or more * found.n > MOST_RUNS else more * found.n
+    return replace(decided, direction=0, why_undecided=UNRESOLVED, more_runs=runs)
+
+
+def bisections_needed(gaps: Sequence[float], difference: float) -> int | None:
+    """Return the number of new rates after which the brackets' sum is below a difference of widths.
+
+    Each new rate halves the widest bracket, as `lr=edge` does.
+
+    Args:
+        gaps: width of each bracket, in decades.
+        difference: difference of the widths, in decades.
+
+    Returns:
+        None beyond `MOST_RUNS`.
+    """
+    left, number = sorted(gaps), 0
+    while sum(left) >= difference:
+        if number == MOST_RUNS or not left:
+            return None
+        left[-1] /= 2
+        left.sort()
+        number += 1
+    return number
 
 
 def _decide(
-    bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float
-) -> tuple[int, tuple[float, float]]:
-    """Decide as `decide`, from both widths' bounds. If all seeds' bounds are strict, the sign decides."""
+    bounds: list[tuple[float, float, float, float]], known: Pairs, limit: float
+) -> tuple[int, tuple[float, float], float]:
+    """Decide as `decide`, from both widths' bounds. If all seeds' bounds are strict, the sign decides.
+
+    Returns:
+        (direction, interval, p-value); the sign has none.
+    """
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
     rounding = 1e-9
     # An edge next to a divergence lies strictly below the diverged rate. If the first is at least as wide as the
     # second's bound in all of two or more seeds, then it is wider in each: the sign decides, whatever the spread.
     if not direction and len(known) > 1 and all(b.is_below_most for _, b in known) and min(lows) >= -rounding:
-        return 1, (0.0, interval[1])
+        return 1, (0.0, interval[1]), math.nan
     if not direction and len(known) > 1 and all(a.is_below_most for a, _ in known) and max(highs) <= rounding:
-        return -1, (interval[0], 0.0)
-    return direction, interval
+        return -1, (interval[0], 0.0), math.nan
+    return direction, interval, p_of_bounds(lows, highs, TIE_DECADES)
 
 
 @dataclass(frozen=True)
@@ -210,7 +302,9 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
     direction, interval = decide(differences, differences)
     medians = np.median(pairs, axis=0)
     lost = (sum(math.isinf(a) for a, _ in pairs), sum(math.isinf(b) for _, b in pairs))
-    result = Comparison(direction, len(pairs), "whole", interval)
+    p = p_of_bounds(differences, differences)
+    size = float(np.mean(differences))
+    result = Comparison(direction, len(pairs), "whole", interval, "", tuple(differences), p, (size, size))
     return Bests(float(medians[0]), float(medians[1]), result, tuple(differences), lost)
 
 

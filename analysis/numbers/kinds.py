@@ -179,7 +179,6 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any, name: str, reference
         by_seed={
             "nll": {int(seed): _exactly(float(np.nanmin(table[seed]))) for seed in table.columns if seed in known},
             "room": {seed: (0.0, 0.0) if each is None else room(each) for seed, each in own.items()},
-            "window": {seed: (each.width, each.width_max) if each else (0.0, 0.0) for seed, each in own.items()},
             "ratio": {
                 int(runs.set_index("run_id")["seed"][run]): _exactly(math.log10(value))
                 for run, value in ratios.items()

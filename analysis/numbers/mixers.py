@@ -74,6 +74,15 @@ def edge_by_nll(study: Study, series: str) -> dict[int, Bounds]:
     return found
 
 
+def bracket_by_nll(study: Study, series: str) -> dict[int, Bounds]:
+    """Return by seed log10 of the two rates between which `edge_by_nll` lies, without interpolation."""
+    return {
+        seed: (math.log10(each.high.inside_lr), math.log10(each.high.outside_lr))
+        for seed, each in windows(study)[series].by_seed.items()
+        if each is not None
+    }
+
+
 def edge_by_verdict(study: Study, series: str) -> dict[int, Bounds]:
     """Return bounds by seed on log10 of the largest rate with a stable run.
 

@@ -30,9 +30,9 @@ INTERVAL_RULES: dict[Scale, str] = {
 }
 
 
-def t_975(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t; ∞ below one degree of freedom."""
-    return float(stdtrit(degrees, 0.975)) if degrees >= 1 else math.inf
+def t_975(degrees: int, level: float = 0.05) -> float:
+    """Return the 97.5 % quantile of Student's t, or that of another two-sided level; ∞ below one degree of freedom."""
+    return float(stdtrit(degrees, 1 - level / 2)) if degrees >= 1 else math.inf
 
 
 def mean_interval(values: Iterable[float]) -> tuple[float, float]:
@@ -105,18 +105,25 @@ class Spread:
 MOST_SEEDS = 100
 
 
-def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int | None:
-    """Return the smallest number of seeds with a decisive Student-t 95 % interval.
+def seeds_needed(differences: Sequence[float], margin: float = math.nan, level: float = 0.05) -> int | None:
+    """Return the smallest number of seeds with a decisive Student-t interval.
 
-    Decisive: at the observed mean and spread, the interval excludes 0, or lies below ``margin``. None beyond
-    `MOST_SEEDS`, or below two differences.
+    Decisive: at the observed mean and spread, the interval excludes 0, or lies below ``margin``.
+
+    Args:
+        differences: paired differences by seed.
+        margin: upper limit of equality; NaN to exclude 0.
+        level: two-sided level, smaller if many claims are corrected.
+
+    Returns:
+        None beyond `MOST_SEEDS`, or below two differences.
     """
     values = np.asarray(differences, dtype=float)
     if len(values) < 2 or not np.isfinite(values).all():
         return None
     mean, deviation = float(values.mean()), float(values.std(ddof=1))
     room = abs(mean) if math.isnan(margin) else margin - mean
-    return next((n for n in range(3, MOST_SEEDS + 1) if room > t_975(n - 1) * deviation / math.sqrt(n)), None)
+    return next((n for n in range(3, MOST_SEEDS + 1) if room > t_975(n - 1, level) * deviation / math.sqrt(n)), None)
 
 
 def share_interval(hits: int, number: int) -> tuple[float, float]:

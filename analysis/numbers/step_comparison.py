@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.numbers.comparison import Comparison, decide
+from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.step_shares import COUNTED, DIVERGED, MEASURED, TERMINAL, counted
 from analysis.study.load import Frame, Study
 
@@ -99,7 +100,8 @@ def compare_stable_steps(
         shares.append(100 * sums["hits"] / sums["steps"])
     differences = (shares[0] - shares[1]).tolist()
     direction, interval = decide(differences, differences, limit=100)  # points
-    result = Comparison(direction, len(seeds), "whole", interval)
+    size, p = float(np.mean(differences)), p_of_bounds(differences, differences)
+    result = Comparison(direction, len(seeds), "whole", interval, "", tuple(differences), p, (size, size))
     means = [float(each.mean()) for each in shares]
     return StepShares(lrs, means[0], means[1], result, left_out, _num_diverged(parts, seeds), tuple(differences))
 
@@ -151,7 +153,7 @@ def compare_medians(
     exact = tuple(low if low == high else math.nan for low, high in zip(lows, highs, strict=True))
     medians = [part.loc[part["seed"].isin(known) & (part["outcome"] == MEASURED), "median"].median() for part in parts]
     silent = tuple(sorted({*left_out, *(set(seeds) - known.keys())}))
-    result = Comparison(direction, len(known), "whole", interval)
+    result = Comparison(direction, len(known), "whole", interval, p=p_of_bounds(lows, highs))
     return Medians(float(medians[0]), float(medians[1]), result, silent, _num_diverged(parts, list(known)), exact)
 
 

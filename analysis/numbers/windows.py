@@ -1,15 +1,18 @@
 """Compute stable windows: learning rates with an NLL within 5 % of the best.
 
 If the best is less than 10 % below the token-frequency NLL, then 5 % is more than half the learning. On DNA this is the
-case (1.386 nats, good models 1.22 to 1.36). Such a window is lenient, and reports must say so.
+case (1.386 nats, good models 1.22 to 1.36). The window then ends where half of the learning is lost; the rates beyond,
+up to 5 %, are drawn pale and not counted.
 
-A window is contiguous around the best rate. Edges are interpolated linearly in log10 LR against NLL, between the last
-rate inside and the first outside. Three kinds of neighbour allow no interpolation. The edge is then the last measured
-rate inside:
+A window is contiguous around the best rate. Each edge has a bracket: the last rate inside and the first outside. It is
+interpolated linearly in log10 LR against NLL between both. Three kinds of neighbour allow no interpolation. The edge is
+then the last measured rate inside:
 
 - `open`: the grid ends. The window may continue without limit, so its width is a lower bound.
 - `unmeasured`: the neighbour failed or never ran. Same as open: a crash is no evidence for instability.
 - `diverged`: the neighbour diverged. The true edge lies between both rates, so the width has lower and upper bounds.
+
+A window below another series' limit may be empty (`none`): no rate reaches the limit.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from analysis.study.once import once_per_study
 TOLERANCE = 0.05
 HALF = 0.5  # share of the nats between the token-frequency NLL and the best NLL
 VALIDATION, GENERATIVE = "val_nll", "gen_nll"
-Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
+Kind = Literal["interpolated", "open", "unmeasured", "diverged", "none"]
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,37 @@ class Edge:
     Attributes:
         lr: reported rate.
         kind: reason for the end.
-        furthest_lr: furthest possible rate for the true edge (0 or ∞: unknown).
+        inside_lr: last rate inside.
+        outside_lr: first rate outside (0 or ∞: unknown).
     """
 
     lr: float
     kind: Kind
-    furthest_lr: float
+    inside_lr: float
+    outside_lr: float
+
+    @property
+    def furthest_lr(self) -> float:
+        """Furthest possible rate for the edge if interpolation is trusted."""
+        return self.lr if self.kind == "interpolated" else self.outside_lr
+
+    @property
+    def bracket_decades(self) -> float:
+        """Decades between the last rate inside and the first outside; ∞ if unknown."""
+        return _decades(*sorted((self.inside_lr, self.outside_lr)))
 
 
 @dataclass(frozen=True)
 class Window:
-    """A contiguous range of learning rates around the best one; widths in decades."""
+    """A contiguous range of learning rates around the best one; widths in decades.
+
+    Attributes:
+        low, high: ends.
+        best_lr, best_nll: best rate and its NLL.
+        threshold_nll: largest NLL inside.
+        grid: smallest and largest swept rate.
+        uncounted: both edges' rates without the limit at half the learning.
+    """
 
     low: Edge
     high: Edge
@@ -56,30 +79,45 @@ class Window:
     best_nll: float
     threshold_nll: float
     grid: tuple[float, float]
-    half_nll: float | None = None  # NLL with half the learning beyond token frequencies lost; None if unknown
+    uncounted: tuple[float, float]
 
     @property
-    def is_lenient(self) -> bool:
-        """Whether rates losing more than half the learning count as stable."""
-        return self.half_nll is not None and self.threshold_nll > self.half_nll
+    def is_capped(self) -> bool:
+        """Whether rates within 5 % are left out because they lost half of the learning."""
+        return self.uncounted != (self.low.lr, self.high.lr)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rate reaches the limit."""
+        return self.low.kind == "none"
 
     @property
     def width(self) -> float:
         """Decades between the reported edges, a lower bound on the true width."""
-        return math.log10(self.high.lr / self.low.lr)
+        return _decades(self.low.lr, self.high.lr)
 
     @property
     def width_max(self) -> float:
-        """Largest possible width of the true window in decades. ∞ if an edge is open or unmeasured."""
-        if self.low.furthest_lr == 0 or math.isinf(self.high.furthest_lr):
-            return math.inf
-        return math.log10(self.high.furthest_lr / self.low.furthest_lr)
+        """Largest possible width in decades if interpolation is trusted. ∞ if an edge is open or unmeasured."""
+        return _decades(self.low.furthest_lr, self.high.furthest_lr)
 
     @property
     def width_max_in_grid(self) -> float:
-        """Largest possible width within the swept range, in decades."""
-        low, high = max(self.low.furthest_lr, self.grid[0]), min(self.high.furthest_lr, self.grid[1])
-        return math.log10(high / low)
+        """As `width_max`, within the swept range."""
+        return self._in_grid(self.low.furthest_lr, self.high.furthest_lr)
+
+    @property
+    def bracket(self) -> tuple[float, float]:
+        """Smallest and largest width that the measured rates allow, without interpolation; decades."""
+        return (
+            _decades(self.low.inside_lr, self.high.inside_lr),
+            _decades(self.low.outside_lr, self.high.outside_lr),
+        )
+
+    @property
+    def bracket_in_grid(self) -> tuple[float, float]:
+        """As `bracket`, within the swept range."""
+        return self.bracket[0], self._in_grid(self.low.outside_lr, self.high.outside_lr)
 
     @property
     def open_low(self) -> bool:
@@ -94,8 +132,18 @@ class Window:
         """Whether the window reaches both ends of the sweep."""
         return self.low.kind == "open" and self.high.kind == "open"
 
+    def _in_grid(self, low: float, high: float) -> float:
+        return _decades(max(low, self.grid[0]), min(high, self.grid[1]))
 
-def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
+
+def _decades(low: float, high: float) -> float:
+    """Return log10(high / low); ∞ if an end is unknown (0 or ∞)."""
+    return math.inf if low == 0 or math.isinf(high) else math.log10(high / low)
+
+
+def window(
+    lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan, limit: float = math.nan
+) -> Window | None:
     """Return the stable window of one curve; None without a finite run.
 
     The tolerance is relative to the best NLL's magnitude, so negative NLLs (densities) work too.
@@ -104,7 +152,8 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
         lrs: distinct learning rates, in any order.
         nlls: NLL (nats) per rate; ``inf`` if diverged, ``nan`` without a result.
         tolerance: allowed relative excess over the best.
-        unigram: token-frequency NLL; NaN if unknown or not comparable.
+        unigram: token-frequency NLL; NaN if unknown or not comparable. The window ends at half the learning beyond it.
+        limit: largest NLL inside, e.g. another curve's; NaN: the curve's own, by tolerance and unigram.
     """
     order = np.argsort(np.asarray(lrs, dtype=float))
     x, y = np.asarray(lrs, dtype=float)[order], np.asarray(nlls, dtype=float)[order]
@@ -112,15 +161,19 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
     if not np.isfinite(y).any():
         return None
     best = int(np.nanargmin(y))
-    threshold = float(y[best] + tolerance * abs(y[best]))
+    within = float(y[best] + tolerance * abs(y[best])) if math.isnan(limit) else limit
+    half = float(y[best] + HALF * (unigram - y[best])) if math.isnan(limit) and unigram > y[best] else math.inf
+    threshold = min(within, half)
+    low, high = (_edge(x, y, best, threshold, step) for step in (-1, +1))
+    wider = (low, high) if threshold == within else tuple(_edge(x, y, best, within, step) for step in (-1, +1))
     return Window(
-        low=_edge(x, y, best, threshold, -1),
-        high=_edge(x, y, best, threshold, +1),
+        low=low,
+        high=high,
         best_lr=float(x[best]),
         best_nll=float(y[best]),
         threshold_nll=threshold,
         grid=(float(x[0]), float(x[-1])),
-        half_nll=float(y[best] + HALF * (unigram - y[best])) if unigram > y[best] else None,
+        uncounted=(wider[0].lr, wider[1].lr),
     )
 
 
@@ -128,17 +181,21 @@ def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) 
     """Walk outwards from the best rate to the first one outside."""
     unknown = math.inf if step > 0 else 0.0
     inside, outside = best, best + step
+    if y[best] > threshold:
+        return Edge(float(x[best]), "none", float(x[best]), float(x[best]))
     while 0 <= outside < len(x) and y[outside] <= threshold:
         inside, outside = outside, outside + step
+    last = float(x[inside])
     if not 0 <= outside < len(x):
-        return Edge(float(x[inside]), "open", unknown)
+        return Edge(last, "open", last, unknown)
+    first = float(x[outside])
     if np.isnan(y[outside]):
-        return Edge(float(x[inside]), "unmeasured", unknown)
+        return Edge(last, "unmeasured", last, unknown)
     if np.isinf(y[outside]):
-        return Edge(float(x[inside]), "diverged", float(x[outside]))
+        return Edge(last, "diverged", last, first)
     share = (threshold - y[inside]) / (y[outside] - y[inside])
     lr = float(10 ** (np.log10(x[inside]) + share * (np.log10(x[outside]) - np.log10(x[inside]))))
-    return Edge(lr, "interpolated", lr)
+    return Edge(lr, "interpolated", last, first)
 
 
 def outcome(run, column: str = VALIDATION) -> float:

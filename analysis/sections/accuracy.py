@@ -15,7 +15,7 @@ from analysis.drawing.tables import chunks, source, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
-from analysis.sections.nll import NLL_COLUMNS, finished, nll_cell, width_cells
+from analysis.sections.nll import NLL_COLUMNS, finished, nll_cell, width_cell
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, printed, sourced
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -73,9 +73,9 @@ def window_table(study: Study) -> Table | None:
         f"The range of learning rates whose {share.name} is at least {KEPT:g} times the mechanism's best, around the "
         "best one, on the median over seeds; a run that diverged keeps nothing. Edges, ≥ and a–b as of the stable "
         f"windows, which stand beside it: the rates whose {wording.words(study).nll} is within 5 % of the best. "
-        f"Single seeds: the range of their windows of {share.name}, in decades. {source(study)}"
+        f"Below the decades: range over single seeds. {source(study)}"
     )
-    header = ("mechanism", "best LR", "best (%)", f"window of {share.name}", "decades", "single seeds", "by NLL")
+    header = ("mechanism", "best LR", "best (%)", f"window of {share.name} (decades)", "by NLL")
     return Table(f"Windows of {share.name}", caption, header, rows)
 
 
@@ -83,11 +83,11 @@ def _window_row(study: Study, share: ShareWords, kept: SeriesWindows, stable: Se
     """Return a series' row: window of its share, best rate, and width of its stable window."""
     by_nll = Cell("--") if stable.median is None else Cell(width_text(stable.median), lr_text(stable.median.best_lr))
     if kept.median is None:
-        return (Cell(kept.series), Cell("--"), Cell("no run finished"), *(Cell("--"),) * 3, by_nll)
+        return (Cell(kept.series), Cell("--"), Cell("no run finished"), Cell("--"), by_nll)
     runs = finished(study.of(kept.series), share.column)
     best = Spread.of(runs.loc[runs["lr"] == kept.median.best_lr, share.column], SHARE)
     name, best_cell = Cell(kept.series), Cell(_percent(best.median), best.detail(_percent))
-    return (name, Cell(lr_text(kept.median.best_lr)), best_cell, *width_cells(kept, kept.median), by_nll)
+    return (name, Cell(lr_text(kept.median.best_lr)), best_cell, width_cell(kept), by_nll)
 
 
 def figures(study: Study) -> Figures:

@@ -25,9 +25,11 @@ from analysis.numbers.step_shares import (
     recorded,
     shown_series,
 )
+from analysis.sections.alpha_along_step import CAPTION as ALONG_CAPTION
+from analysis.sections.alpha_along_step import EXPLAINED, NAME, step_figure
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, sourced
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED, base_rates, states_explained, undefined_states
 from analysis.study.step_terms import step_terms, terms_in_brief
@@ -165,8 +167,10 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """Draw one figure for each phase and four series."""
-    return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
+    """Draw the loss along typical steps, then one figure for each phase and four series."""
+    found = step_figure(study)
+    along = {} if found is None else {NAME: sourced(study, found[1], ALONG_CAPTION.format(series=found[0]))}
+    return along | by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
@@ -182,7 +186,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
     told = states_explained(study.curvature) + state_ratio(study) + base_rates(study) + step_terms(study)
-    explained = paragraph(told)
+    explained = paragraph(told) + paragraph(EXPLAINED)
     explained += paragraph(absent) if absent else ()
     return head + explained + pictures(drawn) + paragraph(verification(study)) + shown(alpha_tables(study))
 

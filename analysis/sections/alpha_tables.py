@@ -39,6 +39,10 @@ from analysis.study.step_terms import terms_in_brief
 from analysis.words import count_range, listed, lr_text, plural, power
 
 ALPHA_COLUMNS = 4
+PALE = (
+    "Grey, in plain text in parentheses: most runs learned nothing. % stable says that steps lower their batch's loss, "
+    "not that training succeeds"
+)
 CELLS = (
     "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), below "
     "it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max above the "
@@ -117,8 +121,9 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
     absent += f" Not defined here: {listed(undefined)}." if undefined else ""
     steps = f"{count_range(shown.groupby('run_id').size())} steps recorded per run" if len(shown) else "Steps: none"
+    pale = f"{PALE}. " if any(cell.pale for row in body for cell in row) else ""
     caption = (
-        f"{CELLS}. {rule} (survivors: the share without them). {steps}{lost}; -- where there is none.{absent} "
+        f"{CELLS}. {pale}{rule} (survivors: the share without them). {steps}{lost}; -- where there is none.{absent} "
         f"{how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
@@ -127,7 +132,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
         "the share of steps with α_max above the training LR (bold: highest of the row); each cell over "
         f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
-        f"{rule}.{where_diverged(count, series)}{absent} {how} {source(study)}"
+        f"{pale}{rule}.{where_diverged(count, series)}{absent} {how} {source(study)}"
     )
     return replace(both_halves(title, caption, series, body), brief=brief)
 
@@ -193,11 +198,19 @@ def alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) -> 
     parts = [(rows[rows["series"] == name], count[count["series"] == name]) for name in series]
     shares = [share(part) for _, part in parts]
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)
-    return (
-        Cell(lr_text(lr)),
-        *(_median_cell(*part, lr) for part in parts),
-        *(share_cell(part, top) for _, part in parts),
-    )
+    cells = [*(_median_cell(*part, lr) for part in parts), *(share_cell(part, top) for _, part in parts)]
+    nothing = [learned_nothing(part) for _, part in parts] * 2
+    return (Cell(lr_text(lr)), *(_pale(cell) if pale else cell for cell, pale in zip(cells, nothing, strict=True)))
+
+
+def learned_nothing(count: Frame) -> bool:
+    """Return whether at least half of the measured runs are no better than the baseline of frequencies."""
+    measured = count[count["outcome"] == MEASURED]
+    return len(measured) > 0 and bool((measured["status"] == "plateaued").mean() >= 0.5)
+
+
+def _pale(cell: Cell) -> Cell:
+    return replace(cell, bold=False, pale=True)
 
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:

@@ -11,7 +11,9 @@ from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.tables import guarded_note, source, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
+from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import Numbers
+from analysis.numbers.learning import why_untrained
 from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_of, plain_of
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
@@ -45,7 +47,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             Cell(f"{each.num_diverged}/{each.num_runs}"),
             Cell(lr_text(each.best) if math.isfinite(each.best) else "--"),
             nll_cell(each, lowest),
-            Cell("none" if each.window is None else width_text(each.window)),
+            _window_cell(study, each),
             spread_cell(each.sensitivity, three_digits),
             spread_cell(each.ratio),
         )
@@ -54,13 +56,23 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     caption = (
         f"Diverged: of all runs. Best: the learning rate of the lowest median NLL ({wording.words(study).unit}). NLL: "
         f"median over seeds. {INTERVAL_RULES['real']}. Window: decades of learning rate around the best one within 5 % "
-        "of its NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged). "
+        "of its NLL, of the median over seeds (≥: open at an end; a range: the neighbouring rate diverged); common: "
+        f"within 5 % of {study.reference}'s best NLL. "
         "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "
         "at the best rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
         f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)} {source(study)}"
     )
     header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
     return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)
+
+
+def _window_cell(study: Study, each: Numbers) -> Cell:
+    """Return the own window's decades, below them the common one's; or the reason for none."""
+    if each.window is None or why_untrained(study)[each.series]:
+        return Cell("none" if each.window is None else "learned nothing")
+    common = common_windows(study).get(each.series)
+    beside = "" if common is None or common.median is None else f"common {width_text(common.median)}"
+    return Cell(width_text(each.window), beside)
 
 
 def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 
 from analysis.drawing.tables import chunks, ended_badly, guarded_note, source, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
+from analysis.numbers.common_windows import common_windows
 from analysis.numbers.kinds import sensitivity
-from analysis.numbers.spread import INTERVAL_RULE, REAL, Scale, Spread
-from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
+from analysis.numbers.learning import why_untrained
+from analysis.numbers.spread import EXTREME, INTERVAL_RULE, REAL, Scale, Spread
+from analysis.numbers.window_ends import EXPLAINED, window_ends
+from analysis.numbers.windows import VALIDATION, Edge, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.study.once import once_per_study
@@ -30,8 +36,8 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best[name] == lr) for name in series)) for lr in lrs]
     caption = (
         f"{wording.words(study).unit.capitalize()} at the end of training; median over the seeds that finished. "
-        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each "
-        f"column.{guarded_note(study)} {source(study)}"
+        f"{INTERVAL_RULE}; below it the runs that ended badly. Exploded: above the NLL at initialisation. "
+        f"Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -72,77 +78,139 @@ def nll_cell(
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    spread, troubles = Spread.of(finished(runs, column)[column], scale), ended_badly(runs)
+    values, troubles = finished(runs, column)[column], ended_badly(runs)
+    if column == VALIDATION:
+        spread = nll_spread(values, runs)
+        text, detail = nll_text(spread.median, runs), nll_detail(spread, runs)
+    else:
+        spread = Spread.of(values, scale)
+        text, detail = form(spread.median), spread.detail(form)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(form(spread.median), "\n".join([spread.detail(form), *troubles]), bold)
+    return Cell(text, "\n".join([detail, *troubles]), bold)
+
+
+EXPLODED = "exploded"
+
+
+def nll_spread(values: Iterable[float], runs: Frame) -> Spread:
+    """Return NLLs over seeds; smallest and largest if one exploded, so that no interval reaches below 0.
+
+    Args:
+        values: one NLL per seed, in nats.
+        runs: their series' runs, for the NLL at initialisation.
+    """
+    values = list(values)
+    return Spread.of(values, EXTREME if any(is_exploded(value, runs) for value in values) else REAL)
+
+
+def is_exploded(nll: float, runs: Frame) -> bool:
+    """Return whether a finite NLL lies above that of the untrained model.
+
+    Args:
+        nll: in nats.
+        runs: runs with the NLL at initialisation.
+    """
+    return math.isfinite(nll) and nll > float(runs["init_nll"].max())
+
+
+def nll_text(nll: float, runs: Frame) -> str:
+    """Write an NLL with three decimals, or "exploded".
+
+    Args:
+        nll: in nats.
+        runs: runs with the NLL at initialisation.
+    """
+    return EXPLODED if is_exploded(nll, runs) else three_digits(nll)
+
+
+def nll_detail(spread: Spread, runs: Frame) -> str:
+    """Write the line below an NLL; exploded ends in powers of ten.
+
+    Args:
+        spread: of `nll_spread`.
+        runs: runs with the NLL at initialisation.
+    """
+    return spread.detail(lambda nll: power(nll) if is_exploded(nll, runs) else three_digits(nll))
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """Return each series' best rate and the window within 5 % of its NLL.
+    """Return each series' best rate, its own and its common window, and what ends its own.
 
     Args:
         study: the study.
         column: validation or generative NLL.
         oracle: the caption's sentence on a generative NLL's oracle.
     """
-    found, words = windows(study, column=column), wording.words(study)
-    rows = tuple(_window_row(study, found[name], column) for name in study.series)
-    lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
-    half = f" Half lost: the NLL within the window where half of what was learned beyond {words.baseline} is lost."
-    half = half if lenient else ""
+    found, common, words = windows(study, column=column), common_windows(study, column), wording.words(study)
+    rows = tuple(_window_row(study, found[name], common.get(name), column) for name in study.series)
+    capped = any(each.median is not None and each.median.is_capped for each in found.values())
+    half = f" No window reaches rates that lost half of what was learned beyond {words.baseline}." if capped else ""
     reach = f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
     reach = reach if column == VALIDATION else ""
+    beside = f" Common: rates within 5 % of {study.reference}'s best NLL." if common else ""
+    ends = f" {EXPLAINED}." if column == VALIDATION else ""
     caption = (
-        "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the "
-        "median over seeds (a divergence counting as infinite); edges interpolated in log10 LR. ≥: the window "
-        "reaches the end of the sweep, or a rate without a result, and is a lower bound. A range a–b: the "
-        "neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
-        f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
+        "Own: the learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median "
+        f"over seeds (a divergence counting as infinite).{beside} Below the decades: the edges, interpolated in log10 "
+        "LR; the two rates between which each lies; the range over single seeds. ≥: the window reaches the end of the "
+        "sweep, or a rate without a result, and is a lower bound. A range a–b: the neighbouring rate diverged and the "
+        f"edge lies in between."
+        f"{half}{ends}{reach}{guarded_note(study)} {oracle}{source(study)}"
     )
-    header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
+    header = ("mechanism", "best LR", "best NLL", "own (decades)", "common (decades)", "own ends by")
     title = "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL"
     return Table(title, caption, header, rows)
 
 
-def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
-    """Return one series' row: best rate, NLL, token-frequency NLL, window edges, width, and the seeds' widths."""
+def _window_row(study: Study, found: SeriesWindows, common: SeriesWindows | None, column: str) -> tuple[Cell, ...]:
+    """Return one series' row; in place of windows the reason for their absence."""
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
-    half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
-    unigram_cell = (
-        Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", half)
-    )
-    name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
+    frequencies = f"frequencies {unigram.median:.3f}" if column == VALIDATION and unigram.n else ""
+    name = Cell(found.series, f"{count_range(runs['num_params'])} parameters\n{frequencies}")
     if found.median is None:
         why = "every run diverged" if (runs["status"] == "diverged").all() else "no run finished"
-        return (name, Cell("--"), Cell(why), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
-    best = Spread.of(outcomes(study, found.series, column).loc[found.median.best_lr])
-    best_cell = Cell(f"{best.median:.3f}", best.detail())
-    return (name, Cell(lr_text(found.median.best_lr)), best_cell, unigram_cell, *width_cells(found, found.median))
+        return (name, Cell("--"), Cell(why), *(Cell("--"),) * 3)
+    best = nll_spread(outcomes(study, found.series, column).loc[found.median.best_lr], runs)
+    best_cells = (Cell(lr_text(found.median.best_lr)), Cell(nll_text(best.median, runs), nll_detail(best, runs)))
+    if why_untrained(study)[found.series]:
+        return (name, *best_cells, Cell("learned nothing"), *(Cell("--"),) * 2)
+    beside = Cell("--") if common is None else width_cell(common)
+    return (name, *best_cells, width_cell(found), beside, _ends_cell(study, found.series, column))
 
 
-def width_cells(found: SeriesWindows, median: Window) -> tuple[Cell, ...]:
-    """Return a window's cells: its ends, its decades, and the range of the single seeds' widths."""
-    widths = found.seed_widths
-    return (
-        Cell(f"{power(median.low.lr)} to {power(median.high.lr)}", edge_words(median)),
-        Cell(width_text(median)),
-        Cell(f"{min(widths):.2f} to {max(widths):.2f}" if len(widths) > 1 else "--", f"n={len(found.by_seed)}"),
-    )
+def _ends_cell(study: Study, series: str, column: str) -> Cell:
+    """Return what ends a series' own window at the low and at the high side."""
+    ends = window_ends(study).get(series) if column == VALIDATION else None
+    if ends is None:
+        return Cell("--")
+    counts = [f"{end.runs}/{end.of} at {lr_text(end.lr)}" for end in ends if end.of]
+    return Cell(" / ".join(end.reason for end in ends), "\n".join(counts))
+
+
+def width_cell(found: SeriesWindows) -> Cell:
+    """Return a window's decades; below them its edges, their brackets, and the range over single seeds."""
+    median, widths = found.median, found.seed_widths
+    if median is None:
+        return Cell("--")
+    seeds = f"{min(widths):.2f} to {max(widths):.2f}, n={len(widths)}" if len(widths) > 1 else f"n={len(widths)}"
+    if median.is_empty:
+        return Cell("none", f"best {median.best_nll:.3f}, limit {median.threshold_nll:.3f}\n{seeds}")
+    return Cell(width_text(median), f"{power(median.low.lr)} to {power(median.high.lr)}\n{edge_words(median)}\n{seeds}")
 
 
 def edge_words(found: Window) -> str:
-    """Return the reason for each edge of a window; "" if both are interpolated."""
-    words = []
-    for side, edge in (("low", found.low), ("high", found.high)):
-        if edge.kind == "open":
-            words.append(f"open {side}")
-        elif edge.kind == "unmeasured":
-            words.append(f"no result {side}")
-        elif edge.kind == "diverged":
-            words.append(f"{power(edge.furthest_lr)} diverged")
-    return ", ".join(words)
+    """Return the bracket of each edge of a window, low before high."""
+    return "\n".join(f"{side} {bracket_words(edge)}" for side, edge in (("low", found.low), ("high", found.high)))
+
+
+def bracket_words(edge: Edge) -> str:
+    """Return the two rates between which an edge lies, or the reason for an open one."""
+    if edge.kind in ("open", "unmeasured"):
+        return "open" if edge.kind == "open" else "no result"
+    low, high = sorted((edge.inside_lr, edge.outside_lr))
+    return f"{lr_text(low)}–{lr_text(high)}{' diverged' if edge.kind == 'diverged' else ''}"
 
 
 def sensitivity_table(study: Study) -> Table | None:

@@ -17,8 +17,10 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Table
+from analysis.numbers.common_windows import common_windows, widths_by_threshold
+from analysis.numbers.learning import why_untrained
 from analysis.numbers.optimizers import compares_optimizers_alone
-from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
+from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, sensitivity_table, window_table
@@ -28,61 +30,89 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 
 WINDOW_CAPTION = (
-    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower "
-    "bound; hatched: where the edge may still lie, the neighbouring rate having diverged."
+    "Left: widths of the stable windows of the median line: thick, the own window (within 5 % of the mechanism's best "
+    "NLL); thin, the common one (within 5 % of the reference's best). Number: both; points: single seeds, own; "
+    "whisker: widths that the grid's rates allow without interpolation; arrow: open, a lower bound. Right: width "
+    "against the largest NLL admitted, from each best NLL to the {baseline_nll}; dotted: a lower bound; "
+    "vertical line: the limit of the common windows."
 )
+LEARNED_NOTHING = "learned nothing"
 
 
 def window_figure(study: Study) -> Figure | None:
-    """Draw the widths of stable windows in decades, seeds as points; None without a window or for a single LR."""
+    """Draw the widths of own and common windows, and width against NLL; None without a window or for a single LR."""
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
-    styles = looks(study)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 0.3 * len(found)), layout="constrained")
-    ax = figure.subplots()
-    both = [bound for each in found.values() if each.median for bound in (each.median.width, each.median.width_max)]
-    bounds = [bound for bound in both if math.isfinite(bound)]
-    span = max(1.08 * max([*bounds, *(width for each in found.values() for width in each.seed_widths)]), 0.3)
+    styles, lacking = looks(study), why_untrained(study)
+    figure = Figure(figsize=(WIDTH_INCHES, max(2.1, 0.75 + 0.3 * len(found))), layout="constrained")
+    ax, curves = figure.subplots(1, 2, width_ratios=(1.25, 1))
     for row, (name, each) in enumerate(found.items()):
-        _width_bar(ax, row, each, styles[name])
+        if lacking[name]:
+            ax.text(0.0, row, f" {LEARNED_NOTHING}", va="center", fontsize=8, color=MUTED)
+        else:
+            _width_bars(ax, row, each, common_windows(study).get(name), styles[name])
     ax.set_yticks(range(len(found)), list(found))
     ax.set_ylim(len(found) - 0.45, -0.55)
-    ax.set_xlim(0, span)
+    ax.set_xlim(0, _span([each for name, each in found.items() if not lacking[name]]))
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
-    ax.set_xlabel("width of the stable window (decades of learning rate)")
+    ax.set_xlabel("width of the stable window (decades)")
+    _width_curves(curves, study, styles)
     return figure
 
 
-def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
-    """Draw one series' width as a bar, hatched up to its upper bound.
+def _span(found: list[SeriesWindows]) -> float:
+    """Return the end of the axis: the largest width, or its bound by the measured rates."""
+    bounds = [bound for each in found if each.median for bound in (each.median.width, each.median.bracket[1])]
+    seeds = [width for each in found for width in each.seed_widths]
+    return max(1.08 * max([each for each in (*bounds, *seeds) if math.isfinite(each)], default=0.0), 0.3)
 
-    Seeds are points; an arrow marks an open window.
-    """
+
+def _width_bars(ax: Axes, row: int, each: SeriesWindows, common: SeriesWindows | None, style: Look) -> None:
+    """Draw one series' own and common width as bars, with seeds, whiskers and an arrow for an open window."""
     found = each.median
     assert found is not None, "series without a window are left out"
-    ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
-    if math.isfinite(found.width_max) and found.width_max > found.width:
-        unsure = {"facecolor": "none", "edgecolor": style.color, "hatch": "////", "linewidth": 0.6}
-        ax.barh(row, found.width_max - found.width, left=found.width, height=0.56, zorder=2, **unsure)
-    seeds = sorted(each.seed_widths) if len(each.by_seed) > 1 else []
-    spots = np.linspace(-0.14, 0.14, len(seeds)) if len(seeds) > 1 else [0.0] * len(seeds)
-    dots = {"markersize": 3, "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
-    ax.plot(seeds, [row + spot for spot in spots], "o", color=INK, zorder=4, **dots)
-    if math.isinf(found.width_max):
+    ax.barh(row - 0.1, found.width, height=0.36, color=style.color, alpha=0.8, zorder=2)
+    text = width_text(found)
+    if common is not None and common.median is not None:
+        ax.barh(row + 0.22, common.median.width, height=0.14, color=style.color, alpha=0.45, zorder=2)
+        text += f" / {width_text(common.median)}"
+    low, high = found.bracket
+    if math.isfinite(high):
+        ax.plot([low, high], [row - 0.1] * 2, color=INK, linewidth=0.8, marker="|", markersize=5, zorder=3)
+    else:
         arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
-        ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
+        ax.annotate("", (found.width, row - 0.1), xytext=(16, 0), textcoords="offset points", arrowprops=arrow)
+    seeds = sorted(each.seed_widths) if len(each.by_seed) > 1 else []
+    spots = np.linspace(-0.22, 0.02, len(seeds)) if len(seeds) > 1 else [-0.1] * len(seeds)
+    dots = {"markersize": 2.6, "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
+    ax.plot(seeds, [row + spot for spot in spots], "o", color=INK, zorder=4, **dots)
     beside = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-    ax.annotate(width_text(found), (1.01, row), va="center", fontsize=8.5, color=INK, **beside)
+    ax.annotate(text, (1.01, row), va="center", fontsize=8, color=INK, **beside)
+
+
+def _width_curves(ax: Axes, study: Study, styles: dict[str, Look]) -> None:
+    """Draw each trained series' window width against the largest NLL admitted."""
+    for name, line in widths_by_threshold(study).items():
+        exact, style = line["width"].where(~line["is_bound"]), styles[name]
+        ax.plot(line["threshold"], line["width"], color=style.color, linewidth=1.0, linestyle=(0, (1, 1.2)))
+        ax.plot(line["threshold"], exact, color=style.color, linewidth=1.4, linestyle=style.dashes)
+    limits = {round(each.median.threshold_nll, 6) for each in common_windows(study).values() if each.median is not None}
+    for limit in limits:
+        ax.axvline(limit, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("largest NLL inside (nats)")
+    ax.set_ylabel("width (decades)")
 
 
 NLL, WINDOW = "nll", "window"
 NLL_CAPTION = (
     "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half "
-    "of them or more diverged; ×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and "
-    "of each seed (thin lines); arrow: open, a lower bound; dotted: the neighbouring rate diverged and the edge lies "
-    "in between."
+    "of them or more diverged; ×: diverged runs of all runs there. Beneath, of the median line: thick, the own stable "
+    "window (within 5 % of the mechanism's best); thin, the common one (within 5 % of the reference's best); pale: "
+    "within 5 % of the best, but half of the learning is lost; whisker: the two rates between which an edge lies; "
+    "arrow: open, a lower bound."
 )
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
@@ -101,14 +131,14 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     ):
         return None
     styles, found = looks(study), windows(study, column=column)
-    figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.15 * len(tables)), layout="constrained")
-    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.15 * len(tables)))
+    figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.2 * len(tables)), layout="constrained")
+    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.2 * len(tables)))
     nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
     for name, table in tables.items():
         nll_line(ax, table, styles[name])
     if math.isfinite(unigram):
         _unigram(ax, study)
-    _window_bars(bars, found, styles)
+    _window_bars(bars, study, found, common_windows(study, column), styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
     what = wording.words(study).nll if column == VALIDATION else "generative NLL"
@@ -234,31 +264,45 @@ def _unigram(ax: Axes, study: Study) -> None:
         ax.annotate(label, **spot, fontsize=7.5, color=MUTED, linespacing=0.95, va=side)
 
 
-def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
-    """Draw one bar per series over its window, and thin lines for seeds.
-
-    Arrows mark open ends, dots the way to a diverged rate.
-    """
-    for row, (name, each) in enumerate(found.items()):
+def _window_bars(
+    ax: Axes, study: Study, own: dict[str, SeriesWindows], common: dict[str, SeriesWindows], styles: dict[str, Look]
+) -> None:
+    """Draw a thick bar per series over its own window and a thin one over the common window."""
+    lacking = why_untrained(study)
+    for row, (name, each) in enumerate(own.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
             continue
-        low, high, color = each.median.low, each.median.high, styles[name].color
-        ax.plot([low.lr, high.lr], [row, row], color=color, linewidth=5, solid_capstyle="butt", alpha=0.85)
-        for edge in (low, high):
-            if edge.kind == "diverged":
-                ax.plot([edge.lr, edge.furthest_lr], [row, row], color=color, linewidth=1, linestyle=(0, (1, 1.5)))
-        for is_open, edge, marker in ((each.median.open_low, low, "<"), (each.median.open_high, high, ">")):
-            if is_open:
-                mark(ax, edge.lr, row, marker, color, 6.5, clip_on=False, zorder=4)
-        for offset, seed in enumerate(filter(None, each.by_seed.values())):
-            at = row + (0.30 if offset % 2 else -0.30)
-            ax.plot([seed.low.lr, seed.high.lr], [at, at], color=color, linewidth=0.8, alpha=0.8)
-    ax.set_yticks(range(len(found)), list(found))
-    ax.set_ylim(len(found) - 0.4, -0.6)
+        color = styles[name].color
+        if lacking[name]:
+            ax.text(each.median.grid[0], row, LEARNED_NOTHING, va="center", fontsize=7, color=MUTED)
+            continue
+        if each.median.is_capped:
+            _bar(ax, each.median.uncounted, row - 0.14, color, 4, 0.25)
+        _bar(ax, (each.median.low.lr, each.median.high.lr), row - 0.14, color, 4, 0.85)
+        _bar_ends(ax, each.median, row - 0.14, color)
+        beside = common.get(name)
+        if beside is not None and beside.median is not None and not beside.median.is_empty:
+            _bar(ax, (beside.median.low.lr, beside.median.high.lr), row + 0.24, color, 1.8, 0.7)
+    ax.set_yticks(range(len(own)), list(own))
+    ax.set_ylim(len(own) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(False, axis="y")
     ax.set_ylabel("stable\nwindow", fontsize=8)
+
+
+def _bar(ax: Axes, ends: tuple[float, float], row: float, color: str, width: float, alpha: float) -> None:
+    ax.plot(ends, [row, row], color=color, linewidth=width, solid_capstyle="butt", alpha=alpha)
+
+
+def _bar_ends(ax: Axes, found: Window, row: float, color: str) -> None:
+    """Draw each edge's bracket as a whisker, and an open end as an arrow."""
+    for is_open, edge, marker in ((found.open_low, found.low, "<"), (found.open_high, found.high, ">")):
+        if is_open:
+            mark(ax, edge.lr, row, marker, color, 5.5, clip_on=False, zorder=4)
+        else:
+            bracket = [edge.inside_lr, edge.outside_lr]
+            ax.plot(bracket, [row, row], color=INK, linewidth=0.7, marker="|", markersize=4, zorder=4)
 
 
 def nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
@@ -279,7 +323,8 @@ def applies(study: Study) -> bool:
 
 def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
-    drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), WINDOW_CAPTION))
+    widths = WINDOW_CAPTION.format(baseline_nll=wording.words(study).baseline_nll)
+    drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), widths))
     return {name: sourced(study, figure, caption) for name, figure, caption in drawn if figure is not None}
 
 

@@ -13,6 +13,7 @@ from analysis.drawing import pieces
 from analysis.drawing.pieces import Pieces, boxed, heading, paragraph, shown
 from analysis.drawing.tables import guarded, guarded_note, source
 from analysis.drawing.typeset import Cell, Table
+from analysis.sections.reference import reference_table
 from analysis.sections.section import Drawn, Section, printed
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
@@ -25,8 +26,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))
     versions = [f"{name} {version}" for name, version in _mapping(known.get("versions")).items()]
-    started, took = _known(known.get("started_at")).replace("T", " "), known.get("wall_s")
-    took = duration(float(took)) if isinstance(took, int | float) else "not recorded"
+    started = _known(known.get("started_at")).replace("T", " ")
     pairs = [
         ("Command", without_folders(_known(known.get("command") or study.study.get("command")))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
@@ -35,7 +35,7 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
         *wording.facts(study),
         ("Started", f"{started}, launcher: {_known(study.study.get('launcher'))}"),
-        ("Wall time", f"{took} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
+        ("Training time", f"{duration(float(study.runs['wall_s'].sum()))}, the sum of the runs’ own clocks"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
         *_earlier(study),
     ]
@@ -72,14 +72,22 @@ def _hardware(value: Any) -> str:
 SECTION = Section(body, applies=lambda study: True)
 
 
+def _claim_tables(study: Study) -> list[Table]:
+    return [table for table in (reference_table(study), judging.claims_table(study)) if table is not None]
+
+
 def _claims(study: Study) -> list[Table | str]:
-    judged = judging.claims_table(study)
-    return [*([] if judged is None else [judged]), judging.paragraph(study)]
+    return [*_claim_tables(study), " ".join(_sentences(study))]
+
+
+def _sentences(study: Study) -> list[str]:
+    """Return remarks, and the sentences on windows with their common ones; tables have the other claims."""
+    claims = judging.judge(study)
+    return [each.text for each in claims if not each.statement or (each.paper and each.test[:1] == ("own",))]
 
 
 def _claims_body(study: Study, drawn: Drawn) -> Pieces:
-    sentences = boxed([claim.text for claim in judging.judge(study)])
-    return heading("Do the paper's claims hold here?") + shown([judging.claims_table(study)]) + sentences
+    return heading("What is supported here") + shown(_claim_tables(study)) + boxed(_sentences(study))
 
 
 CLAIMS = Section(_claims_body, tables=printed(_claims))

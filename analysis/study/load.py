@@ -78,6 +78,13 @@ class Study:
         )
 
     @property
+    def reference(self) -> str:
+        """The mechanism that the others are compared with: as set, else the first in report order (`sa`)."""
+        names = list(dict.fromkeys(self.runs["mechanism"]))
+        asked = self.study.get("reference") or self.spec.get("reference")
+        return str(asked) if asked in names else min(names, key=paper_rank)
+
+    @property
     def is_search(self) -> bool:
         """Whether the study is a search (`search=optuna`, `search=pbt`).
 
@@ -134,19 +141,23 @@ def paper_rank(mechanism: str) -> tuple[int, str]:
     return (PAPER_ORDER.index(mechanism) if mechanism in PAPER_ORDER else len(PAPER_ORDER), mechanism)
 
 
-def load(study_dir: Path | str | Study) -> Study:
+def load(study_dir: Path | str | Study, reference: str | None = None) -> Study:
     """Read a study's ``study.json`` and tables in ``results/``.
 
     The folder is ``<runs_dir>/studies/<name>``. A `Study` is returned as is, with its cached results.
 
+    Args:
+        study_dir: folder of the study.
+        reference: mechanism that the others are compared with; None: as in the sweep.
+
     Raises:
         ValueError: a file is missing, unreadable, or has another schema version. The message is one line with the
-            command to write the file.
+            command to write the file. Or the study has no run of the reference.
     """
     if isinstance(study_dir, Study):
         return study_dir
     study_dir = Path(study_dir)
-    manifest = _manifest(study_dir)
+    manifest = _manifest(study_dir) | ({} if reference is None else {"reference": reference})
     frames = {name: _frame(study_dir, name, manifest) for name in REQUIRED}
     frames["runs"] = frames["runs"].drop_duplicates("run_id").reset_index(drop=True)
     if frames["runs"].empty:
@@ -157,6 +168,9 @@ def load(study_dir: Path | str | Study) -> Study:
         kind: {name: _frame(study_dir, name, manifest) for name in tables if name in found}
         for kind, tables in OPTIONAL.items()
     }  # fmt: skip
+    there = dict.fromkeys(frames["runs"]["mechanism"])
+    if reference is not None and reference not in there:
+        raise ValueError(f"reference={reference}: no run of {study_dir.name} has it; choose of {', '.join(there)}")
     if multiples.are_rates_of_their_own(manifest):
         frames, extra = multiples.of_tables(frames, extra, manifest)
     for axis in ("mechanism", *naming.SETTING_AXES):  # names from foreign files may hold unprintable characters

@@ -27,6 +27,7 @@ def publish(
     *,
     unless_same: bool = False,
     tables: Literal["best", "all"] = "all",
+    reference: str | None = None,
 ) -> Study | None:
     """Collect the runs into parquet, write the PDF and print the tables.
 
@@ -37,6 +38,7 @@ def publish(
         unless_same: whether to print the last result again if no run, table or code file has changed since; drawing
             takes longer than checking 200 runs.
         tables: the printed text: the best rates, or every table.
+        reference: mechanism that the others are compared with; None: as in the sweep.
 
     Returns:
         The study as loaded for the tables; None if nothing has changed.
@@ -57,13 +59,14 @@ def publish(
 
     with seldom_collected():
         left_out = _collect(study)
-        known = _loaded(study)
+        known = _loaded(study, reference)
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
         if tables == "best" and len(left_out) > MOST_LEFT_OUT:
             more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
             left_out = [*left_out[:MOST_LEFT_OUT], more]
         text = "\n".join([*left_out, summary(known, phases) if tables == "all" else ending(known, phases)])
-    published.record(text)
+    if reference is None:  # the record is of the sweep's own report
+        published.record(text)
     print_text(text)  # last: an error of the terminal then loses no other output
     if written is not None:
         print_text(f"report: {written}")
@@ -93,10 +96,10 @@ def collected(study: StudyFolder) -> Study:
     return _loaded(study)
 
 
-def _loaded(study: StudyFolder) -> Study:
+def _loaded(study: StudyFolder, reference: str | None = None) -> Study:
     from analysis.study.load import load
 
-    return load(study.path)
+    return load(study.path, reference)
 
 
 def _collect(study: StudyFolder) -> list[str]:

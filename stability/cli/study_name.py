@@ -26,6 +26,7 @@ LABELS = (
     "plan_gpu",
     "report",
     "tables",
+    "reference",
     "cpus_per_trial",
     "gpus_per_trial",
     "plugins",

@@ -129,6 +129,11 @@ class ReportSpec(Settings):
         default="short",
         description="captions of the LaTeX tables (files): short, the title; long, notes and the data's source, too",
     )
+    reference: str | None = Field(
+        default=None,
+        min_length=1,
+        description="mechanism that the others are compared with; null: as in the sweep",
+    )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: Annotated[str, Place()] = Field(
         default="reports", min_length=1, description="folder of what is written"

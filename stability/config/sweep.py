@@ -109,6 +109,11 @@ class SweepSpec(AbstractRecipe):
     )
     wandb: WandbSpec = Field(default=WandbSpec(), description="logger=wandb")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    reference: str | None = Field(
+        default=None,
+        min_length=1,
+        description="mechanism that the report compares the others with; null: sa, else the first one",
+    )
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     tables: Literal["best", "all"] = Field(

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.report import build
 from analysis.sections import curvature
+from analysis.sections.alpha_along_step import step_figure, typical_steps
 from analysis.sections.block_shares import blocks_table
 from analysis.sections.curvature import step_figures
 from analysis.sections.spectrum_figures import density_figures, profile_figures, shown, smoothed
@@ -211,3 +212,19 @@ def test_a_study_with_spectra_and_no_steps_is_reported(tmp_path, drawn):
         curvature, path / "results" / "curvature.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
     )
     assert "Spectral density of the Hessian" in text_of(build(path, tmp_path))
+
+
+def test_typical_steps_are_those_of_the_median_at_the_lowest_best_and_highest_rate(tmp_path):
+    """Five steps at each rate, α_max one to five times the rate: the third is the median, and the parabola's zero."""
+    nll = lambda m, lr, seed: 2.0 + 0.2 * abs(math.log10(lr / 1e-2))  # noqa: E731
+    alpha = lambda m, lr, *_: [lr * factor for factor in (2, 5, 1, 3, 4)]  # noqa: E731
+    lrs = (1e-4, 1e-3, 1e-2, 1e-1)
+    study = load(write_study(tmp_path, mechanisms=("sa", "sc"), lrs=lrs, seeds=1, nll=nll, alpha=alpha))
+    steps = typical_steps(study, "sa")
+    assert steps["run_lr"].tolist() == [1e-4, 1e-2, 1e-1]
+    assert steps["alpha_max"].tolist() == pytest.approx([3e-4, 3e-2, 3e-1])
+    zero = steps["alpha_max"] * steps["slope"] + steps["alpha_max"] ** 2 * steps["curvature"] / 2
+    assert zero.abs().max() < 1e-12
+    found = step_figure(study)
+    assert found is not None and found[0] == "sa" and len(found[1].axes) == 3
+    assert step_figure(load(write_study(tmp_path / "one", lrs=(1e-2,), alpha=alpha))) is None

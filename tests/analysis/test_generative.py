@@ -36,7 +36,7 @@ def test_windows_and_figure_name_the_oracle_and_are_of_the_generations(tmp_path)
         "1e-3",
         "1e-3",
     ]
-    assert [row[5].text for row in table.rows] == ["1.00", "1.00"]
+    assert [row[3].text for row in table.rows] == ["1.00", "1.00"]
     figure = generative.figures(study)["generative-nll"].figure
     assert figure.axes[0].get_ylabel() == "generative NLL (nats)"
     assert not any("frequencies" in text.get_text() for text in figure.axes[0].texts), (

@@ -56,7 +56,7 @@ def write_recall(folder, shares, *, seeds=3, shift=lambda kind, seed: 0.001 * se
 
 
 def statements(folder):
-    return {claim.statement: claim for claim in judging.judge(load(folder)) if claim.statement}
+    return {claim.statement: claim for claim in judging.judge(load(folder)) if claim.paper}
 
 
 def test_windows_of_accuracy_are_those_worked_out_by_hand(tmp_path):
@@ -79,11 +79,13 @@ def test_the_table_holds_best_rate_accuracy_and_both_windows(tmp_path):
     study = load(folder)
     table = accuracy.window_table(study)
     assert table is not None
-    assert table.header[3] == "window of accuracy" and [row[0].text for row in table.rows] == list(study.series)
+    assert table.header[3] == "window of accuracy (decades)" and [row[0].text for row in table.rows] == list(
+        study.series
+    )
     rows = {row[0].text: [cell.text for cell in row] for row in table.rows}
-    assert rows["sa"][1:3] == ["1e-2", "98.1"] and rows["sa"][4] == "0.20"
-    assert rows["gla"][4].startswith("≥") and rows["deltanet"][2] == "no run finished"
-    assert rows["sa"][6] != rows["sa"][4], "the NLL's window is another one"
+    assert rows["sa"][1:3] == ["1e-2", "98.1"] and rows["sa"][3] == "0.20"
+    assert rows["gla"][3].startswith("≥") and rows["deltanet"][2] == "no run finished"
+    assert rows["sa"][4] != rows["sa"][3], "the NLL's window is another one"
     told = summary(folder)
     assert "Windows of accuracy" in told and "nats per answer" in " ".join(told.lower().split())
 
@@ -107,7 +109,7 @@ def test_who_recalls_where_another_does_not(tmp_path):
     [
         (FLAT, (0.99, 0.999, 0.99), "undecided", "Both recall 90 % of the answers"),
         (LOW, (0.3, 0.6, 0.3), "undecided", "Neither recalls 90 % of the answers"),
-        (HIGH, LOW, "contradicted", "lower accuracy"),
+        (HIGH, LOW, "contradicted", "lower than gla's"),
         (LOW, (math.inf,) * 3, "undecided", "diverged at every rate"),
     ],
 )

@@ -142,18 +142,21 @@ def test_a_seed_that_only_diverged_keeps_its_none_and_one_without_results_is_lef
     assert set(found.by_seed) == {0, 1} and found.by_seed[1] is None
 
 
-def test_a_window_that_admits_the_loss_of_half_of_what_was_learned_is_lenient_and_ends_where_it_did():
-    # best 1.35, unigram 1.39: half of 0.04 is lost at 1.37, while 5 % reach to 1.4175
+def test_a_window_ends_where_half_of_what_was_learned_is_lost_and_keeps_the_edges_beyond_to_be_drawn():
+    # best 1.35, unigram 1.39: half of 0.04 is lost at 1.37, one decade away; 5 % reach to 1.4175, beyond the sweep
     nlls = [vee(lr, slope=0.02, best=1.35) for lr in LRS]
     found = window(LRS, nlls, unigram=1.39)
-    assert found.is_lenient and found.half_nll == pytest.approx(1.37) and found.threshold_nll == pytest.approx(1.4175)
+    assert found.is_capped and found.threshold_nll == pytest.approx(1.37)
+    assert (found.low.lr, found.high.lr) == (1e-3, 1e-1) and found.low.kind == "interpolated"
     alone = window(LRS, nlls)
-    assert not alone.is_lenient and (found.low, found.high) == (alone.low, alone.high)
+    assert not alone.is_capped and found.uncounted == (alone.low.lr, alone.high.lr) == (1e-4, 1e-1)
 
 
 @pytest.mark.parametrize("unigram", [2.3, 2.0, 1.5, math.nan])
-def test_no_window_of_a_model_far_below_the_token_frequency_nll_or_above_it_is_lenient(unigram):
-    assert not window(LRS, [vee(lr, slope=0.2) for lr in LRS], unigram=unigram).is_lenient
+def test_no_window_of_a_model_far_below_the_token_frequency_nll_or_above_it_is_cut(unigram):
+    nlls = [vee(lr, slope=0.2) for lr in LRS]
+    found, alone = window(LRS, nlls, unigram=unigram), window(LRS, nlls)
+    assert not found.is_capped and (found.low, found.high) == (alone.low, alone.high)
 
 
 def test_windows_on_the_generative_nll_leave_out_what_was_not_scored_and_know_no_token_frequency_nll(tmp_path):

@@ -144,11 +144,11 @@ def test_every_caption_carries_the_fingerprint(quickstart):
 @pytest.mark.parametrize(
     ("nlls", "width", "words"),
     [
-        ([2.2, 2.0, 2.2], "1.00", ""),
-        ([2.2, 2.0, 2.05], "≥ 1.50", "open high"),
-        ([2.0, 2.0, 2.0], "≥ 2.00", "open low, open high"),
-        ([2.2, 2.0, math.inf], "0.50–1.50", "1.0e-1 diverged"),
-        ([math.nan, 2.0, math.inf], "≥ 0.00", "no result low, 1.0e-1 diverged"),
+        ([2.2, 2.0, 2.2], "1.00", "low 1e-3–1e-2\nhigh 1e-2–1e-1"),
+        ([2.2, 2.0, 2.05], "≥ 1.50", "low 1e-3–1e-2\nhigh open"),
+        ([2.0, 2.0, 2.0], "≥ 2.00", "low open\nhigh open"),
+        ([2.2, 2.0, math.inf], "0.50–1.50", "low 1e-3–1e-2\nhigh 1e-2–1e-1 diverged"),
+        ([math.nan, 2.0, math.inf], "≥ 0.00", "low no result\nhigh 1e-2–1e-1 diverged"),
     ],
 )
 def test_widths_and_edges_in_words(nlls, width, words):
@@ -161,9 +161,10 @@ def test_window_rows(tmp_path):
         tmp_path, nll.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr]
     )
     sa, sc = table.rows
-    assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "3.200", "3.2e-3 to 1.0e-2", "≥ 0.50", "0.50 to 0.50"]
-    assert sa[0].detail == "248 k parameters" and sa[2].detail == "2.000–2.000, n=2" and sa[6].detail == "n=2"
-    assert [cell.text for cell in sc[1:]] == ["--", "every run diverged", "3.200", "--", "--", "--"]
+    assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "≥ 0.50", "≥ 0.50", "slow / end of the grid"]
+    assert sa[0].detail == "248 k parameters\nfrequencies 3.200" and sa[2].detail == "2.000–2.000, n=2"
+    assert sa[3].detail == "3.2e-3 to 1.0e-2\nlow 1e-3–1e-2\nhigh open\n0.50 to 0.50, n=2"
+    assert [cell.text for cell in sc[1:]] == ["--", "every run diverged", "--", "--", "--"]
 
 
 def alpha_row(tmp_path, alpha, lr=1e-3, **settings):
@@ -307,3 +308,18 @@ def test_ragged_rows_are_our_own_bug():
         Table("T", "C", ("a", "b"), ((Cell("x"),),))
     with pytest.raises(AssertionError):
         Table("T", "C", ("a", "b"), (), (("g", 1),))
+
+
+def test_cells_of_runs_that_learned_nothing_are_grey_and_never_bold(tmp_path):
+    """At 1e-1 two of three runs end above the token-frequency NLL; at 1e-2 one of three."""
+    nll = lambda m, lr, seed: 3.3 if seed < {1e-3: 0, 1e-2: 1, 1e-1: 2}[lr] else 2.0  # noqa: E731
+    lrs = (1e-3, 1e-2, 1e-1)
+    study = load(
+        write_study(tmp_path, mechanisms=("sa",), lrs=lrs, seeds=3, nll=nll, alpha=lambda *_: [1.0], states=["paper"])
+    )
+    (table,) = alpha_tables(study)
+    assert [[cell.pale for cell in row[1:]] for row in table.rows] == [[False] * 2, [False] * 2, [True] * 2]
+    assert not any(cell.bold for cell in table.rows[2]) and table.rows[0][1].bold
+    text = table.text(details=False)
+    assert "not that training succeeds" in table.caption and "(1.0e0)" in text and "(100)" in text
+    assert '#text(fill: muted)[#"1.0e0"]' in table.typst()

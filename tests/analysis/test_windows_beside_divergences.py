@@ -13,13 +13,11 @@ def test_a_seed_that_diverged_at_every_rate_has_a_window_of_width_0_and_one_that
     claim = judged(tmp_path / "a", **study)["window"]
     # widths 2, 2, 2 against 1, 1, 0: differences 1, 1, 2, mean 4/3, ± 4.3027 · 0.577 / √3 = ± 1.434
     assert (
-        claim.verdict == "undecided"
-        and "−0.10 to +2.77 decades" in claim.text
-        and "seeds would be needed to tell" in claim.text
+        claim.verdict == "undecided" and "−0.10 to +2.77 decades" in claim.text and "needs about 4 seeds" in claim.text
     )
     assert "sa diverged at every rate in 1 of 3 seeds, a window of width 0" in claim.text
     claim = judged(tmp_path / "b", **study, statuses={("sa", 1e-4, 2): ("failed", "x")})["window"]
-    assert claim.verdict == "undecided" and "in one seed or more a mechanism has no finished run" in claim.text
+    assert claim.verdict == "undecided" and "In one seed or more a mechanism has no finished run" in claim.text
 
 
 def test_an_edge_below_a_rate_that_only_the_second_diverged_at_is_strictly_lower(tmp_path):

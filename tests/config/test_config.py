@@ -19,6 +19,7 @@ from stability.config.rates import LearningRates
 from stability.config.sweep import SweepSpec
 from stability.registry import FAMILIES, Registry, add_plugin
 from tests.mechanisms.names import CAUSAL, listed
+from tests.reading import read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,3 +204,14 @@ def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monke
     ):
         with pytest.raises(ValueError, match=message):
             parse(SweepSpec, {"plugins": [module]})
+
+
+def test_a_sweeps_reference_is_one_of_its_mechanisms_and_moves_no_run():
+    words = ["mechanism=[sa,sc]", "lr=[1e-3]", "seeds=1"]
+    spec = read_spec("sweep", [*words, "reference=sc"])
+    assert spec.reference == "sc" and read_spec("sweep", words).reference is None
+    assert [run_id(run) for _, run in spec.points("x")] == [
+        run_id(run) for _, run in read_spec("sweep", words).points("x")
+    ]
+    with pytest.raises(ValueError, match=r"reference=scc: not a mechanism of this sweep; did you mean 'sc'\?"):
+        read_spec("sweep", [*words, "reference=scc"])

@@ -69,4 +69,13 @@ def search_fits_sweep(sweep: SweepSpec) -> None:
         )
 
 
-OF_SWEEP = (ablated_parts_are_swept, one_way_of_searching, search_fits_sweep)
+def reference_is_swept(sweep: SweepSpec) -> None:
+    """Refuse a reference that is no mechanism of the sweep."""
+    names = tuple(part.name for part in sweep.mechanism)
+    if sweep.reference is not None and sweep.reference not in names:
+        raise ValueError(
+            f"reference={sweep.reference}: not a mechanism of this sweep; {near_misses(sweep.reference, names)}"
+        )
+
+
+OF_SWEEP = (reference_is_swept, ablated_parts_are_swept, one_way_of_searching, search_fits_sweep)

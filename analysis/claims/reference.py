@@ -1,0 +1,161 @@
+"""Judge every mechanism of a study against the study's reference: windows, NLL, stable steps, α_max and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.claims.claim import Claim, interval_text, of_comparison, signed, verdict_words, worded
+from analysis.claims.pairs import Measure, Pair, compared
+from analysis.claims.residuals import throughput_claim
+from analysis.claims.rivals import best_claim
+from analysis.claims.windows import window_claim
+from analysis.numbers.common_windows import common_windows
+from analysis.numbers.comparison import Comparison, decide
+from analysis.numbers.kinds import OWN_STATE, Numbers, numbers_of
+from analysis.numbers.learning import why_untrained
+from analysis.numbers.significance import p_of_bounds
+from analysis.numbers.step_comparison import compare_stable_steps
+from analysis.study.load import Study
+from analysis.study.once import once_per_study
+from analysis.study.reference import references
+from analysis.words import listed, lr_text, plural
+
+OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
+RATIO, COST = "α_max / α", "time of a step"
+
+
+@once_per_study
+def reference_claims(study: Study) -> list[Claim]:
+    """Return the claims on each series with a reference, in the study's order.
+
+    A pair with a series that learned too little has one "not judged".
+    """
+    pairs, lacking = references(study), why_untrained(study)
+    numbers = numbers_of(study, {name: name for name in study.series if name in {*pairs, *pairs.values()}}, {})
+    claims = []
+    for series, plain in pairs.items():
+        if few := [name for name in (series, plain) if lacking[name]]:
+            text = f"{series} is not compared with {plain}: {listed(few)} learned too little."
+            statement = f"{series} is compared with {plain}"
+            claims.append(Claim(f"{series} beside {plain}", "not judged", text, statement, about=("", series)))
+        else:
+            found = _claims_on(study, series, plain, numbers)
+            claims += [replace(each, about=(quantity, series)) for quantity, each in found]
+    return claims
+
+
+def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers]) -> Iterator[tuple[str, Claim]]:
+    """Yield a pair's quantities and claims, one for each quantity with data."""
+    pair = (series, plain)
+    yield OWN, window_claim(study, f"{OWN}: {series}", f"{series}'s own window is wider than {plain}'s", pair)
+    if set(pair) <= common_windows(study).keys():
+        statement = f"{series}'s common window is wider than {plain}'s"
+        yield COMMON, window_claim(study, f"{COMMON}: {series}", statement, pair, is_common=True)
+    for measure in compared(study):
+        yield f"{BEST} {measure.word}", _best(study, measure, pair)
+    if steps := _stable_steps(study, pair):
+        yield STABLE, steps
+    if ratio := _ratio(numbers[series], numbers[plain]):
+        yield RATIO, ratio
+    yield COST, _cost(study, numbers[series], numbers[plain])
+
+
+def _best(study: Study, measure: Measure, pair: tuple[str, str]) -> Claim:
+    """Judge whether a series' best value is better than its reference's."""
+    series, plain = pair
+    statement = f"{series} reaches a {'lower' if measure.better < 0 else 'higher'} {measure.word} than {plain}"
+    return best_claim(study, f"{BEST} {measure.word}: {series}", measure, Pair(plain, series, pair), statement)
+
+
+def _stable_steps(study: Study, pair: tuple[str, str]) -> Claim | None:
+    """Judge the share of stable steps at the highest common rates, from the runs' own state; None if not measured."""
+    series, plain = pair
+    found = compare_stable_steps(study, series, plain, OWN_STATE)
+    if found is None:
+        return None
+    difference = signed(found.first - found.second, 0)
+    rates = listed(lr_text(lr) for lr in found.lrs)
+    diverged = [f"{plural(count, 'run')} of {name}" for name, count in zip(pair, found.diverged, strict=True) if count]
+    return worded(
+        Claim(
+            f"{STABLE}: {series}",
+            of_comparison(found.result),
+            statement=f"{series} has more stable steps than {plain} at the highest rates",
+            n=found.result.n,
+            effect=f"{series} {found.first:.0f} %, {plain} {found.second:.0f} %",
+            interval=interval_text(found.result.interval, found.result.n, "points", 0),
+            finding=f"{found.first:.0f} % of {series}'s steps are stable at {rates}, {found.second:.0f} % of {plain}'s",
+            note=f"Diverged, counted as 0 %: {listed(diverged)}." if diverged else "",
+            difference=f"{difference} points",
+            test=(STABLE, *pair),
+            p=found.result.p,
+            differences=found.differences,
+        )
+    )
+
+
+def _ratio(own: Numbers, plain: Numbers) -> Claim | None:
+    """Judge whether α_max over the rate is larger, each at its best rate; None if not measured."""
+    first, second = own.by_seed["ratio"], plain.by_seed["ratio"]
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    differences = [first[seed][0] - second[seed][0] for seed in seeds]
+    direction, interval = decide(differences, differences)
+    result = Comparison(direction, len(seeds), "whole", interval)
+    times = 10 ** float(np.mean(differences))
+    kind = "range" if len(seeds) < 3 else "95 %"
+    return worded(
+        Claim(
+            f"{RATIO}: {own.series}",
+            of_comparison(result),
+            statement=f"{own.series}'s α_max / α at its best rate is larger than {plain.series}'s",
+            n=len(seeds),
+            effect=f"{own.series} {own.ratio.median:.2g}, {plain.series} {plain.ratio.median:.2g}",
+            interval=f"{kind}: ×{10 ** interval[0]:.2f} to ×{10 ** interval[1]:.2f}" if len(seeds) > 1 else "",
+            finding=f"{own.series}'s α_max / α at its best rate is {times:.2f} times {plain.series}'s",
+            difference=f"×{times:.2f}",
+            test=(RATIO, own.series, plain.series),
+            p=p_of_bounds(differences, differences),
+            differences=tuple(differences),
+        )
+    )
+
+
+def _cost(study: Study, own: Numbers, plain: Numbers) -> Claim:
+    """Judge whether a step takes less time, by turns side by side; the runs' own clocks decide nothing."""
+    subject, statement = f"{COST}: {own.series}", f"a step of {own.series} takes less time than one of {plain.series}"
+    found = throughput_claim(study, own.series, plain.series, statement=statement)
+    if found.verdict != "not judged":
+        return replace(found, subject=subject, difference=found.effect)
+    seeds = sorted(own.step_s.keys() & plain.step_s.keys())
+    times = [own.step_s[seed] / plain.step_s[seed] for seed in seeds if plain.step_s[seed] > 0]
+    known = [each for each in times if math.isfinite(each)]
+    difference = f"×{float(np.median(known)):.2f}" if known else ""
+    return replace(found, subject=subject, n=len(known), difference=difference)
+
+
+def against_reference(claims: Iterable[Claim]) -> dict[str, dict[str, Claim]]:
+    """Return a study's judged comparisons with the reference by series and quantity.
+
+    ``claims``: `analysis.claims.judging.judge`, whose verdicts are corrected. A series that is not compared has one
+    claim under "".
+    """
+    found: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        quantity, series = claim.about
+        if series:
+            found.setdefault(series, {})[quantity] = claim
+    return found
+
+
+def short_verdict(claim: Claim) -> str:
+    """Return a verdict for a narrow cell, e.g. "supported (n = 3)", "needs 17 seeds", "needs 24 runs (grid)"."""
+    words = verdict_words(claim).removeprefix("Undecided: ").replace("about ", "")
+    if claim.verdict == "unresolved":
+        return f"{words.removeprefix('Not resolved by this grid: lr=edge ').removesuffix(' more runs')} runs (grid)"
+    return words[0].lower() + words[1:]

@@ -1,0 +1,85 @@
+"""Compute common windows: learning rates with an NLL within 5 % of the reference's best.
+
+A mechanism's own window grows as its best NLL gets worse. The common window has one limit for all, so it also shrinks
+for a mechanism that learns less.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from analysis.numbers.learning import why_untrained
+from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, window, windows
+from analysis.study.load import Frame, Study
+from analysis.study.once import once_per_study
+from analysis.study.reference import references
+
+THRESHOLDS = 80  # points of a curve of widths
+
+
+@once_per_study
+def common_windows(study: Study, column: str = VALIDATION) -> dict[str, SeriesWindows]:
+    """Return every series' windows below its reference's limit, in the study's order.
+
+    Each seed's limit is the reference's of the same seed. Seeds without one are left out. The reference's common window
+    is its own. A series without a reference is left out, as is one whose reference learned nothing.
+
+    Args:
+        study: supplies the runs.
+        column: validation or generative NLL.
+    """
+    own, pairs, lacking = windows(study, column=column), references(study), why_untrained(study)
+    found = {}
+    for series in study.series:
+        reference = own[pairs.get(series, series)]
+        is_compared = series in pairs or series in pairs.values()
+        if not is_compared or lacking[reference.series] or reference.median is None:
+            continue
+        table = outcomes(study, series, column)
+        by_seed = {
+            seed: _below(table[seed], limit)
+            for seed in own[series].by_seed
+            if (limit := reference.by_seed.get(seed)) is not None
+        }
+        found[series] = SeriesWindows(series, _below(median_line(table), reference.median), by_seed)
+    return found
+
+
+def _below(line, limit: Window) -> Window | None:
+    return window(line.index, line, limit=limit.threshold_nll)
+
+
+def widths_by_threshold(study: Study, column: str = VALIDATION) -> dict[str, Frame]:
+    """Return each trained series' window width as a function of the NLL threshold.
+
+    The thresholds reach from the lowest NLL to the token-frequency NLL, or to 25 % above the lowest if it is unknown.
+
+    Args:
+        study: supplies the runs.
+        column: validation or generative NLL.
+
+    Returns:
+        By series: ``threshold`` (nats), ``width`` (decades) on the median line, and ``is_bound``: the window reaches
+        the sweep's end or a rate without a result. A curve begins at the series' best NLL.
+    """
+    lacking, own = why_untrained(study), windows(study, column=column)
+    lines = {
+        name: median_line(outcomes(study, name, column))
+        for name in study.series
+        if not lacking[name] and own[name].median is not None
+    }
+    if not lines:
+        return {}
+    lowest = min(float(line.min()) for line in lines.values())
+    unigram = float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan
+    highest = unigram if unigram > lowest else lowest + 0.25 * abs(lowest)
+    found = {}
+    for name, line in lines.items():
+        limits = [float(line.min()), *(each for each in np.linspace(lowest, highest, THRESHOLDS) if each > line.min())]
+        each = [window(line.index, line, limit=limit) for limit in limits]
+        rows = [(one.threshold_nll, one.width, one.open_low or one.open_high) for one in each if one is not None]
+        found[name] = pd.DataFrame(rows, columns=["threshold", "width", "is_bound"])
+    return found

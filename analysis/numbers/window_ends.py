@@ -1,0 +1,81 @@
+"""Say what ends a window at either side: the runs at the first rate outside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.numbers.learning import why_untrained
+from analysis.numbers.windows import windows
+from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.once import once_per_study
+
+Reason = Literal["diverged", "spiked", "learned nothing", "slow", "no result", "end of the grid"]
+# By severity: of two equally frequent outcomes the first one names the end.
+BY_STATUS: dict[str, Reason] = {
+    "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "stable": "slow",
+}  # fmt: skip
+EXPLAINED = (
+    "Ends: the most frequent outcome at the first rate outside. Slow: its runs ended stable, but with a higher NLL "
+    "than the window admits; learned nothing: no better than the baseline of frequencies"
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a window.
+
+    Attributes:
+        reason: most frequent outcome at the first rate outside.
+        lr: that rate; NaN at the end of the grid.
+        runs: runs with this outcome.
+        of: runs with a result there.
+    """
+
+    reason: Reason
+    lr: float = math.nan
+    runs: int = 0
+    of: int = 0
+
+
+@once_per_study
+def window_ends(study: Study) -> dict[str, tuple[End, End]]:
+    """Return what ends each series' own window at the low and at the high side.
+
+    Series that learned nothing, or without a window, are left out.
+    """
+    lacking, found = why_untrained(study), {}
+    for name, each in windows(study).items():
+        if each.median is not None and not lacking[name]:
+            low, high = (_end(study.of(name), edge.outside_lr) for edge in (each.median.low, each.median.high))
+            found[name] = low, high
+    return found
+
+
+def first_failure(study: Study, series: str) -> End | None:
+    """Return the smallest rate above the best one at which most runs fail; None within the grid.
+
+    A run fails if it diverged, spiked or learned nothing.
+
+    Args:
+        study: supplies the runs.
+        series: name of the series.
+    """
+    found, runs = windows(study)[series].median, study.of(series)
+    if found is None:
+        return None
+    ends = (_end(runs, lr) for lr in sorted(set(runs["lr"])) if lr > found.best_lr)
+    return next((end for end in ends if end.reason in ("diverged", "spiked", "learned nothing")), None)
+
+
+def _end(runs: Frame, lr: float) -> End:
+    """Return the most frequent outcome of the runs at a rate; 0 or ∞: the grid's end, or a rate without a result."""
+    if lr == 0 or math.isinf(lr):
+        return End("end of the grid")
+    there = runs[(runs["lr"] == lr) & runs["status"].isin((*FINISHED, "diverged"))]
+    if there.empty:
+        return End("no result", lr)
+    counts = {status: int((there["status"] == status).sum()) for status in BY_STATUS}
+    most = max(counts, key=lambda status: counts[status])
+    return End(BY_STATUS[most], lr, counts[most], len(there))

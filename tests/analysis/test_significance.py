@@ -1,0 +1,72 @@
+"""Holm's correction and p-values, against a slow loop and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis.claims.claim import Claim, corrected, worded
+from analysis.numbers.comparison import decide
+from analysis.numbers.significance import holm, p_beyond, p_of_bounds
+
+
+def step_down(p_values, level):
+    """Holm's procedure as he states it: reject the smallest as long as each is at most level / (number left)."""
+    rejected, left = set(), dict(enumerate(p_values))
+    while left:
+        index = min(left, key=left.__getitem__)
+        if left.pop(index) > level / (len(left) + 1):
+            break
+        rejected.add(index)
+    return rejected
+
+
+def test_corrected_p_values_reject_what_the_step_down_procedure_rejects():
+    draws = np.random.default_rng(0)
+    for number in (1, 2, 5, 13):
+        for _ in range(200):
+            p_values = (draws.uniform(size=number) ** 3).tolist()
+            found = holm(p_values)
+            for level in (0.01, 0.05, 0.2):
+                assert {index for index, p in enumerate(found) if p <= level} == step_down(p_values, level)
+
+
+def test_corrected_p_values_are_those_of_scipys_formula():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_p_values_are_scipys_and_agree_with_the_interval():
+    stats = pytest.importorskip("scipy.stats")
+    draws = np.random.default_rng(1)
+    for number in (3, 4, 9):
+        for _ in range(50):
+            values = draws.normal(0.5, 1, number).tolist()
+            assert p_beyond(values) == pytest.approx(
+                min(1.0, 2 * stats.ttest_1samp(values, 0, alternative="greater").pvalue)
+            )
+            p, (direction, _) = p_of_bounds(values, values), decide(values, values)
+            assert p == pytest.approx(stats.ttest_1samp(values, 0).pvalue) and (p < 0.05) == (direction != 0)
+    assert math.isnan(p_beyond([1.0, 2.0])) and p_beyond([1.0, math.inf, 2.0]) == 1.0
+    assert p_beyond([1.0] * 3) == 0.0 and p_beyond([0.0] * 3) == 1.0
+
+
+def claim(subject, p, verdict="holds"):
+    return worded(
+        Claim(subject, verdict, n=3, finding=f"{subject} is larger", test=(subject,), p=p, differences=(0.2, 1.1, 2.3))
+    )
+
+
+def test_a_claim_that_only_stands_alone_becomes_undecided_and_says_both_p_values():
+    one, two, three = corrected([claim("a", 0.001), claim("b", 0.03), claim("c", 0.5, "undecided")])
+    assert (one.verdict, two.verdict, three.verdict) == ("holds", "undecided", "undecided")
+    assert "Alone p = 3.0e-2, corrected for 3 comparisons 6.0e-2." in two.text
+    # mean 1.2, deviation 1.054, level 5 % / 3: t_6 · 1.054 / √7 = 1.31 (3.287), t_7 · 1.054 / √8 = 1.16 (3.128)
+    assert two.text.startswith("Undecided: needs about 8 seeds.")
+    assert corrected([claim("b", 0.03)])[0].verdict == "holds"
+
+
+def test_two_claims_on_one_comparison_are_counted_once():
+    """0.02 and 0.03 stand as two comparisons (0.04); as three, 0.02 would be 0.06."""
+    twice = [claim("a", 0.03), claim("a", 0.03), claim("b", 0.02)]
+    assert [each.verdict for each in corrected(twice)] == ["holds"] * 3
