@@ -19,6 +19,7 @@ from analysis.numbers.kinds import OWN_STATE, Numbers, numbers_of
 from analysis.numbers.learning import why_untrained
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
+from analysis.numbers.step_shares import concerns_steps
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
@@ -74,7 +75,7 @@ def _best(study: Study, measure: Measure, pair: tuple[str, str]) -> Claim:
 def _stable_steps(study: Study, pair: tuple[str, str]) -> Claim | None:
     """Judge the share of stable steps at the highest common rates, from the runs' own state; None if not measured."""
     series, plain = pair
-    found = compare_stable_steps(study, series, plain, OWN_STATE)
+    found = compare_stable_steps(study, series, plain, OWN_STATE) if concerns_steps(study) else None
     if found is None:
         return None
     difference = signed(found.first - found.second, 0)

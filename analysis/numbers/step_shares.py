@@ -167,6 +167,11 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
     return frame if phase in RULE else frame[measured | without]
 
 
+def concerns_steps(study: Study) -> bool:
+    """Return whether the study has an α_max, or its sweep asked for one (hessian=false: no)."""
+    return len(study.curvature) > 0 or (study.spec.get("curvature") or {}).get("recorded_steps") is not None
+
+
 def planned_count(study: Study, rows: Frame) -> int:
     """Return the number of steps planned for a diverged run.
 

@@ -21,6 +21,7 @@ from analysis.sections import optimizers as optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
 from analysis.study.load import load
+from stability.runs.older import OlderFile
 from tests.analysis.synthetic import run_id, write_study, write_table
 from tests.analysis.test_report import text_of
 
@@ -267,14 +268,15 @@ def test_a_study_of_one_optimizer_has_no_such_section(tmp_path):
     assert groups(load(folder)) == [] and "Optimizers" not in summary(folder)
 
 
-def test_results_that_are_older_than_the_columns_are_read(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "columns"), [("runs", ["optimizer_state_bytes", "step_s", "state_bytes"]), ("curvature", ["rms_u"])]
+)
+def test_results_that_are_older_than_the_columns_name_the_upgrade(name, columns, tmp_path):
     folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, alpha=lambda *_: [1.0])
-    for name, columns in (("runs", ["optimizer_state_bytes", "step_s", "state_bytes"]), ("curvature", ["rms_u"])):
-        path = folder / "results" / f"{name}.parquet"
-        pq.write_table(pq.read_table(path).drop_columns(columns), path)
-    study = load(folder)
-    assert study.curvature["rms_u"].isna().all() and study.runs["step_s"].isna().all()
-    assert study.curvature["alpha_max"].tolist() == [1.0] * len(study.curvature)
+    path = folder / "results" / f"{name}.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(columns), path)
+    with pytest.raises(OlderFile, match=rf"{name}.parquet was written by an older version; .* upgrade=true"):
+        load(folder)
 
 
 def test_what_lr_edge_found_is_in_multiples_too(tmp_path):
