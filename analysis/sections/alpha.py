@@ -169,7 +169,11 @@ CAPTION = (
 def figures(study: Study) -> Figures:
     """Draw the loss along typical steps, then one figure for each phase and four series."""
     found = step_figure(study)
-    along = {} if found is None else {NAME: sourced(study, found[1], ALONG_CAPTION.format(series=found[0]))}
+    along = (
+        {}
+        if found is None
+        else {NAME: sourced(study, found[1], ALONG_CAPTION.format(series=found[0]) + terms_in_brief(study))}
+    )
     return along | by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
 
 

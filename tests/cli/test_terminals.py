@@ -106,7 +106,7 @@ def test_the_pdf_is_written_before_anything_is_printed(tmp_path, monkeypatch):
     """Where printing fails, as it did on a terminal of another encoding, the study has its PDF and its record."""
     done = []
     monkeypatch.setattr(publish, "_collect", lambda study: [])
-    monkeypatch.setattr(publish, "_loaded", lambda study: "known")
+    monkeypatch.setattr(publish, "_loaded", lambda *_: "known")
     monkeypatch.setattr(report, "summary", lambda *_: "text")
     monkeypatch.setattr(report, "build_together", lambda *_: done.append("pdf"))
     published = SimpleNamespace(record=lambda text: done.append("record"))
@@ -126,7 +126,7 @@ NOTE = "validation: on all 197 held-out examples, fewer than evaluation.sequence
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_a_note_ends_its_lines_between_words_on_a_terminal(width, monkeypatch, capsys):
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: SimpleNamespace(columns=width))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: SimpleNamespace(columns=width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     print_note(NOTE)
     lines = capsys.readouterr().out.splitlines()

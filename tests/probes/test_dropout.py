@@ -16,6 +16,7 @@ from stability.build import build_model
 from stability.config.base import checked
 from stability.config.generation import GenerateSpec
 from stability.curvature import directional
+from stability.curvature._differences import PARITY_EPSILON
 from stability.probes.checkpoints import Loaded, corpus_of
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.generation.tokens import Source
@@ -95,8 +96,7 @@ def test_measured_twice_it_is_the_same_whatever_was_drawn_between(trained):
 
 
 def test_along_the_same_step_a_model_without_dropout_has_the_same_numbers(trained):
-    """Bit for bit: of the loss that is looked at, nothing is dropped, neither by its exact derivatives nor by the
-    paper's difference."""
+    """Of the loss nothing is dropped, by its exact derivatives bit for bit, by the paper's difference up to rounding."""
     lab, spec, _, _ = trained
     probe, steps = probe_of(trained, parity_steps=4)
     rows = [row for row in probe.rows("checkpoint") if row is not None]
@@ -106,12 +106,14 @@ def test_along_the_same_step_a_model_without_dropout_has_the_same_numbers(traine
 
         def loss(params, examples=examples):
             total, count = probe.objective.loss(plain, examples, params)
-            return total / count
+            return total.double() / count  # as the probe divides
 
         exact = directional(loss, step.params, step.direction, row["method"])
         assert (row["loss_before"], row["slope"], row["curvature"]) == (exact.loss, exact.slope, exact.curvature)
         difference = directional(loss, step.params, step.direction, "parity")
-        assert row["parity_curvature"] == difference.curvature
+        # the probe's gradient is of the sum, this one of the mean: 8 float32 roundings (`_ROUNDINGS`) over the paper's ε
+        rounding = 8 * 2**-24 * abs(exact.slope) / PARITY_EPSILON
+        assert row["parity_curvature"] == pytest.approx(difference.curvature, rel=0, abs=rounding)
 
 
 def test_a_microbatched_step_takes_the_gradient_of_its_own_masks(trained):

@@ -228,8 +228,8 @@ def test_each_setting_changes_the_samples_and_the_same_ones_give_the_same(traine
 def test_the_batch_changes_no_sample_and_how_many_steps_it_takes(trained):
     lab, runs, _ = trained
     one, all_at_once = spec_of(batch=1), spec_of(batch=5)
-    run = read_spec(runs["mlm"])
-    assert (steps_of_a_phase(run, one), steps_of_a_phase(run, all_at_once)) == (5 * 16, 16)
+    spec = read_spec(runs["mlm"])
+    assert (steps_of_a_phase(spec, one), steps_of_a_phase(spec, all_at_once)) == (5 * 16, 16)
     assert len(list(generate(runs["mlm"], one, cache_dir=lab.cache, device="cpu"))) == 5 * 16
     before = texts(runs["mlm"])
     samples.meta_file(runs["mlm"], "terminal").unlink()
