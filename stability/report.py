@@ -24,6 +24,8 @@ python -m stability.report name=[NAME,NAME,…] layout=paper [together=TITLE]
 
 Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of
 several studies: one PDF about all of them, reports_dir/TITLE.pdf.
+
+The figure for a paper: figures/nll.pdf of format=files. Its LaTeX tables have labels, \\label{tab:FILE}.
 """
 
 

@@ -33,6 +33,8 @@ the sweep runs, or a week later. Without arguments: all studies, a line each.
 running: a living process holds the run's lock. stalled: the status says running, but no process works on it (kill -9, a
 power failure); the same sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is
 shown; the same command goes on from there.
+
+clean and delete list what they would remove, and ask; yes=true does not ask. A study's report stays.
 """
 FILE_WIDTH = 160
 IDLE_S = 60.0  # while a launcher starts its workers, no run is locked yet

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from stability.cli import compose as compose_module
-from stability.cli import conf, mistakes
+from stability.cli import conf, mistakes, source
 from stability.cli.words import Invocation, Word
 from tests.reading import compose, read_spec
 
@@ -151,7 +150,7 @@ def test_a_configuration_that_fails_without_any_word_blames_no_word(tmp_path, mo
     shutil.copytree(conf.conf_dir(), tmp_path / "conf")
     with (tmp_path / "conf" / "sweep.yaml").open("a") as file:
         file.write("\nnowhere: ${not.there}\n")
-    for module in (conf, compose_module, mistakes):
+    for module in (conf, source):
         monkeypatch.setattr(module, "conf_dir", lambda: tmp_path / "conf")
     mistakes._groups.cache_clear()
     with pytest.raises(ValueError, match="^conf/sweep.yaml cannot be composed without any word: .*not.there"):

@@ -173,8 +173,8 @@ def test_the_preset_at_the_papers_size_has_model_data_and_objective_of_the_paper
 
 def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_its_base(lab, capsys):
     words = [
-        f"runs_dir={lab.pool}", "report=false", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "lr=1e-3",
-        "mechanism=sc", "seeds=1", "steps=3", "batch=4", "hessian=false", "evaluation.sequences=8", "model.layers=2", "model.width=16", "model.heads=2",
+        f"runs_dir={lab.pool}", "report=false", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "lr=1e-3", "tables=all",
+        "mechanism=sc", "objective=mlm", "seeds=1", "steps=3", "batch=4", "hessian=false", "evaluation.sequences=8", "model.layers=2", "model.width=16", "model.heads=2",
         "model.positions=16",
     ]  # fmt: skip
     assert sweep.main([*words, "ablate.sc.window=[1,2]", "name=varied"]) == 0
