@@ -19,7 +19,7 @@ from stability.config.base import Settings
 from stability.config.identity import same_run
 from stability.config.run import RunSpec
 from stability.runs.leftovers import remove, temporary
-from stability.runs.older import OlderFile, is_older_spec
+from stability.runs.older import BARE, OlderFile, is_older_spec
 from stability.runs.records import Record, StatusFile
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
@@ -110,12 +110,16 @@ def read_json(path: Path, record: type[Record] | None = None, remedy: str = RUN_
     if not isinstance(found, dict):
         raise damaged(path, f"it holds a {type(found).__name__} instead of an object", remedy)
     if record is not None:
-        if record.is_older(found):
-            raise OlderFile(path)
         try:
             record.model_validate(found)
         except ValidationError as error:
-            raise damaged(path, _first_of(error), remedy) from None
+            # an older file may be damaged, too, which no upgrade mends
+            if not {each["loc"] for each in error.errors()} <= {
+                (key,) for key in BARE if isinstance(found.get(key), str)
+            }:
+                raise damaged(path, _first_of(error), remedy) from None
+        if record.is_older(found):
+            raise OlderFile(path)
     return found
 
 

@@ -32,9 +32,12 @@ class OlderFile(RuntimeError):
         )
 
 
+BARE = ("norm", "ffn", "position", "linear")  # parts of a spec that were written as their names
+
+
 def is_older_spec(values: Mapping[str, Any]) -> bool:
     """Return whether a run's ``spec.json`` has a part as its bare name."""
-    return any(isinstance(values.get(key), str) for key in ("norm", "ffn", "position", "linear"))
+    return any(isinstance(values.get(key), str) for key in BARE)
 
 
 def is_older_study(record: Mapping[str, Any]) -> bool:

@@ -21,9 +21,10 @@ from stability.registry import Registry
 from stability.runs.cleaning import runs_of
 from stability.runs.directory import RunDirectory, read_json, write_json
 from stability.runs.lock import RunLock
-from stability.runs.older import YOUNGER, is_older_spec, is_older_study
+from stability.runs.older import YOUNGER, OlderFile
 from stability.runs.parquet import read_table, write_table
 from stability.runs.recorded_words import recorded
+from stability.runs.records import Record, SpecFile, StudyFile
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words
 
@@ -50,7 +51,7 @@ def _is_upgraded(upgrade_one: Callable[[Any], bool], one: Any, lines: list[str])
 
 
 def _upgrade_run(directory: RunDirectory) -> bool:
-    if not is_older_spec(read_json(directory.spec_file)):
+    if not _is_older(directory.spec_file, SpecFile):
         return False
     lock = RunLock(directory.path)
     if not lock.acquire():
@@ -66,11 +67,11 @@ def _upgrade_run(directory: RunDirectory) -> bool:
 
 
 def _upgrade_study(study: StudyFolder) -> bool:
-    record, tables = read_json(study.file), _younger_tables(study)
-    is_older = is_older_study(record)
+    is_older, tables = _is_older(study.file, StudyFile), _younger_tables(study)
     if not is_older and not tables:
         return False
-    for run_id in record.get("run_ids", []):
+    record = read_json(study.file)
+    for run_id in record["run_ids"]:
         if owner := RunLock(study.pool / run_id).owner():
             raise ValueError(f"study {study.path.name}: {owner} works on {run_id}; repeat the command")
     for path, table in tables.items():
@@ -78,6 +79,15 @@ def _upgrade_study(study: StudyFolder) -> bool:
     if is_older:
         write_json(study.file, _newer_record(record))
     return True
+
+
+def _is_older(path: Path, record: type[Record]) -> bool:
+    """Return whether a file is of an older version; ValueError if it is damaged."""
+    try:
+        read_json(path, record)
+    except OlderFile:
+        return True
+    return False
 
 
 def _younger_tables(study: StudyFolder) -> dict[Path, pa.Table]:

@@ -20,6 +20,7 @@ from stability import status, sweep
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.runs import directory
+from stability.runs.directory import write_json
 from stability.runs.lock import RunLock
 from stability.runs.results import collect
 from stability.training.checkpoint import load
@@ -207,6 +208,18 @@ def test_a_damaged_file_is_named_and_the_others_are_upgraded(older, capsys):
     assert status.main(["upgrade=true"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"left {older}/a8ab22da681c/spec.json is damaged (") and "upgraded 3 runs and 1 study" in out
+
+
+def test_an_older_record_that_is_damaged_is_called_so(older, capsys):
+    file = older / "studies" / "old" / "study.json"
+    write_json(file, json.loads(file.read_text()) | {"words": {"share": {"column": "x"}}})
+    write_json(older / "a8ab22da681c" / "spec.json", {"norm": "layernorm"})
+    assert status.main(["upgrade=true"]) == 0
+    out = capsys.readouterr().out
+    assert f"left {file} is damaged (words.share.name" in out
+    assert (
+        f"left {older}/a8ab22da681c/spec.json is damaged (mechanism" in out and "upgraded 3 runs and 0 studies" in out
+    )
 
 
 def test_the_rungs_of_an_older_halving_are_those_at_which_its_runs_were_stopped(older):
