@@ -27,6 +27,7 @@ from rich.console import Console
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory, read_json, read_jsonl
 from stability.runs.log import RunLog, logged_until
+from stability.runs.older import OlderFile
 from stability.runs.parquet import read_curves
 from stability.runs.phases import planned_steps
 from stability.runs.records import SpecFile
@@ -199,7 +200,7 @@ class Pool:
             self.look()
             collect(self.study.path)
             StudyRecord.begun(self.spec, prepare(self.spec.data, self.victim.path.parent / "cache"))
-        except ValueError as error:
+        except (ValueError, OlderFile) as error:  # a word's name that is damaged looks like an older version's lack
             return "named" if str(self.study.file) in str(error) else ""
         return "goes on"
 

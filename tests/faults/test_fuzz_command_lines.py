@@ -147,14 +147,13 @@ def test_a_damaged_record_of_a_study_is_said_in_a_line(sandbox, tmp_path, entry,
 @pytest.mark.parametrize(
     "status", ["[]", "{}", '{"state": "nonsense", "step": 1}', '{"state": "running", "step": "x"}']
 )
-def test_a_damaged_status_of_a_run_is_said_in_a_line(sandbox, tmp_path, status):
+def test_a_damaged_status_of_a_run_is_said_in_a_line(sandbox, lab, tmp_path, status):
     run_folder, folder = tmp_path / "runs" / "0123456789ab", tmp_path / "runs" / "studies" / "one"
     for each in (run_folder, folder):
         each.mkdir(parents=True)
     (folder / "study.json").write_text(json.dumps({"run_ids": [run_folder.name]}))
     (run_folder / "status.json").write_text(status)
-    parts = {name: {"name": name} for name in ("mechanism", "residual", "optimizer", "norm")}
-    (run_folder / "spec.json").write_text(json.dumps(parts | {"lr_peak": 0.1, "seed": 0, "steps": 4}))
+    (run_folder / "spec.json").write_text(lab.spec().model_dump_json())
     _, outcome = run(sandbox, "hessian", f"ckpt={folder}")
     assert (outcome.code, outcome.raised) == (2, "")
     assert f"{run_folder}/status.json is damaged (" in outcome.err

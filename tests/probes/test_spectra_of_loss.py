@@ -79,7 +79,9 @@ def test_below_the_critical_rate_the_step_lowers_its_loss_and_above_it_does_not(
     assert len(finite)
     _, step = first_step(lab, directory)
     value = rows[(rows.state == "checkpoint") & (rows.step == 0)].critical_lr.item()
-    here, below, above = loss_along(step.loss, step.params, step.direction, [0.0, 0.97 * value, 1.03 * value])
+    here, below, above = loss_along(
+        step.loss, step.params, step.direction, [0.0, 0.97 * value, 1.03 * value], batches=step.batches
+    )
     assert below < here < above
 
 
@@ -108,7 +110,9 @@ def test_sharpness_is_the_librarys_at_the_first_recorded_step(measured):
     lab, directory = measured
     row = table(directory, "terminal_sharpness").set_index("state").loc["checkpoint"]
     _, step = first_step(lab, directory)
-    assert row.sharpness == pytest.approx(top_eigenvalue(step.loss, step.params, tolerance=1e-4).value, rel=0.02)
+    assert row.sharpness == pytest.approx(
+        top_eigenvalue(step.loss, step.params, batches=step.batches, tolerance=1e-4).value, rel=0.02
+    )
     assert_within(row.sharpness_residual, 0.01 * row.sharpness)
     assert row.adam_threshold == pytest.approx(38 / 3e-3)
     assert row.adam_ratio == pytest.approx(row.adam_sharpness / row.adam_threshold)
