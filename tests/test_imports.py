@@ -16,6 +16,7 @@ HOMES = {
     "PIL": ("stability.corpora.images",),
     "biotite": ("stability.corpora.proteins",),
     "curvlinops": ("benchmarks",),
+    "jax": ("benchmarks",),
     "evo2": ("stability.probes.generation.evo2_oracle",),
     "datasets": ("stability.data.hf",),
     "huggingface_hub": ("stability.data.hf",),

@@ -132,7 +132,7 @@ def words_of_others(text: str) -> list[str]:
 
 def reported(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return what the report of a study prints and what its PDF holds, each in one line."""
-    assert report.main([f"name={name}"]) == 0
+    assert report.main([f"name={name}", "tables=all"]) == 0
     pages = "".join(page.extract_text() for page in PdfReader(f"reports/{name}.pdf").pages)
     return [" ".join(text.replace("’", "'").split()) for text in (capsys.readouterr().out, pages)]
 

@@ -34,7 +34,7 @@ from stability.curvature.diagonal import Diagonal, hessian_diagonal, hutchinson_
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, directional, hvp
-from stability.curvature.recorded import RecordedLoss, Recordings
+from stability.curvature.recorded import RecordedLoss
 from stability.curvature.spectrum import (
     Eigenvalue,
     SpectralDensity,
@@ -64,7 +64,6 @@ __all__ = [
     "NoiseScale",
     "PreconditionedSharpness",
     "RecordedLoss",
-    "Recordings",
     "SpectralDensity",
     "Trace",
     "adam_preconditioner",

@@ -18,8 +18,9 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.settled import on_reference
 from stability.config.training import Precision
-from stability.curvature import GradientWithGraph, RecordedLoss, Recordings
+from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
+from stability.curvature.recorded import Recordings
 from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
 from stability.objectives import Examples
