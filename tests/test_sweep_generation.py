@@ -26,7 +26,7 @@ from tests.sweeps.real import make_sweep
 def words(lab, small_sweep):
     """A sweep of two rates, and an oracle on the same text."""
     oracle = lab.train(lab.spec(objective={"name": "ar"}))
-    own = "mechanism=[sa] lr=[1e-3,1e-2] seeds=1 hessian=false report=false name=small generate.num=3"
+    own = "mechanism=[sa] lr=[1e-3,1e-2] seeds=1 hessian=false report=false name=small generate.num=3 tables=all"
     return [*small_sweep, *own.split(), f"generate.oracle=ckpt:{oracle.path}"]
 
 
@@ -61,7 +61,9 @@ def test_a_trained_trial_runs_on_until_its_samples_are_there(tmp_path):
 
 
 def test_samples_are_in_the_estimated_cost():
-    spec = read_spec("sweep", ["data=text", "data.path=x", "generate.num=40", "batch=8", "model.positions=16"])
+    spec = read_spec(
+        "sweep", ["data=text", "data.path=x", "objective=mlm", "generate.num=40", "batch=8", "model.positions=16"]
+    )
     run: RunSpec = spec.points("f")[0][1]
     assert steps_of_a_phase(run, spec.generate) == 2 * 16
     assert generation_steps(run, spec.generate) == pytest.approx(FORWARD * 2 * 16 * 32 / 8)

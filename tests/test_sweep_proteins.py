@@ -43,7 +43,7 @@ def words(pool):
             "evaluation.sequences=8",
             "hessian=false",
         ),
-        *("report=false", "model.layers=1", "model.width=16", "model.heads=2", "model.positions=14"),
+        *("report=false", "tables=all", "model.layers=1", "model.width=16", "model.heads=2", "model.positions=14"),
     ]
 
 

@@ -10,7 +10,7 @@ from stability.runs.study import StudyFolder
 from tests.analysis.test_report import text_of
 
 TINY = """
-    data=text launcher=serial device=cpu seeds=1 mechanism=[sa] steps=2 batch=2 evaluation.every_steps=1 evaluation.sequences=4 hessian=false
+    data=text objective=mlm tables=all launcher=serial device=cpu seeds=1 mechanism=[sa] steps=2 batch=2 evaluation.every_steps=1 evaluation.sequences=4 hessian=false
     model.layers=1 model.width=8 model.heads=2 model.positions=8 name=small
 """
 

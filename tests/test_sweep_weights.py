@@ -32,7 +32,7 @@ def test_a_sweep_from_weights_says_whose_they_are_from_its_plan_to_its_report(la
         source.run_id
     ]
 
-    assert sweep.main([*words, "mechanism=sa", init, "name=tuned"]) == 0
+    assert sweep.main([*words, "mechanism=sa", init, "name=tuned", "tables=all"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(said) and "trains 4" in printed
     study = StudyFolder.of(lab.pool, "tuned")
@@ -52,7 +52,7 @@ def test_a_sweep_from_weights_says_whose_they_are_from_its_plan_to_its_report(la
     for text in (printed.partition("trains 4")[2], pages):
         assert " ".join(text.split()).count(told) > 1
 
-    assert sweep.main([*words, "mechanism=sa", init, "name=tuned"]) == 0
+    assert sweep.main([*words, "mechanism=sa", init, "name=tuned", "tables=all"]) == 0
     assert "skips 4 finished runs, trains none" in capsys.readouterr().out
     assert sweep.main([*words, "mechanism=sa", "name=tuned", "dry_run=true"]) == 0
     assert "4 runs (0 of them finished)" in capsys.readouterr().out, "those from scratch are others"
