@@ -185,7 +185,7 @@ def _line(run: StoredRun) -> str:
 
 
 def _upgrade(pool: Path, console: Console) -> int:
-    """Rewrite the pool's files of older versions."""
+    """Write the pool's files of older versions anew."""
     from stability.runs.upgrade import upgrade
 
     if not pool.is_dir():

@@ -30,7 +30,7 @@ from stability.runs.words import Words
 
 
 def upgrade(pool: Path) -> list[str]:
-    """Rewrite the older files of a pool; return a line on each one left as it is, then their number."""
+    """Write the older files of a pool anew; return a line on each one left as it is, then their number."""
     runs, studies = runs_of(pool), StudyFolder.all_of(pool)
     lines: list[str] = []
     num_runs = sum(_is_upgraded(_upgrade_run, directory, lines) for directory in runs)
@@ -42,7 +42,7 @@ def upgrade(pool: Path) -> list[str]:
 
 
 def _is_upgraded(upgrade_one: Callable[[Any], bool], one: Any, lines: list[str]) -> bool:
-    """Upgrade a run or a study, and return whether it was older; a damaged or locked one gets a line."""
+    """Return whether a run or a study was older, after its upgrade; a damaged or locked one gets a line."""
     try:
         return upgrade_one(one)
     except ValueError as error:
