@@ -37,7 +37,13 @@ def export(study_dir: Path | str | Study, folder: Path | str, *, has_long_captio
 def export_paper(
     study_dirs: Sequence[Path | str | Study], folder: Path | str, *, has_long_captions: bool = False
 ) -> list[Path]:
-    """Write the tables and figures of `analysis.report.build_paper`, as `export` does for one study."""
+    """Write the tables and figures of `analysis.report.build_paper`, as `export` does for one study.
+
+    Args:
+        study_dirs: the studies, or their folders.
+        folder: target folder.
+        has_long_captions: as in `export`.
+    """
     return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder), has_long_captions)
 
 

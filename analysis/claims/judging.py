@@ -1,7 +1,7 @@
 """Judge a study's mechanisms against its reference, then the papers' claims, as sentences and tables.
 
-The comparisons with the reference are in `reference`, the consensus paper's claims here (section 2.2, low-pass
-filters), in `windows` (5.1) and `steps` (5.2.1), other papers' in `rivals`, `residuals`, `mixers` and `recall`. Rules:
+Comparisons with the reference: `reference`. The consensus paper's claims: low-pass filters (2.2) here, `windows` (5.1)
+and `steps` (5.2.1). Other papers' claims: `rivals`, `residuals`, `mixers` and `recall`. Rules:
 
 - A mechanism without learning is "untrained" (criteria: `learning`). No claim is made about untrained mechanisms.
   Little learning is named.

@@ -137,7 +137,7 @@ def window_claim(
         effect=f"{_widths(named)} decades",
         interval=interval_text(result.interval, result.n, "decades"),
         paper=paper,
-        finding=_finding(result, named, f"{'common' if is_common else 'stable'} window{_of(column)}"),
+        finding=_finding(result, named, f"{'common' if is_common else 'stable'} window{_name_track(column)}"),
         difference=_difference(result),
         test=("common" if is_common else "own", column, *pair),
         p=result.p,
@@ -174,7 +174,7 @@ def common_line(study: Study, pair: tuple[str, str], names: tuple[str, str], col
     return f"Within 5 % of {study.reference}'s best {KIND[column]}: {widths} decades, {said}."
 
 
-def _of(column: str) -> str:
+def _name_track(column: str) -> str:
     return "" if column == VALIDATION else f" on the {KIND[column]}"
 
 
@@ -298,7 +298,7 @@ def _best_claim(study: Study, subject: str, statement: str, sides: tuple[Side, S
         differences=tuple(100 * each for each in bests.differences),
         margin=limit,
     )
-    return worded_with(claim, [f"Medians: {effect}.", *_lost(bests, names)])
+    return worded_with(claim, [f"Medians: {effect}.", *_report_lost_seeds(bests, names)])
 
 
 def _best_words(bests: Bests, names: tuple[str, str]) -> str:
@@ -308,7 +308,7 @@ def _best_words(bests: Bests, names: tuple[str, str]) -> str:
     )
 
 
-def _lost(bests: Bests, names: tuple[str, str]) -> list[str]:
+def _report_lost_seeds(bests: Bests, names: tuple[str, str]) -> list[str]:
     """Report the seeds in which a series diverged at every rate; [] if none."""
     return [
         f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}."

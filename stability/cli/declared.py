@@ -63,7 +63,13 @@ def declared(family: str, name: str, config: str = "Config") -> dict[str, Settin
 
 
 def attribute(family: str, name: str, key: str) -> Any:
-    """Return an attribute of a part's class that is a literal, e.g. ``cross`` or ``Config.inner_without``."""
+    """Return an attribute of a part's class that is a literal, e.g. ``cross`` or ``Config.inner_without``.
+
+    Args:
+        family: the part's family, e.g. ``mechanisms``.
+        name: the part.
+        key: dotted path from the class to the attribute.
+    """
     if name not in plugins_of(family):
         try:
             return _attribute(family, name, key)

@@ -73,7 +73,7 @@ class RecordedLoss:
             trees: its arguments, pytrees of tensors.
         """
         leaves, spec = tree_flatten(trees)
-        key = kind, spec, torch.is_autocast_enabled("cpu"), *map(_described, leaves)
+        key = kind, spec, torch.is_autocast_enabled("cpu"), *map(_describe, leaves)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         recordings = self._own if key in self._own else self._shared
         if key not in recordings:
@@ -121,7 +121,7 @@ class RecordedLoss:
             warn("the recorded operations of a loss gave other numbers than the loss itself; it is evaluated directly")
 
 
-def _described(leaf: Any) -> Hashable:
+def _describe(leaf: Any) -> Hashable:
     """Return the facts about an argument that a recording holds for."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device

@@ -106,8 +106,8 @@ class AbstractDeltaNet(AbstractWithKernels):
     def project(self, x_BND: Tensor, mask_BN: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return the arguments for `delta_rule`; β and ln a are 0 at padding.
 
-        x must be zero at padding. The result is q, k (B, H, N, K), v (B, H, N, V), β (B, H, N) and ln a (B, H, N, K or
-        1) or None.
+        x must be zero at padding. Shapes: q and k (B, H, N, K), v (B, H, N, V), β (B, H, N), ln a (B, H, N, K or 1) or
+        None.
         """
         convolved = F.silu(self.conv(self.qkv(x_BND), mask_BN=mask_BN))
         q_BHNK, k_BHNK, v_BHNV = (

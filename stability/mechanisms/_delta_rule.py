@@ -89,9 +89,9 @@ def _split_into_chunks(x: Tensor, size: int) -> Float[Tensor, "B H M C *"]:
 def _compute_decayed_products(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return decayed products q·k and k·k, and decays from each chunk's start and to its end.
 
-    The products are Σ_K q_i k_j Π_{j < l ≤ i} a_l for pairs j ≤ i in each chunk, 0 for others, and the same with k for
-    q, both (…, C, C). The decays are products from the chunk's start up to and including each position, and from after
-    each position to the chunk's end, (…, C, K) or (…, C, 1).
+    Products, both (…, C, C): Σ_K q_i k_j Π_{j < l ≤ i} a_l for pairs j ≤ i in each chunk, 0 for others. The second has
+    k for q. Decays, (…, C, K) or (…, C, 1): the product of a from the chunk's start through each position, and the
+    product from after each position to the chunk's end.
     """
     # Blocks are merged into blocks twice as large: between two halves each decay is one from i back to the border times
     # one from there to j. Every factor is ≤ 1: nothing overflows, and no large logarithms are subtracted.

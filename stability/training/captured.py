@@ -40,8 +40,8 @@ class Recorded(NamedTuple):
 class CapturedBackward:
     """The sums and gradients of a batch, captured once for each shape of batch and replayed afterwards.
 
-    The replay runs the same kernels on the same memory, so the batch is copied into the first batch's tensors, and the
-    gradients of all batches are the same tensors.
+    The replay runs the same kernels on the same memory. Each batch is therefore copied into the first batch's tensors.
+    The gradients of all batches are the same tensors.
 
     Attributes:
         compute: adds a batch's gradient to the parameters' and returns its sums.

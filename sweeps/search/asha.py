@@ -153,13 +153,15 @@ class SynchronousAsha:
 def _rungs(spec: SweepSpec, before: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the rungs on record if the settings behind them are unchanged, else those of the settings."""
     # the rungs of a study older than the rule of `AshaSpec.rungs` are other ones; its runs were stopped there
-    if "rungs" in before and _asked(before["spec"]) == _asked(spec.model_dump(mode="json")):
+    if "rungs" in before and _select_rung_settings(before["spec"]) == _select_rung_settings(
+        spec.model_dump(mode="json")
+    ):
         return tuple(before["rungs"])
     assert isinstance(spec.search, AshaSpec)
     return spec.search.rungs(spec.steps, spec.evaluation.every_steps)
 
 
-def _asked(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+def _select_rung_settings(spec: Mapping[str, Any]) -> tuple[Any, ...]:
     return spec["search"], spec["steps"], spec["evaluation"]["every_steps"]
 
 
