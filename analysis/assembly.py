@@ -5,23 +5,33 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.drawing.files import lay_out, replaced
-from analysis.drawing.pieces import Picture, Pieces
+from analysis.drawing.pieces import Boxed, Compact, Contents, Paragraph, Picture, Piece, Pieces, heading, small
 from analysis.drawing.style import RC
-from analysis.sections import contents, prediction
-from analysis.sections.section import Figures, Section
+from analysis.drawing.typeset import Table
+from analysis.sections import answer, contents, front, prediction
+from analysis.sections import together as together_pages
+from analysis.sections.section import Figures, Section, is_of_rates
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.words import listed, lr_text, plural
 
+Pages = Literal["short", "all"]
+
 
 def title(name: str) -> str:
     return f"Learning-rate stability: {name}"
+
+
+def question(study: Study) -> str:
+    """Return a study's title: a question with its answer, or its name if it compares no rates."""
+    return answer.title(study) if is_of_rates(study) else title(study.name)
 
 
 def subtitle(study: Study) -> str:
@@ -38,13 +48,63 @@ def sections(study: Study) -> list[Section]:
     return [section for section in contents.SECTIONS if section.applies(study)]
 
 
-def pieces(study: Study, prefix: str = "") -> Iterator[Pieces]:
-    """Yield each section's pieces, with pictures named ``<prefix><name>.pdf``; nothing is written.
+def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pieces]:
+    """Yield the first two pages, then each section's pieces, with pictures named ``<prefix><name>.pdf``.
 
-    Figures must be saved under `RC`, as they were drawn.
+    Nothing is written. No figure appears twice. Figures must be saved under `RC`, as they were drawn.
+
+    Args:
+        study: the study.
+        prefix: start of the figures' file names.
+        pages: "short" has each section in brief; "all" has everything.
     """
+    seen: set[str] = set()
+    if is_of_rates(study):
+
+        def find(names: tuple[str, ...]) -> Picture | None:
+            return _first_picture(study, prefix, names)
+
+        pages_in_front = front.first_page(study, find) + front.second_page(study, find, prefix)
+        seen |= {each.name for each in pages_in_front if isinstance(each, Picture)}
+        yield pages_in_front
+        compact: Pieces = (Compact(),) if pages == "short" else ()
+        yield heading("Appendix") + (() if prefix else (Contents(),)) + compact
     for section in sections(study):
-        yield section.body(study, {each.name: (each,) for each in pictures(section, study, prefix)})
+        drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
+        body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
+        yield _abridged(section, study, drawn, body) if pages == "short" else body
+
+
+def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture | None:
+    """Return the first figure with one of the names, in the names' order; None without any."""
+    for name in names:
+        for section in sections(study):
+            if found := [each for each in pictures(section, study, prefix) if each.name == name]:
+                return found[0]
+    return None
+
+
+def _is_seen(piece: Piece, seen: set[str]) -> bool:
+    return isinstance(piece, Picture) and piece.name in seen
+
+
+def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body: Pieces) -> Pieces:
+    """Return a section for a short appendix: its own brief form, else its headings and first table or figure.
+
+    Text beside it is left out: it repeats the numbers. A last line names the rest.
+    """
+    tables, figures = ([each for each in body if isinstance(each, kind)] for kind in (Table, Picture))
+    if section.brief is not None:
+        shown = section.brief(study, drawn)
+    else:
+        kept = [*tables, *figures][:1]
+        left_out = (Picture, Table, *((Paragraph, Boxed) if kept else ()))
+        shown = tuple(each for each in body if any(each is one for one in kept) or not isinstance(each, left_out))
+    titles = {each.title for each in shown if isinstance(each, Table)}
+    names = [f"“{each.title}”" for each in tables if each.title not in titles]
+    number = len(figures) - sum(isinstance(each, Picture) for each in shown)
+    names += [plural(number, "figure")] if number else []
+    return shown + (small(f"Not here (pages=all, or format=files): {listed(names)}.") if names and shown else ())
 
 
 def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:
@@ -67,11 +127,17 @@ def _drawn(study: Study, section: Section) -> Figures:
 
 
 TOGETHER = "All studies together"
+BEFORE = "together-"  # start of the joint figures' file names
+
+
+def comparison(studies: Sequence[Study]) -> Pieces:
+    """Return the first page about several studies; () for a single study."""
+    return together_pages.comparison(studies, BEFORE)
 
 
 def together(studies: Sequence[Study]) -> Pieces:
-    """Return the pieces about several studies as one; () for a single study or without content."""
-    return prediction.together(studies, "together-") if len(studies) > 1 else ()
+    """Return the last pieces about several studies as one; () for a single study or without content."""
+    return prediction.together(studies, BEFORE) if len(studies) > 1 else ()
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from analysis import assembly
 from analysis.drawing import formats
 from analysis.drawing.files import replaced
 from analysis.drawing.pieces import Picture, Pieces
+from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.paper import contents
 from analysis.study.load import Study, load
@@ -31,7 +33,8 @@ def export(study_dir: Path | str | Study, folder: Path | str, *, has_long_captio
     Raises:
         ValueError: as `load`.
     """
-    return _write(assembly.pieces(load(study_dir)), Path(folder), has_long_captions)
+    study = load(study_dir)
+    return _write(assembly.pieces(study), Path(folder), has_long_captions, source(study))
 
 
 def export_paper(
@@ -47,11 +50,13 @@ def export_paper(
     return _write(contents.pieces([load(study_dir) for study_dir in study_dirs]), Path(folder), has_long_captions)
 
 
-def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool) -> list[Path]:
+def _write(parts: Iterable[Pieces], folder: Path, has_long_captions: bool, data: str = "") -> list[Path]:
+    """Write figures and tables; captions end with ``data``, the study's data and objective."""
     written, taken = [], set()
     for pieces in parts:
         written += _write_figures(pieces, folder / "figures", FIGURES)
         for name, table in _named(pieces, taken):
+            table = replace(table, caption=f"{table.caption} {data}".strip())
             written += _write_table(table, folder / "tables", name, has_long_captions)
     return written
 

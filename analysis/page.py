@@ -13,9 +13,22 @@ from pathlib import Path
 from analysis import assembly
 from analysis.drawing.files import replaced
 from analysis.drawing.interactive import Unknown, described
-from analysis.drawing.pieces import Boxed, Facts, Heading, Paragraph, Picture, Piece, Pieces
+from analysis.drawing.pieces import (
+    Boxed,
+    Compact,
+    Contents,
+    Facts,
+    Heading,
+    PageBreak,
+    Paragraph,
+    Picture,
+    Piece,
+    Pieces,
+    Small,
+)
 from analysis.drawing.typeset import Cell, Table
 from analysis.paper import contents
+from analysis.sections.section import is_of_rates
 from analysis.study.load import Study, load
 from analysis.words import listed
 from stability.printable import visible
@@ -27,6 +40,7 @@ h1 { font-size: 1.9rem; line-height: 1.2; }
 h2 { font-size: 1.5rem; margin-top: 3rem; }
 h3 { font-size: 1.15rem; margin-top: 2.2rem; }
 .muted, .detail { color: #5b6470; } .detail { display: block; font-size: .72rem; line-height: 1.25; }
+.small { font-size: .78rem; }
 .boxed { background: #f3f5f7; padding: .7rem 1rem; border-radius: 4px; } .boxed p { margin: .4rem 0; }
 figure { margin: 1.8rem 0; overflow-x: auto; } figcaption { font-size: .88rem; margin: .5rem 0; max-width: 56rem; }
 table { border-collapse: collapse; font-size: .88rem; border-top: 2px solid; border-bottom: 2px solid; }
@@ -55,17 +69,19 @@ def build_page(study_dirs: Sequence[Path | str | Study], name: str, reports_dir:
     studies = [load(study_dir) for study_dir in study_dirs]
     several = len(studies) > 1
     page = _Page()
+    page.add([assembly.comparison(studies)] if several else [])
     for study in studies:
         if several:
             page.links.append(_link(study.name, study.name))
             page.parts.append(f"<h2 id={_quoted(study.name)}>{text(study.name)}</h2>")
-        page.parts.append(f'<p class="muted">{text(assembly.subtitle(study))}</p>')
+        below = assembly.question(study) if several else "" if is_of_rates(study) else assembly.subtitle(study)
+        page.parts += [f'<p class="muted">{text(below)}</p>'] if below else []
         page.add(assembly.pieces(study), f"{study.name}: " if several else "")
     if joint := assembly.together(studies):
         page.links.append(_link(assembly.TOGETHER, assembly.TOGETHER))
         page.parts.append(f"<h2 id={_quoted(assembly.TOGETHER)}>{text(assembly.TOGETHER)}</h2>")
         page.add([joint], f"{assembly.TOGETHER}: ")
-    title = assembly.title(name if several else studies[0].name)
+    title = assembly.title(name) if several else assembly.question(studies[0])
     return page.write(title, listed([study.name for study in studies]) if several else "", name, reports_dir)
 
 
@@ -152,6 +168,10 @@ def shown(piece: Piece, numbers: Numbers) -> str:
     """Return a piece as HTML."""
     if isinstance(piece, Paragraph):
         return f"<p>{text(piece.text)}</p>"
+    if isinstance(piece, Small):
+        return f'<p class="muted small">{text(piece.text)}</p>'
+    if isinstance(piece, PageBreak | Contents | Compact):  # of a sheet; the page has its own links
+        return ""
     if isinstance(piece, Boxed):
         return f'<div class="boxed">{"".join(f"<p>{text(each)}</p>" for each in piece.paragraphs)}</div>'
     if isinstance(piece, Facts):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from analysis import assembly
+from analysis.assembly import Pages
 from analysis.drawing import typeset
 from analysis.drawing.files import replaced
 from analysis.drawing.pieces import Pieces
@@ -24,23 +25,26 @@ from analysis.words import listed
 from stability.printable import visible
 
 
-def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
+def build(study_dir: Path | str, reports_dir: Path | str, pages: Pages = "all") -> Path:
     """Write ``<reports_dir>/<name>.pdf`` atomically, and return its path.
 
     Raises:
         ValueError: study files are missing or have another schema version (see `load`).
         RuntimeError: typst is not installed.
     """
-    return build_together([study_dir], Path(study_dir).resolve().name, reports_dir)
+    return build_together([study_dir], Path(study_dir).resolve().name, reports_dir, pages)
 
 
-def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str) -> Path:
+def build_together(
+    study_dirs: Sequence[Path | str | Study], name: str, reports_dir: Path | str, pages: Pages = "all"
+) -> Path:
     """Write ``<reports_dir>/<name>.pdf`` about several studies, one by one and then jointly.
 
     Args:
         study_dirs: studies, or their folders.
         name: file name and title.
         reports_dir: target folder.
+        pages: as in `analysis.assembly.pieces`.
 
     Raises:
         ValueError, RuntimeError: as `build`.
@@ -48,15 +52,20 @@ def build_together(study_dirs: Sequence[Path | str | Study], name: str, reports_
     studies = [load(study_dir) for study_dir in study_dirs]
 
     def text(folder: Path) -> str:
+        if len(studies) == 1:
+            body = _typst(assembly.pieces(studies[0], pages=pages), folder)
+            below = "" if is_of_rates(studies[0]) else assembly.subtitle(studies[0])
+            return typeset.document(assembly.question(studies[0]), below, body, assembly.title(name))
         parts = [
-            (study.name, assembly.subtitle(study), _typst(assembly.pieces(study, f"{index}-"), folder))
+            (study.name, assembly.question(study), _typst(assembly.pieces(study, f"{index}-", pages), folder))
             for index, study in enumerate(studies)
         ]
         if joint := assembly.together(studies):
             parts.append((assembly.TOGETHER, listed(study.name for study in studies), _typst([joint], folder)))
-        if len(parts) == 1:
-            return typeset.document(assembly.title(name), *parts[0][1:])
-        return typeset.document(assembly.title(name), listed(study.name for study in studies), typeset.parts(parts))
+        first = _typst([assembly.comparison(studies)], folder)
+        return typeset.document(
+            assembly.title(name), listed(study.name for study in studies), first + typeset.parts(parts)
+        )
 
     return _compiled(text, Path(reports_dir) / f"{name}.pdf")
 

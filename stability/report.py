@@ -38,7 +38,10 @@ def main(argv: list[str]) -> int:
     alone = spec.together is None and spec.layout == "study" and "pdf" in spec.format
     folder = spec.reports_dir if alone else None
     known = [
-        (study.path.name, publish(study, folder, tables=spec.tables, reference=spec.reference) or study.path)
+        (
+            study.path.name,
+            publish(study, folder, tables=spec.tables, reference=spec.reference, pages=spec.pages) or study.path,
+        )
         for study in studies
     ]
     with seldom_collected():
@@ -58,7 +61,7 @@ def _write(named: Sequence[tuple[str, Study | Path]], name: str, spec: ReportSpe
     if "pdf" in spec.format and spec.together is not None:
         from analysis.report import build_together
 
-        print_text(f"report: {build_together(studies, name, spec.reports_dir)}")
+        print_text(f"report: {build_together(studies, name, spec.reports_dir, spec.pages)}")
     if "html" in spec.format:
         from analysis.page import build_page
 

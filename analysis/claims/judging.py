@@ -35,7 +35,6 @@ from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.reference import reference_claims
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, window_claims
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.learning import Learned, little, most_learned, why_untrained
 from analysis.numbers.mixers import compares_mixers
@@ -145,7 +144,7 @@ def claims_table(study: Study) -> Table | None:
         f"Claims of {listed(f'“{paper}”' for paper in papers)}, and what was measured. n: paired seeds (of runs of "
         "suboptimal loss: runs). Below the effect: interval of the paired difference. A claimed difference "
         "must exclude 0, a claimed equality lie within the margin. "
-        f"{correction_note(judge(study))}{_elsewhere(study)} {source(study)}"
+        f"{correction_note(judge(study))}{_elsewhere(study)}"
     )
     title, header = "Claims of papers", ("statement", "n", "effect", "verdict")
     align, widths = ("left", "right", "left", "left"), ("2.5fr", "auto", "2.2fr", "1.4fr")

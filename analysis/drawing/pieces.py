@@ -21,7 +21,7 @@ class Heading:
     text: str
 
     def typst(self) -> str:
-        return f"#heading(level: 1)[{prose(self.text)}]\n"
+        return f"#heading(depth: 1)[{prose(self.text)}]\n"
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,48 @@ class Boxed:
 
 
 @dataclass(frozen=True)
+class Small:
+    """A line in small type: provenance, or what is left out."""
+
+    text: str
+
+    def typst(self) -> str:
+        return f"#text(size: 7pt, fill: muted)[{prose(self.text)}]\n\n"
+
+
+@dataclass(frozen=True)
+class PageBreak:
+    """The end of a page, if it is not empty."""
+
+    def typst(self) -> str:
+        return "#pagebreak(weak: true)\n"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The headings after it with their pages, in two columns."""
+
+    def typst(self) -> str:
+        later = "heading.where(level: 1).after(here())"
+        return (
+            f"#context columns(2)[#set text(size: 8.6pt)\n#for each in query({later}) [#link(each.location())["
+            "#each.body #box(width: 1fr, repeat[.]) #each.location().page()] #linebreak()]]\n"
+        )
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Smaller type and figures from here on."""
+
+    def typst(self) -> str:
+        return (
+            "#set text(size: 8.6pt)\n#set image(width: 80%)\n#set table(inset: (x: 4pt, y: 2.4pt))\n"
+            "#show table: set text(size: 7.4pt)\n#show figure.caption: set text(size: 7.6pt)\n"
+            "#show figure: set block(above: 1em, below: 1em)\n"
+        )
+
+
+@dataclass(frozen=True)
 class Facts:
     """A list of names and values, line by line."""
 
@@ -75,7 +117,7 @@ class Facts:
         return f"#grid(columns: (3.2cm, 1fr), row-gutter: 0.55em, column-gutter: 0.6em,\n{rows})\n"
 
 
-Piece = Heading | Paragraph | Picture | Boxed | Facts | Table
+Piece = Heading | Paragraph | Picture | Boxed | Small | PageBreak | Contents | Compact | Facts | Table
 Pieces = tuple[Piece, ...]
 
 
@@ -91,6 +133,11 @@ def paragraph(text: str) -> Pieces:
 def boxed(paragraphs: Sequence[str]) -> Pieces:
     """Return paragraphs on a tinted ground; nothing without paragraphs."""
     return (Boxed(tuple(paragraphs)),) if paragraphs else ()
+
+
+def small(text: str) -> Pieces:
+    """Return a line in small type; nothing without text."""
+    return (Small(text),) if text else ()
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Pieces:

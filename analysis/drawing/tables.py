@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,8 +32,7 @@ def narrow(cell: Cell) -> Cell:
 
 def source(study: Study) -> str:
     """Return the end of every caption: data, tokens and objective of the numbers."""
-    origin = _origin(str(study.study.get("provenance", {}).get("data_description") or ""))
-    named, objective = "; ".join(filter(None, (origin, wording.words(study).tokens))), wording.objective(study)
+    named, objective = wording.data(study), wording.objective(study)
     text = (
         "Data fingerprint "
         f"{study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
@@ -42,12 +40,6 @@ def source(study: Study) -> str:
     text += f" {multiples.TOLD}" if study.is_in_multiples else ""
     weights = wording.weights(study)
     return f"{text} Every run {weights}." if weights else text
-
-
-def _origin(description: str) -> str:
-    """Return the data's name, without counts and without files left out of their folder."""
-    short = re.sub(r"; left out: .*?\):", "):", description)
-    return re.sub(r" \(left out: .*?\):", ":", short).partition(":")[0]
 
 
 def ended_badly(runs: Frame) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from stability.printable import visible
 
 ROWS_KEPT_TOGETHER = 16
+LONG_TITLE = 60  # characters; longer ones are set smaller
 LONG_NAME = 11  # a heading's word with more characters may break
 BREAKS = re.compile("[=,_]")  # break after one of these
 TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
@@ -74,7 +75,7 @@ class Table:
         rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
         head = [_group_line(groups, widths)] if groups else []
         lines = [visible(self.title), rule, *head, _padded(names, widths, aligned), rule, *body, rule]
-        caption = self.caption if details or not self.brief else self.brief
+        caption = (self.caption if details or not self.brief else self.brief).rstrip()
         caption += " * stands for bold." if any(cell.bold for row in self.rows for cell in row) else ""
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(visible(caption, keep="\n"), wrap)])
 
@@ -221,14 +222,16 @@ def parts(titled: Sequence[tuple[str, str, str]]) -> str:
     )
 
 
-def document(title: str, subtitle: str, body: str) -> str:
+def document(title: str, subtitle: str, body: str, running: str = "") -> str:
     """Return a whole typst document.
 
     Args:
         title: its title.
-        subtitle: the line below it.
+        subtitle: the line below it; "" for none.
         body: typst source.
+        running: title in the file's properties and in each page's foot; by default the title.
     """
-    large = f'#[#set par(justify: false)\n#text(size: 19pt, weight: "bold", hyphenate: false, {literal(title)})]'
-    head = f"{large}\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
-    return PREAMBLE.replace("TITLE", literal(title)) + head + body
+    size = 19 if len(title) <= LONG_TITLE else 15
+    large = f'#[#set par(justify: false)\n#text(size: {size}pt, weight: "bold", hyphenate: false, {literal(title)})]'
+    below = f"#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n" if subtitle else ""
+    return PREAMBLE.replace("TITLE", literal(running or title)) + f"{large}\n\n{below}" + body

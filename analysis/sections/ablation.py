@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.drawing.tables import narrow, source
+from analysis.drawing.tables import narrow
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.comparison import decide
 from analysis.numbers.learning import LITTLE_SHARE
@@ -179,7 +179,7 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     return (
         f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. "
         f"Validation NLL, {wording.words(study).unit}: median over the seeds that finished{chosen}. {rule}. Bold: best "
-        f"of its setting. Model size: true parameter counts. {source(study)}"
+        f"of its setting. Model size: true parameter counts."
     )
 
 

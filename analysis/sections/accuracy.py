@@ -11,12 +11,12 @@ from matplotlib.ticker import PercentFormatter
 from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
-from analysis.drawing.tables import chunks, source, width_text
+from analysis.drawing.tables import chunks, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.numbers.windows import KEPT, SeriesWindows, share_windows, windows
 from analysis.sections.nll import NLL_COLUMNS, finished, nll_cell, width_cell
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, printed, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, printed
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
@@ -53,7 +53,7 @@ def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
     ]
     caption = (
         f"Per cent {share.of}, at the end of training; median over the seeds that finished. {INTERVAL_RULES[SHARE]}; "
-        f"below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+        f"below it the runs that ended badly. Bold: the best learning rate of each column."
     )
     return Table(f"{share.name.capitalize()} against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -73,7 +73,7 @@ def window_table(study: Study) -> Table | None:
         f"The range of learning rates whose {share.name} is at least {KEPT:g} times the mechanism's best, around the "
         "best one, on the median over seeds; a run that diverged keeps nothing. Edges, ≥ and a–b as of the stable "
         f"windows, which stand beside it: the rates whose {wording.words(study).nll} is within 5 % of the best. "
-        f"Below the decades: range over single seeds. {source(study)}"
+        f"Below the decades: range over single seeds."
     )
     header = ("mechanism", "best LR", "best (%)", f"window of {share.name} (decades)", "by NLL")
     return Table(f"Windows of {share.name}", caption, header, rows)
@@ -97,7 +97,7 @@ def figures(study: Study) -> Figures:
         return {}
     runs = finished(study.runs, share.column)
     caption = CAPTION.format(of=share.of, nll=wording.words(study).nll)
-    drawn = {share.column.removeprefix("val_"): sourced(study, _figure(study, runs, share), caption)}
+    drawn = {share.column.removeprefix("val_"): Captioned(_figure(study, runs, share), caption)}
     return drawn if runs["lr"].nunique() > 1 else {}
 
 

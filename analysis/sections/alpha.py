@@ -16,6 +16,7 @@ from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
+from analysis.numbers.kinds import OWN_STATE
 from analysis.numbers.step_shares import (
     DIVERGED,
     counted,
@@ -29,12 +30,13 @@ from analysis.sections.alpha_along_step import CAPTION as ALONG_CAPTION
 from analysis.sections.alpha_along_step import EXPLAINED, NAME, step_figure
 from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
-from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Frame, Study
 from analysis.study.protocol import NOT_DEFINED, base_rates, states_explained, undefined_states
 from analysis.study.step_terms import step_terms, terms_in_brief
 from analysis.words import plural, wrapped
 
+TITLE = "Maximum stable learning rate α_max along the optimizer's step"
 MOST_VECTOR_POINTS = 2000  # per panel; more are rasterized, because a PDF with megabytes of vectors renders slowly
 COUNT = {"textcoords": "offset points", "fontsize": 5.5, "color": INK}  # beside a mark
 DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip for values without a place on a log axis
@@ -62,6 +64,26 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
         of_part = {state: count[count["series"].isin(part)] for state, count in counts.items()}
         figures.append(_alpha_figure(rows[rows["series"].isin(part)], of_part, part, looks(study)))
     return figures
+
+
+def row_figure(study: Study) -> tuple[Figure, str] | None:
+    """Draw one row of at most four panels, from the run's own state where it was measured, and return its phase too.
+
+    The terminal checkpoints if measured, else the first phase. None without a recorded step.
+    """
+    measured = phases_and_states(study)
+    if not measured:
+        return None
+    phase = measured[0][0]
+    states = [state for each, state in measured if each == phase]
+    state = OWN_STATE if OWN_STATE in states else states[0]
+    rows, count = recorded(study, phase, state), counted(study, phase, state)
+    present = [name for name in study.series if name in shown_series(study, count)][:PANELS_PER_ROW]
+    if not present or rows.empty:
+        return None
+    of_shown = count[count["series"].isin(present)]
+    figure = _alpha_figure(rows[rows["series"].isin(present)], {state: of_shown}, tuple(present), looks(study))
+    return figure, phase
 
 
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
@@ -172,7 +194,7 @@ def figures(study: Study) -> Figures:
     along = (
         {}
         if found is None
-        else {NAME: sourced(study, found[1], ALONG_CAPTION.format(series=found[0]) + terms_in_brief(study))}
+        else {NAME: Captioned(found[1], ALONG_CAPTION.format(series=found[0]) + terms_in_brief(study))}
     )
     return along | by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + terms_in_brief(study))
 
@@ -184,7 +206,7 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
-    head = heading("Maximum stable learning rate α_max along the optimizer's step")
+    head = heading(TITLE)
     absent = undefined_states(study)
     if not phases_and_states(study):
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
@@ -214,4 +236,14 @@ def state_ratio(study: Study) -> str:
     )
 
 
-SECTION = Section(body, figures=figures, tables=tables)
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the loss along a step with its explanation, and a table, from the run's own state if measured."""
+    if not phases_and_states(study):
+        return body(study, drawn)
+    along = paragraph(EXPLAINED) + drawn[NAME] if NAME in drawn else ()
+    tables = alpha_tables(study)
+    own = [each for each in tables if f"“{OWN_STATE}”" in each.title]
+    return heading(TITLE) + along + shown((own or tables)[:1])
+
+
+SECTION = Section(body, figures=figures, brief=brief, tables=tables)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import (
     COUNTED,
@@ -124,7 +124,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     pale = f"{PALE}. " if any(cell.pale for row in body for cell in row) else ""
     caption = (
         f"{CELLS}. {pale}{rule} (survivors: the share without them). {steps}{lost}; -- where there is none.{absent} "
-        f"{how} {source(study)}"
+        f"{how}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     known = count[count["outcome"].isin(COUNTED)].groupby(["series", "run_lr"])
@@ -132,7 +132,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
         "the share of steps with α_max above the training LR (bold: highest of the row); each cell over "
         f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
-        f"{pale}{rule}.{where_diverged(count, series)}{absent} {how} {source(study)}"
+        f"{pale}{rule}.{where_diverged(count, series)}{absent} {how}"
     )
     return replace(both_halves(title, caption, series, body), brief=brief)
 
@@ -259,8 +259,7 @@ def last_table(study: Study) -> Table | None:
         "No terminal checkpoints: each is the last that a run left before it diverged or stopped, at the step "
         "named, and says what the curvature was there. In the tables of terminal checkpoints these runs count as 0 "
         "% stable. Median of the finite α_max (bold: above the training LR) and share of recorded steps with α_max "
-        f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)} "
-        f"{source(study)}"
+        f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)}"
     )
     header = ("mechanism", "LR", "seed", "last checkpoint", "end", *("median α_max", "% stable") * len(states))
     groups = (("", 5), *((f"state “{state}”", 2) for state in states))

@@ -1,68 +1,231 @@
-"""Answer a sweep's question in a few lines: best rate, NLL, window and recommended rate of each series."""
+"""Answer a study's question: how far can each mechanism's learning rate be pushed, and what breaks first?
+
+The report's first page and the end of a sweep have the same table and sentences.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from analysis.claims.claim import Claim, verdict_words
+from analysis.claims.judging import judge
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.windows import Window, median_line, outcomes, windows
+from analysis.measures import spread_cell
+from analysis.numbers.common_windows import common_windows
+from analysis.numbers.kinds import Numbers, numbers_of
+from analysis.numbers.learning import why_untrained
+from analysis.numbers.spread import Spread
+from analysis.numbers.windows import SeriesWindows, Window, median_line, outcomes, windows
+from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.study import wording
 from analysis.study.load import Frame, Study
-from analysis.words import lr_text, plural, power
+from analysis.words import listed, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
-MOST_ROWS = 8  # of a study of many series; the table's frame has five lines
-FRAME = 5
+MOST_ROWS = 8  # of a study of many series
+FRAME = 6  # lines of the table beside its rows
+LINE = 110  # characters
+NAMED = 4  # series in the title, claims in a sentence
 
 
 def answer(study: Study) -> str:
-    """Return the table of best rates and a sentence on each series' rate, in at most `MOST_LINES` lines.
+    """Return the table of best rates and the sentences, in at most `MOST_LINES` lines.
 
     A study of many series is cut to those of the lowest NLL, and a line counts the others.
     """
     found = {name: each.median for name, each in windows(study).items()}
     is_cut = 2 * len(found) + FRAME + 1 > MOST_LINES
-    ranked = sorted(found, key=lambda name: _nll(found[name])) if is_cut else list(found)
-    shown = ranked[:MOST_ROWS] if is_cut else ranked
+    shown = best_series(study)
     said = shown[: MOST_LINES - FRAME - len(shown) - 2] if is_cut else shown  # 2: the empty line and the last
-    lines = [_table(study, {name: found[name] for name in shown}).text(), ""]
+    lines = [_narrow(answer_table(study, shown)), ""]
     lines += [f"{name}: {recommendation(study, name, found[name])}" for name in said]
     if num_more := len(found) - len(said):
         lines.append(f"by NLL; tables=all has the {len(found)} series, {num_more} more than these sentences")
+    for sentence in sentences(study):
+        wrapped = textwrap.wrap(sentence, LINE)
+        if len("\n".join(lines).splitlines()) + len(wrapped) > MOST_LINES:
+            break
+        lines += wrapped
     return "\n".join(lines)
 
 
-def _nll(found: Window | None) -> float:
-    return math.inf if found is None else found.best_nll
+def _narrow(table: Table) -> str:
+    """Return a table as text without the last columns that exceed a line."""
+    text = table.text(details=False)
+    while len(text.splitlines()[1]) > LINE and table.header[-1] in OPTIONAL:
+        rows = tuple(row[:-1] for row in table.rows)
+        table = Table(table.title, table.caption, table.header[:-1], rows, brief=table.brief)
+        text = table.text(details=False)
+    return text
 
 
-def _table(study: Study, found: dict[str, Window | None]) -> Table:
-    words = wording.words(study)
+def best_series(study: Study) -> list[str]:
+    """Return the series of the answer: all in the study's order, or of many those with the lowest NLLs."""
+    found = {name: each.median for name, each in windows(study).items()}
+    if 2 * len(found) + FRAME + 1 <= MOST_LINES:
+        return list(found)
+    ranked = sorted(found, key=lambda name: math.inf if found[name] is None else found[name].best_nll)
+    return ranked[:MOST_ROWS]
+
+
+def title(study: Study) -> str:
+    """Return the question with its answer: each mechanism's largest rate within 5 % of the reference's best NLL.
+
+    Without common windows, within 5 % of each one's own best NLL.
+    """
+    lacking, common = why_untrained(study), common_windows(study)
+    trained = [name for name in study.series if not lacking[name]]
+    question = "How far can the learning rate be pushed"
+    if not trained:
+        return f"{question}? No mechanism learned anything at the rates swept"
+    found = common if set(trained) <= common.keys() else windows(study)
+    limit = f"within 5 % of {study.reference}’s best NLL" if found is common else "within 5 % of the best NLL"
+    uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
+    reached = {name: each for name, each in uppers.items() if not each.is_empty}
+    never = [name for name in trained if name not in reached]
+    if not reached:
+        return f"{question} {limit}? {listed(never)} never come so close"
+    ranked = sorted(reached, key=lambda name: reached[name].high.lr)
+    named = ranked if len(ranked) <= NAMED else [ranked[0], *ranked[-NAMED + 1 :]]
+    parts = [
+        f"{name} to {'at least ' if reached[name].open_high else ''}{_rate(study, reached[name])}" for name in named
+    ]
+    more = f" ({len(reached) - len(named)} others between)" if len(ranked) > len(named) else ""
+    never_named = listed(never) if len(never) <= NAMED else f"{len(never)} mechanisms"
+    return f"{question} {limit}? {listed(parts)}{more}{f'; {never_named} never' if never else ''}"
+
+
+def _rate(study: Study, found: Window) -> str:
+    times = " × its own rate" if study.is_in_multiples else ""
+    return f"{power(found.high.lr)}{times}"
+
+
+def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
+    """Return one row per series: best rate, NLL, both windows, first failure, α_max / α, time of a step.
+
+    Args:
+        study: the study.
+        series: the rows; by default `best_series`.
+    """
+    names = list(series) or best_series(study)
     unit = ", rates in multiples of each optimizer's own" if study.is_in_multiples else ""
-    header = ("mechanism", "best LR", words.nll, "within 5 % of it", "decades", "seeds")
-    rows = tuple(_row(study, name, each) for name, each in found.items())
-    return Table(f"Best learning rates{unit}", "", header, rows)
+    others = len(study.series) - len(names)
+    more = f" {others} further series: appendix." if others else ""
+    rows = [rows_of(study, names)]
+    return _table(f"Best learning rates{unit}", rows, f"NLL: {wording.words(study).nll}.", study.reference, more)
 
 
-def _row(study: Study, series: str, found: Window | None) -> tuple[Cell, ...]:
+def comparison_table(studies: Sequence[Study]) -> Table:
+    """Return the rows of `answer_table` for several studies, each under its name."""
+    found = []
+    for study in studies:
+        names = best_series(study)
+        first = [Cell(names[0], study.name), *(Cell(name) for name in names[1:])]
+        found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
+    references = {study.reference for study in studies}
+    reference = references.pop() if len(references) == 1 else "the reference"
+    told = "Below a first mechanism its study. NLLs of different data or objectives are not comparable."
+    return _table("The studies side by side", found, told, reference, "")
+
+
+def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Return the cells of some series, a row each, in the columns of `answer_table`.
+
+    Args:
+        study: the study.
+        names: the series.
+    """
+    numbers, common = numbers_of(study, {name: name for name in names}, {}), common_windows(study)
+    return [_row(study, numbers[name], common) for name in names]
+
+
+OPTIONAL = ("α_max/α", "step")  # left out if no series has a number
+
+
+def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, reference: str, more: str) -> Table:
+    """Return a table of rows as in `rows_of`.
+
+    Args:
+        title: its title.
+        groups: rows of one or several studies.
+        told: first sentences of the caption.
+        reference: name of the reference mechanism.
+        more: last sentences of the caption.
+    """
+    common = f"within 5 % of {reference}"
+    header = ("mechanism", "best LR", "NLL", "own window", common, "first failure", *OPTIONAL)
+    rows = [row for group in groups for row in group]
+    empty = [
+        name
+        for index, name in enumerate(header)
+        if name in (common, *OPTIONAL) and all(row[index].text == "--" for row in rows)
+    ]
+    kept = [index for index, name in enumerate(header) if name not in empty]
+    widths = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
+    ratio = (
+        " α_max/α: largest rate that lowers the batch's loss along the optimizer's own step, to second order, over the "
+        "rate trained at, both at the best rate."
+    )
+    beside = "" if common in empty else f", and of {reference}'s"
+    caption = (
+        f"{told} Windows: rates within 5 % of the mechanism's own best NLL{beside}; in parentheses the width in "
+        f"decades.{'' if OPTIONAL[1] in empty else ' Step: median of the runs’ own clocks.'}"
+        f"{'' if OPTIONAL[0] in empty else ratio} Second lines: interval over seeds (95 %, Student's t; smallest and "
+        f"largest of two).{more}"
+    )
+    brief = f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the decades."
+    cells = tuple(tuple(row[index] for index in kept) for row in rows)
+    return Table(
+        title, caption, tuple(header[index] for index in kept), cells, (), (), tuple(widths[i] for i in kept), brief
+    )
+
+
+def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tuple[Cell, ...]:
+    series, found = numbers.series, windows(study)[numbers.series].median
+    last = (spread_cell(numbers.ratio, "{:.2g}".format), Cell(_step_time(numbers)))
     if found is None:
-        return (Cell(series), *(Cell("--") for _ in range(5)))
-    nll, seeds = f"{found.best_nll:.3f}", str(_seeds(study, series, found))
+        return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_why_none(study, series)), *last)
+    nll = nll_spread(outcomes(study, series).loc[found.best_lr], study.of(series))
+    nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
     if found.best_nll >= _baseline(study, series):  # its window would be the widest of all
-        return tuple(map(Cell, (series, "--", nll, "learned nothing", "--", seeds)))
-    span = f"{power(found.low.lr)} to {power(found.high.lr)}"
-    return tuple(map(Cell, (series, lr_text(found.best_lr), nll, span, width_text(found), seeds)))
+        return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
+    failure = first_failure(study, series, found)
+    beside = common[series].median if series in common else None
+    return (
+        Cell(series),
+        Cell(lr_text(found.best_lr)),
+        nll_cell,
+        _window_cell(found),
+        Cell("--") if beside is None else _window_cell(beside),
+        Cell("none") if failure is None else Cell(f"{failure.verb} at {lr_text(failure.lr)}"),
+        *last,
+    )
+
+
+def _window_cell(found: Window) -> Cell:
+    """Return a window's rates and width."""
+    if found.is_empty:
+        return Cell("none")
+    return Cell(f"{power(found.low.lr)}–{power(found.high.lr)} ({width_text(found)})")
+
+
+def _step_time(numbers: Numbers) -> str:
+    known = [each for each in numbers.step_s.values() if math.isfinite(each)]
+    spread = Spread.of(known)
+    return f"{1000 * spread.median:.3g} ms" if spread.n else "--"
+
+
+def _why_none(study: Study, series: str) -> str:
+    return "every run diverged" if (study.of(series)["status"] == "diverged").all() else "no run has a result"
 
 
 def _baseline(study: Study, series: str) -> float:
     """Return the NLL of the targets' frequencies; NaN if not recorded."""
     return float(study.of(series)["unigram_nll"].median())
-
-
-def _seeds(study: Study, series: str, found: Window) -> int:
-    """Return the number of seeds with a result at the best rate."""
-    return int(outcomes(study, series).loc[found.best_lr].notna().sum())
 
 
 def recommendation(study: Study, series: str, found: Window | None) -> str:
@@ -73,15 +236,16 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         series: name of the series.
         found: the window of its median NLL; None without a finite run.
     """
-    runs = study.of(series)
     if found is None:
-        return "every run diverged" if (runs["status"] == "diverged").all() else "no run has a result"
+        return _why_none(study, series)
     baseline = _baseline(study, series)
-    seeds = plural(_seeds(study, series, found), "seed")
+    seeds = plural(int(outcomes(study, series).loc[found.best_lr].notna().sum()), "seed")
     if found.best_nll >= baseline:
         words = wording.words(study)
         return f"learned nothing at any rate swept ({words.baseline} reach {baseline:.3f}); {seeds}"
-    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _first_failure(study, series, found)]
+    parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _common_upper(study, series, found)]
+    failure = first_failure(study, series, found)
+    parts.append("" if failure is None else f"{failure.place} it {failure.verb}")
     return "; ".join([*filter(None, parts), seeds])
 
 
@@ -105,24 +269,124 @@ def _upper(found: Window) -> str:
     return f"up to {lr_text(found.high.lr)}, {why}, costs < 5 %"
 
 
-def _first_failure(study: Study, series: str, found: Window) -> str:
-    """Return the first rate above the best one at which half of the seeds diverge or learn nothing."""
+def _common_upper(study: Study, series: str, found: Window) -> str:
+    """Return the largest rate within 5 % of the reference's best NLL; "" if it is the own window's."""
+    beside = common_windows(study).get(series)
+    if beside is None or beside.median is None:
+        return ""
+    if beside.median.is_empty:
+        return f"never within 5 % of {study.reference}'s best"
+    own, common = power(found.high.lr), power(beside.median.high.lr)
+    return "" if own == common else f"within 5 % of {study.reference}'s best up to {common}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rate above the best one at which half of the seeds diverge or learn nothing.
+
+    Attributes:
+        lr: that rate.
+        verb: "diverges" or "learns nothing".
+        place: "at RATE", or "from RATE on" if all larger rates fail too.
+    """
+
+    lr: float
+    verb: str
+    place: str
+
+
+def first_failure(study: Study, series: str, found: Window) -> Failure | None:
+    """Return a series' first failing rate above its best one; None within the grid.
+
+    Args:
+        study: the study.
+        series: name of the series.
+        found: the window of its median NLL.
+    """
     runs, line = study.of(series), median_line(outcomes(study, series))
     above = [lr for lr in line.index if lr > found.best_lr and not math.isnan(line[lr])]
     ends = {lr: _failure(runs[runs["lr"] == lr], float(line[lr])) for lr in above}
     first = next((lr for lr in above if ends[lr]), None)
     if first is None:
-        return ""
+        return None
     rest = [ends[lr] for lr in above if lr >= first]
-    where = f"from {lr_text(first)} on" if all(rest) and len(rest) > 1 else f"at {lr_text(first)}"
-    return f"{where} it {ends[first]}"
+    is_all = all(rest) and len(rest) > 1
+    return Failure(first, ends[first], f"from {lr_text(first)} on" if is_all else f"at {lr_text(first)}")
 
 
 def _failure(runs: Frame, nll: float) -> str:
     """Return how the runs of one rate fail; "" if most of them learn."""
     if math.isinf(nll) or 2 * (runs["status"] == "diverged").sum() >= len(runs):
         return "diverges"
-    has_learned_nothing = nll >= float(runs["unigram_nll"].median()) or 2 * (runs["status"] == "plateaued").sum() > len(
-        runs
+    is_plateaued = 2 * (runs["status"] == "plateaued").sum() > len(runs)
+    return "learns nothing" if is_plateaued or nll >= float(runs["unigram_nll"].median()) else ""
+
+
+def sentences(study: Study) -> list[str]:
+    """Return up to three sentences: what is supported, what is undecided, and what α_max adds."""
+    claims = [claim for claim in judge(study) if claim.statement and claim.finding]
+    return list(filter(None, (_supported(claims), _undecided(claims), _on_alpha(study))))
+
+
+def _supported(claims: list[Claim]) -> str:
+    """Say which comparisons are decided; if none is, name the largest difference of windows."""
+    found = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one of those on the same comparison
+    decided = [
+        claim for claim in reversed(found.values()) if claim.verdict in ("holds", "contradicted") and claim.n > 2
+    ]
+    if decided:
+        named = [
+            f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding for claim in decided[:NAMED]
+        ]
+        more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
+        return f"Supported (n = {decided[0].n} seeds): {'; '.join(named)}{more}."
+    first = next((claim for claim in claims if claim.about[1]), None)
+    if first is None:
+        return ""
+    found = f"{first.finding} ({first.interval}): {_lower(first)}"
+    return f"No difference between the mechanisms is established, e.g. {found}."
+
+
+def _lower(claim: Claim) -> str:
+    words = verdict_words(claim)
+    return words[0].lower() + words[1:]
+
+
+def _undecided(claims: list[Claim]) -> str:
+    """Count the open comparisons, and say what would decide them."""
+    if not claims:
+        return ""
+    waiting = [claim for claim in claims if claim.verdict in ("undecided", "unresolved", "no claim")]
+    if not waiting:
+        return ""
+    coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
+    text = f"Undecided: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
+    if coarse:
+        known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
+        runs = f", about {max(known)} more runs" if known else ""
+        text += f"; in {_number(coarse)} of them the grid of rates is too coarse (lr=edge{runs})"
+    if len(coarse) == len(waiting):
+        return f"{text}."
+    return f"{text}; {'the others' if coarse else 'they'} need more seeds."
+
+
+def _number(claims: list[Claim]) -> int:
+    """Count comparisons: claims on the same one count once."""
+    return len({claim.test or claim.statement for claim in claims})
+
+
+def _on_alpha(study: Study) -> str:
+    """Say how far α_max lies above the best rates; "" if it was not measured."""
+    lacking = why_untrained(study)
+    trained = {name: name for name in study.series if not lacking[name]}
+    known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
+    if not known:
+        return ""
+    low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+    range_text = f"{known[low]:.2g} ({low})" + (f" to {known[high]:.2g} ({high})" if low != high else "")
+    above = (
+        "above 1, so a step at the best rate still lowers its batch's loss"
+        if known[low] > 1
+        else ("below 1 where a step at the best rate no longer lowers its batch's loss")
     )
-    return "learns nothing" if has_learned_nothing else ""
+    return f"At the best rates α_max / α is {range_text}: {above}, to second order."

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from analysis.drawing.marks import PANELS_PER_ROW, say_instead
 from analysis.drawing.style import MUTED, fitting_legend, panels_width
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
 from analysis.sections.spectrum_figures import shown
 from analysis.sections.steps import spectrum_rows
@@ -76,7 +76,7 @@ def blocks_table(study: Study) -> Table | None:
     caption = (
         "At the first recorded step: u_b·(Hu)_b of all blocks of a kind, in % of |uᵀHu|; median over the n runs "
         "measured (a run that diverged left no terminal checkpoint to measure). Coupling: what lies off the diagonal "
-        f"blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|. {source(study)}"
+        "blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|."
     )
     header = ("mechanism", "LR", *kinds, "coupling")
     return Table("Which parameters bend the loss along u", caption, header, tuple(body))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE
 from analysis.sections.nll import finished, nll_cell
@@ -53,7 +52,7 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
     if not parts:
         return []
     lrs, columns = sorted(set(runs["lr"])), {"Total": nll, **parts}
-    caption = f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}"
+    caption = f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD}"
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
     heads = [("Component", "Mechanism", *map(lr_text, some)) for some in groups]
     rows = [_rows(study, runs, columns, some) for some in groups]

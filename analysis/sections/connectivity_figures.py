@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from analysis.drawing.marks import entry
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.sections.layers import connectivity_table, slope
-from analysis.sections.section import Figures, Section, is_of_rates, plain_body, sourced
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body
 from analysis.study.load import Frame, Study
 
 CONNECTIVITY_CAPTION = (
@@ -108,7 +108,7 @@ def applies(study: Study) -> bool:
 def figures(study: Study) -> Figures:
     if NAME not in study.probes:
         return {}
-    return {NAME: sourced(study, connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
+    return {NAME: Captioned(connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
 
 
 BODY = plain_body(

@@ -15,13 +15,14 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
 from analysis.drawing.marks import PANELS_PER_ROW, TRAINING, entry, mark_entry, say_diverged
+from analysis.drawing.pieces import Pieces, shown
 from analysis.drawing.style import Look, fitting_legend, looks, panels_width
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import counted, drawn_phases, phases_and_states, recorded, shown_series
 from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
 from analysis.sections.differences import differences_table
-from analysis.sections.section import Figures, Section, by_phase, plain_body
+from analysis.sections.section import Drawn, Figures, Section, by_phase, plain_body
 from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
 from analysis.study.load import Column, Frame, Study
@@ -130,4 +131,9 @@ def _tables(study: Study) -> list[Table | None]:
     return [*fallen_tables(study), differences_table(study), sharpness_table(study), blocks_table(study)]
 
 
-SECTION = Section(plain_body("", _tables), figures=figures)
+def _brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the first table of companions; that the steps lower their loss repeats % stable."""
+    return shown([sharpness_table(study) or blocks_table(study)])
+
+
+SECTION = Section(plain_body("", _tables), figures=figures, brief=_brief)

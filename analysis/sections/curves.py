@@ -18,14 +18,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.drawing.marks import entry, legend_columns, mark_entry, mechanism_legend, rate_entries
+from analysis.drawing.marks import (
+    PANELS_PER_ROW,
+    entry,
+    legend_columns,
+    mark_entry,
+    mechanism_legend,
+    rate_entries,
+    rate_legend,
+)
 from analysis.drawing.pieces import Pieces, heading, paragraph
-from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors
+from analysis.drawing.style import WIDTH_INCHES, Look, looks, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.sections.nll_figures import CROSS
-from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
+from analysis.sections.section import CONTINUED, Captioned, Drawn, Figures, Section, numbered, pictures
 from analysis.study.load import Column, Frame, Study
-from analysis.words import lr_text
+from analysis.words import lr_text, wrapped
 
 Key = tuple[str, float]  # series and rate
 Losses = TypeVar("Losses", Column, Frame)
@@ -90,18 +98,45 @@ Limits = tuple[float, float]
 
 def figures(study: Study) -> Figures:
     """Draw ``curves`` (``curves-1``, … for many series) and ``curves-by-lr``; none without a recorded loss."""
-    rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
-    rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
-    known = set(rows.loc[np.isfinite(rows["loss"]), "series"])
+    rows, known = _logged(study)
     names = [name for name in study.series if name in known]
     if not names:
         return {}
     drawn, (*halves, whole) = _Curves.of(rows), _spans(rows)
     parts = [_by_mechanism(study, drawn, part, halves) for part in chunks(names, SERIES_PER_FIGURE)]
-    found = {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
+    found = {numbered(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
     if len(names) > 1 and rows["run_lr"].nunique() > 1:
-        found[BY_RATE] = sourced(study, _by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
+        found[BY_RATE] = Captioned(_by_rate(study, drawn, names, whole), BY_RATE_CAPTION)
     return found
+
+
+def _logged(study: Study) -> tuple[Frame, set[str]]:
+    """Return the logged steps with ``diverged``, and the series with a recorded loss."""
+    rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
+    rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
+    return rows, set(rows.loc[np.isfinite(rows["loss"]), "series"])
+
+
+def row_figure(study: Study) -> Figure | None:
+    """Draw one row of at most four panels, one per series, a line per rate; None without a recorded loss."""
+    rows, known = _logged(study)
+    names = [name for name in study.series if name in known][:PANELS_PER_ROW]
+    if not names:
+        return None
+    drawn, (*_, whole), colors = _Curves.of(rows), _spans(rows), lr_colors(study.runs["lr"])
+    figure = Figure(figsize=(panels_width(len(names)), 2.3), layout="constrained")
+    axes = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for ax, name in zip(axes, names, strict=True):
+        for series, lr in whole.curves:
+            if series == name:
+                _draw(ax, drawn, (name, lr), colors[lr], whole)
+        ax.set_xlim(whole.start, whole.stop)
+        ax.set_ylim(*whole.limits)
+        ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
+        ax.set_xlabel("step")
+    axes[0].set_ylabel("loss (nats)")
+    rate_legend(figure, colors, _marks(drawn.rows))
+    return figure
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -256,4 +291,4 @@ def _marks(rows: Frame) -> list[Line2D]:
     return marks
 
 
-SECTION = Section(body, figures=figures)
+SECTION = Section(body, figures=figures, brief=lambda study, drawn: ())  # the second page has them

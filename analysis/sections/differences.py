@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import counted, finite_median, phases_and_states, recorded
 from analysis.sections.steps import diverged_note, of_trained
@@ -108,8 +107,7 @@ def differences_table(study: Study) -> Table | None:
         "max(|a|, |b|), below it the largest; other sign: share of pairs in which one of the two is positive and "
         "the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the "
         "training LR (a run that diverged has no pairs at a terminal checkpoint and is counted under "
-        f"them).{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''}{terms_in_brief(study)} "
-        f"{source(study)}"
+        f"them).{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''}{terms_in_brief(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
 

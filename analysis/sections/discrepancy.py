@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.drawing.marks import PANELS_PER_ROW, rate_legend
 from analysis.drawing.pieces import Pieces, paragraph, shown
 from analysis.drawing.style import MUTED, lr_colors, panels_width
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.measures import LAYER, RATE, SERIES, Measure, Text, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, REAL, Spread
@@ -100,21 +100,21 @@ def study_tables(study: Study) -> list[Table]:
     """Return the discrepancy by layer and its slope for each phase, then PDMM's; unmeasured ones are left out."""
     made = []
     if FIGURE in study.probes:
-        made = _depth_tables(study.probed(FIGURE), source(study))
+        made = _depth_tables(study.probed(FIGURE))
     return made + ([pdmm_table(study.probes[PDMM])] if PDMM in study.probes else [])
 
 
 def run_tables(frame: Frame, mechanism: str) -> list[Table]:
     """Return the tables of `study_tables` for one run's rows."""
-    return _depth_tables(rows_of_run(frame, mechanism), "One run.")
+    return _depth_tables(rows_of_run(frame, mechanism), " One run.")
 
 
-def _depth_tables(rows: Frame, origin: str) -> list[Table]:
+def _depth_tables(rows: Frame, origin: str = "") -> list[Table]:
     """Return each phase's relative discrepancy by layer and its slope.
 
     Both for own γ and γ = 1.
     """
-    caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}"
+    caption = f"{MEASURED} {INTERVAL_RULES[POSITIVE]}.{origin}"
     by_layer = (Text("γ", lambda part: f"{part['gamma'].iloc[0]:g}"), *BY_LAYER)
 
     def of_phase(part: Frame, phase: str) -> list[Table]:
@@ -130,7 +130,7 @@ def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
     caption = (
         "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over "
         "seeds. The paper expects it to fall with depth. Falls or rises: the 95 % interval of the mean over three "
-        f"seeds or more lies below or above 0. {INTERVAL_RULE}. {origin}"
+        f"seeds or more lies below or above 0. {INTERVAL_RULE}.{origin}"
     )
     groups = (("", 2), ("own γ", 2), ("γ = 1", 2))
     return grid_table(f"Does the discrepancy fall with depth, {phase}", caption, rows, (SERIES, RATE), SLOPES, groups)

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import edges_of
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.sections.section import Figures, Section, is_of_rates, plain_body, printed, sourced
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body, printed
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -56,7 +55,6 @@ def edge_tables(study: Study) -> list[Table]:
         "that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution "
         f"takes over the range that was tried. {_stopped(study)}"
         + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "")
-        + source(study)
     )
     header = ("mechanism", "best LR", "NLL", "edge by verdict", "edge by NLL", "runs", "of a grid")
     return [Table("Best learning rates and edges of stability", caption, header, rows)]
@@ -114,7 +112,7 @@ def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> C
 def figures(study: Study) -> Figures:
     """Draw the one figure in a study with `lr=edge`, else none."""
     curves = _curves(study)
-    return {NAME: sourced(study, _figure(study, curves), CAPTION)} if curves else {}
+    return {NAME: Captioned(_figure(study, curves), CAPTION)} if curves else {}
 
 
 def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:

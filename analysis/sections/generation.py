@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.nll import NLL_COLUMNS, window_table
 from analysis.sections.nll_figures import nll_figure
-from analysis.sections.section import Figures, Section, is_of_rates, plain_body, printed, sourced
+from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body, printed
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, listed, lr_text
@@ -50,7 +50,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {unit}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
         f"{INTERVAL_RULES[POSITIVE]}{_per_byte(study, shown)}. {how} Low is not good by itself: repetition "
-        f"scores low. {source(study)}"
+        f"scores low."
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
 
@@ -93,20 +93,20 @@ CAPTION = (
 
 
 def oracle(study: Study) -> str:
-    """Name the oracle, ``"Oracle: …. "``, if a single one scored the study; else "".
+    """Name the oracle, ``"Oracle: …."``, if a single one scored the study; else "".
 
     Numbers from several oracles make no common line.
     """
     scored = study.runs[np.isfinite(study.runs["gen_nll"])]
     names = sorted(set(scored["gen_oracle"]))
-    return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""
+    return f"Oracle: {names[0] or 'not recorded'}." if len(names) == 1 else ""
 
 
 def figures(study: Study) -> Figures:
     """Draw the figure if one oracle scored generations at several learning rates."""
     figure = nll_figure(study, GENERATIVE) if oracle(study) else None
-    caption = CAPTION.format(unit=wording.words(study).generative_unit, oracle=oracle(study).strip())
-    return {} if figure is None else {NAME: sourced(study, figure, caption)}
+    caption = CAPTION.format(unit=wording.words(study).generative_unit, oracle=oracle(study))
+    return {} if figure is None else {NAME: Captioned(figure, caption)}
 
 
 def generative_windows(study: Study) -> list[Table]:
@@ -157,7 +157,7 @@ def _sample_table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
         "The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed "
         f"(seed{'s' * (len(seeds) > 1)} {listed(seeds)}); … where it goes on. Nothing was picked. "
         f"{scored}Sampler: {listed(how)}. ↵ a line's end, → a tab, escapes as "
-        f"\\x1b control characters; --: the run left no sample. {source(study)}"
+        f"\\x1b control characters; --: the run left no sample."
     )
     align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
     return Table("Samples against learning rate", caption, ("LR", *series), body, (), align, widths)

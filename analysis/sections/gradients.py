@@ -19,7 +19,7 @@ from analysis.claims.pairs import PLAIN
 from analysis.drawing.marks import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
 from analysis.drawing.tables import chunks, guarded
-from analysis.sections.section import CONTINUED, Figures, Section, numbered, plain_body, sourced
+from analysis.sections.section import CONTINUED, Captioned, Figures, Section, numbered, plain_body
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
@@ -39,7 +39,7 @@ def figures(study: Study) -> Figures:
     rows = study.with_run(study.gradients[NAME])
     runs = {name: run for name in study.series if (run := broken_run(study, name, rows)) is not None}
     drawn = [_figure(rows, [runs[name] for name in part]) for part in chunks(list(runs), PANELS)]
-    return {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
+    return {numbered(NAME, i): Captioned(each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
 
 
 def broken_run(study: Study, series: str, rows: Frame) -> Any:
@@ -128,7 +128,7 @@ def norm_figures(study: Study) -> Figures:
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
     if study.runs["residual"].nunique() < 2 or rows.empty:
         return {}
-    return {NORMS_NAME: sourced(study, _norms_figure(study, rows), NORMS_CAPTION.format(here=_at_the_start(study)))}
+    return {NORMS_NAME: Captioned(_norms_figure(study, rows), NORMS_CAPTION.format(here=_at_the_start(study)))}
 
 
 def _at_the_start(study: Study) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import (
     LAYER,
@@ -63,7 +62,7 @@ def study_tables(study: Study, what: str) -> list[Table]:
     """Return the tables of ``what`` ("spectra", "qk") for each of its phases; [] without any."""
     if what not in study.probes:
         return []
-    return _tables(study.probed(what), what, wording.words(study).held_out, source(study))
+    return _tables(study.probed(what), what, wording.words(study).held_out)
 
 
 def run_tables(
@@ -78,10 +77,10 @@ def run_tables(
         ropes: the layers' settings ``rope``; all are described if empty.
         held_out: name of the held-out data.
     """
-    return _tables(rows_of_run(frame, mechanism), what, held_out, "One run.", ropes)
+    return _tables(rows_of_run(frame, mechanism), what, held_out, " One run.", ropes)
 
 
-def _tables(rows: Frame, what: str, held_out: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
+def _tables(rows: Frame, what: str, held_out: str, origin: str = "", ropes: Collection[str] = ()) -> list[Table]:
     def of_phase(part: Frame, phase: str) -> list[Table]:
         if what == "qk":
             return [_qk_table(part, phase, origin)]
@@ -130,7 +129,7 @@ def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes:
         "constants, between λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any "
         "symmetrised edge weight. Gain: the filter's largest |factor| over the interval from Fiedler to λ_max. "
         "Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
-        f"{RULE}; of the share on the log-odds. {origin}"
+        f"{RULE}; of the share on the log-odds.{origin}"
     )
     title = f"Learned graphs of consensus layers, {phase}"
     return grid_table(title, caption, rows, (SERIES, RATE, LAYER), CONSENSUS_MEASURES)
@@ -154,7 +153,7 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
     caption = (
         f"{matrices} A on held-out {held_out}; medians over heads and sequences, then over seeds. Gain: "
         "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
-        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
+        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}.{origin}"
     )
     return grid_table(f"{name} as a filter, {phase}", caption, rows, (SERIES, RATE, LAYER), ATTENTION_MEASURES)
 
@@ -174,8 +173,8 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
     """Return one phase's σ(W_qᵀW_k): median and largest norm and condition over heads, one row per series and LR."""
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
-        f"smallest of the singular values that the head width allows. Consensus has no queries and keys. {RULE}. "
-        f"{origin}"
+        f"smallest of the singular values that the head width allows. Consensus has no queries and keys. "
+        f"{RULE}.{origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
     return grid_table(f"σ(W_qᵀW_k), {phase}", caption, qk_heads(rows), (SERIES, RATE), QK_MEASURES, groups)

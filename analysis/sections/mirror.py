@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, mechanism_legend
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
@@ -46,7 +45,7 @@ def study_tables(study: Study) -> list[Table]:
     """Return NLL, mirrored NLL and their difference for each phase; [] if no run was probed."""
     if NAME not in study.probes:
         return []
-    return _tables(study.probed(NAME), wording.words(study), source(study))
+    return _tables(study.probed(NAME), wording.words(study))
 
 
 def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
@@ -57,10 +56,10 @@ def run_tables(rows: Frame, mechanism: str, words: Words) -> list[Table]:
         mechanism: its name in the tables.
         words: its objective's words.
     """
-    return _tables(rows_of_run(rows, mechanism), words, "One run.")
+    return _tables(rows_of_run(rows, mechanism), words, " One run.")
 
 
-def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
+def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
     return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
 
 
@@ -70,7 +69,7 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     caption = (
         f"{words.unit.capitalize()} on the run's {' or '.join(f'{each:,}' for each in num)} held-out examples, and on "
         f"the same examples read backwards under mirrored masks and noise. {BLIND} Difference: paired by seed. "
-        f"{INTERVAL_RULE}. {origin}"
+        f"{INTERVAL_RULE}.{origin}"
     )
     return grid_table(f"NLL of mirrored examples, {phase}", caption, rows, (SERIES, RATE), MEASURES)
 

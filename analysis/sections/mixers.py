@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.claims.mixers import reading
 from analysis.drawing.pieces import Pieces, boxed, heading, shown
-from analysis.drawing.tables import guarded_note, source, width_text
+from analysis.drawing.tables import guarded_note, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.common_windows import common_windows
@@ -18,7 +18,7 @@ from analysis.numbers.mixers import common_of, compares_mixers, groups, numbers_
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES
 from analysis.sections.kinds import APART_CAPTION, nll_cell, panels, time_cell
-from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, printed, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, numbered, pictures, printed
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -60,7 +60,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         f"within 5 % of {study.reference}'s best NLL. "
         "Sensitivity: Wortsman et al. 2024, over the swept rates. α_max / α: each run's median over its recorded steps "
         "at the best rate from the optimizer's own state, of the finite ones, over the rate in force; below 1 the "
-        f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)} {source(study)}"
+        f"training's own step lowers its batch's loss no more, to second order.{guarded_note(study)}"
     )
     header = ("mechanism", "diverged", "best", "NLL", "window", "sensitivity", "α_max / α")
     return Table(f"Mechanisms: what a learning rate does to each{of}", caption, header, rows)
@@ -111,8 +111,7 @@ def _costs_table(study: Study, numbers: dict[str, Numbers], of: str) -> Table:
     )
     caption = (
         f"Parameters: of the whole model, below them over {plain.name}'s. Time of a training step over {plain.name}'s: "
-        f"{how}. At this study's length; python -m benchmarks.mechanisms measures both at longer ones.{state} "
-        f"{source(study)}"
+        f"{how}. At this study's length; python -m benchmarks.mechanisms measures both at longer ones.{state}"
     )
     header = ("mechanism", "parameters", "time of a step", "memory (MB)", *(["state (KiB)"] if has_state else []))
     return Table(f"Mechanisms: what each costs{of}", caption, header, rows)
@@ -145,7 +144,7 @@ def figures(study: Study) -> Figures:
         if figure is not None:
             opening = "Validation NLL at the end of training against learning rate, a panel a mechanism"
             caption = APART_CAPTION.format(opening=opening, plain=plain.name)
-            drawn[numbered(NAME, index)] = sourced(study, figure, caption)
+            drawn[numbered(NAME, index)] = Captioned(figure, caption)
     return drawn
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, ended_badly, guarded_note, source, width_text
+from analysis.drawing.tables import chunks, ended_badly, guarded_note, width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import Form, three_digits
 from analysis.numbers.common_windows import common_windows
@@ -37,7 +37,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     caption = (
         f"{wording.words(study).unit.capitalize()} at the end of training; median over the seeds that finished. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Exploded: above the NLL at initialisation. "
-        f"Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
+        f"Bold: the best learning rate of each column.{guarded_note(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -156,7 +156,7 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         "LR; the two rates between which each lies; the range over single seeds. ≥: the window reaches the end of the "
         "sweep, or a rate without a result, and is a lower bound. A range a–b: the neighbouring rate diverged and the "
         f"edge lies in between."
-        f"{half}{ends}{reach}{guarded_note(study)} {oracle}{source(study)}"
+        f"{half}{ends}{reach}{guarded_note(study)}{oracle and f' {oracle}'}"
     )
     header = ("mechanism", "best LR", "best NLL", "own (decades)", "common (decades)", "own ends by")
     title = "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL"
@@ -234,6 +234,6 @@ def sensitivity_table(study: Study) -> Table | None:
         "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. "
         "2024): 0 where the learning rate does not matter; a diverged run counts as the NLL at initialisation. "
         "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
-        f"the lowest.{without} {source(study)}"
+        f"the lowest.{without}"
     )
     return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

@@ -24,7 +24,7 @@ from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, Windo
 from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
 from analysis.sections.nll import nll_tables, sensitivity_table, window_table
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, printed, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, printed
 from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
@@ -255,7 +255,7 @@ def _unigram(ax: Axes, study: Study) -> None:
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = wording.words(study).baseline.replace(" ", "\n") + (
+        label = f"nothing learned:\n{wording.words(study).baseline.replace(' ', chr(10))}" + (
             "" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}"
         )
         at = min(max(unigram, low), high)
@@ -325,7 +325,7 @@ def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
     widths = WINDOW_CAPTION.format(baseline_nll=wording.words(study).baseline_nll)
     drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), widths))
-    return {name: sourced(study, figure, caption) for name, figure, caption in drawn if figure is not None}
+    return {name: Captioned(figure, caption) for name, figure, caption in drawn if figure is not None}
 
 
 def _tables(study: Study) -> list[Table]:
@@ -352,4 +352,9 @@ def body(study: Study, drawn: Drawn) -> Pieces:
     return head + shown(_tables(study)) + drawn.get(WINDOW, ()) + below
 
 
-SECTION = Section(body, applies, figures, printed(_tables))
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the first table of NLLs and the widths; the first page has best rates and windows."""
+    return heading("Validation NLL and the stable window") + shown(_tables(study)[:1]) + drawn.get(WINDOW, ())
+
+
+SECTION = Section(body, applies, figures, printed(_tables), brief)

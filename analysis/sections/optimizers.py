@@ -12,7 +12,7 @@ from analysis.claims.kinds import optimizers_reading as reading
 from analysis.drawing.marks import dots, entry, legend_columns
 from analysis.drawing.pieces import Pieces, boxed, heading, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.drawing.tables import guarded_note, source
+from analysis.drawing.tables import guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell, three_digits
 from analysis.numbers.kinds import Numbers
@@ -21,7 +21,7 @@ from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.windows import median_line, outcomes
 from analysis.sections.kinds import APART_CAPTION, bounds_text, mean_time_cell, nll_cell, over, panels, time_cell
 from analysis.sections.nll_figures import nll_limits
-from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, printed, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, numbered, pictures, printed
 from analysis.study import multiples, wording
 from analysis.study.load import Frame, Study
 from analysis.study.step_terms import terms_in_brief
@@ -53,8 +53,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         "from it to where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's "
         "median over its recorded steps from the optimizer's own state, of the finite ones, over the rate in force; "
         "below 1 the training's own step lowers its batch's loss no more, to second order. Sensitivity: Wortsman et "
-        f"al. 2024, over the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)} "
-        f"{source(study)}"
+        f"al. 2024, over the swept rates. Diverged: of all runs.{terms_in_brief(study)}{guarded_note(study)}"
     )
     header = ("optimizer", "diverged", "best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
     groups_ = (("", 4), ("decades from the best rate", 2), ("", 2))
@@ -93,7 +92,7 @@ def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
         "unit of its rate moves a parameter by: two rates move them alike where RMS(u) α is the same; RMS(αu): that of "
         f"the steps that were taken; both from the steps that α_max was measured of. {INTERVAL_RULES[POSITIVE]}. "
         "State: bytes of all tensors that the optimizer keeps, a parameter of the model. "
-        f"{_timed(study, plain)} {source(study)}"
+        f"{_timed(study, plain)}"
     )
     header = ("optimizer", "RMS(u)", "RMS(αu)", "state (bytes)", "time of a step")
     return Table(f"Optimizers: what a step is, and costs{of}", caption, header, rows)
@@ -120,11 +119,11 @@ def figures(study: Study) -> Figures:
     drawn = {}
     for index, group in enumerate(groups(study)):
         if (together := optimizer_figure(study, group)) is not None:
-            drawn[numbered(NAME, index)] = sourced(study, together, optimizer_figure_caption(study))
+            drawn[numbered(NAME, index)] = Captioned(together, optimizer_figure_caption(study))
         if (apart := apart_figure(study, group)) is not None:
             plain = plain_of(numbers_of(study, group)).name
             caption = APART_CAPTION.format(opening="The same, a panel an optimizer", plain=plain)
-            drawn[numbered(APART, index)] = sourced(study, apart, caption)
+            drawn[numbered(APART, index)] = Captioned(apart, caption)
     return drawn
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from analysis.claims import judging
 from analysis.drawing import pieces
 from analysis.drawing.pieces import Pieces, boxed, heading, paragraph, shown
-from analysis.drawing.tables import guarded, guarded_note, source
+from analysis.drawing.tables import guarded, guarded_note
 from analysis.drawing.typeset import Cell, Table
 from analysis.sections.reference import reference_table
 from analysis.sections.section import Drawn, Section, printed
@@ -40,6 +40,22 @@ def body(study: Study, drawn: Drawn) -> Pieces:
         *_earlier(study),
     ]
     return pieces.heading("What was run") + pieces.facts(pairs)
+
+
+def provenance_line(study: Study) -> str:
+    """Return study, commit, machine, data, date and command in one line."""
+    provenance = study.study.get("provenance")
+    known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
+    parts = [
+        f"Study {study.name}",
+        f"commit {_known(known.get('commit'))[:12]}{' with uncommitted changes' if known.get('dirty') else ''}",
+        _hardware(known.get("hardware")),
+        f"data fingerprint {study.fingerprint}",
+        _known(known.get("started_at")).replace("T", " "),
+        f"{duration(float(study.runs['wall_s'].sum()))} of training",
+        without_folders(_known(known.get("command") or study.study.get("command"))),
+    ]
+    return "; ".join(parts) + "."
 
 
 def _earlier(study: Study) -> list[tuple[str, str]]:
@@ -86,11 +102,18 @@ def _sentences(study: Study) -> list[str]:
     return [each.text for each in claims if not each.statement or (each.paper and each.test[:1] == ("own",))]
 
 
+CLAIMED = "What is supported here"
+
+
 def _claims_body(study: Study, drawn: Drawn) -> Pieces:
-    return heading("What is supported here") + shown(_claim_tables(study)) + boxed(_sentences(study))
+    return heading(CLAIMED) + shown(_claim_tables(study)) + boxed(_sentences(study))
 
 
-CLAIMS = Section(_claims_body, tables=printed(_claims))
+def _claims_brief(study: Study, drawn: Drawn) -> Pieces:
+    return heading(CLAIMED) + shown(_claim_tables(study))
+
+
+CLAIMS = Section(_claims_body, brief=_claims_brief, tables=printed(_claims))
 
 
 TROUBLES_SHOWN = 60
@@ -110,7 +133,7 @@ def trouble_table(study: Study) -> Table | None:
         rows.append(tuple(map(Cell, texts)))
     hidden = len(runs) - len(rows)
     more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
-    caption = f"A divergence is a result; only “failed” is a crash.{guarded_note(study)}{more} {source(study)}"
+    caption = f"A divergence is a result; only “failed” is a crash.{guarded_note(study)}{more}"
     align = ("left", "left", "right", "right", "left", "right", "left")
     widths = ("auto",) * 6 + ("1fr",)
     title = f"Runs that did not end stable{'' if (runs['status'] != 'stable').all() else ' by themselves'}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from analysis.claims.claim import Claim, correction_note
 from analysis.claims.judging import judge
 from analysis.claims.reference import BEST, COMMON, COST, OWN, RATIO, STABLE, against_reference, short_verdict
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -33,7 +32,7 @@ def reference_table(study: Study) -> Table | None:
     caption = (
         f"Paired differences over seeds, mechanism less reference: {explained}. Below: interval (95 % by Student's t, "
         "for two seeds their range), then the verdict on “better than the reference”: wider window, lower NLL, more "
-        f"stable steps, larger α_max / α, less time. {correction_note(claims)}{source(study)}"
+        f"stable steps, larger α_max / α, less time. {correction_note(claims)}"
     )
     widths = ("1.1fr", *("1fr",) * len(columns))
     return Table("Each mechanism against the reference", caption, ("mechanism", *columns), rows, (), (), widths)

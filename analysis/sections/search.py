@@ -18,10 +18,9 @@ from matplotlib.lines import Line2D
 from analysis.drawing.marks import dots
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.section import Drawn, Figures, Section, plain_body, printed, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, plain_body, printed
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -71,7 +70,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
         f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, "
         "by the mean over seeds of the smaller of the validation NLL at the end and at initialisation "
         f"({wording.words(study).unit}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. Point and "
-        f"round: when it was tried. {source(study)}"
+        f"round: when it was tried."
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
 
@@ -87,7 +86,7 @@ def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
 def figures(study: Study) -> Figures:
     """Draw the history of every kind of run; none without a search or without a result."""
     found = points(study)
-    return {NAME: sourced(study, _figure(found), CAPTION)} if len(found) and found["score"].notna().any() else {}
+    return {NAME: Captioned(_figure(found), CAPTION)} if len(found) and found["score"].notna().any() else {}
 
 
 def _figure(found: Frame) -> Figure:
@@ -171,7 +170,7 @@ def lineage_tables(study: Study) -> list[Table]:
     caption = (
         f"Validation NLL of each population's best member after {plural(num_segments, 'segment')} "
         f"({wording.words(study).unit}), the learning rates that led to it, each from the step named on, and how often "
-        f"a member took over another's checkpoint. One seed each: no interval. {source(study)}"
+        f"a member took over another's checkpoint. One seed each: no interval."
     )
     header = ("population", "NLL", "learning rate", "taken over")
     return [Table("Population based training", caption, header, tuple(rows))]
@@ -188,7 +187,7 @@ def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
 
 def lineage_figures(study: Study) -> Figures:
     known = [each for each in populations(study) if best_line(each[3])]
-    return {LINEAGE_NAME: sourced(study, _lineage_figure(known), LINEAGE_CAPTION)} if known else {}
+    return {LINEAGE_NAME: Captioned(_lineage_figure(known), LINEAGE_CAPTION)} if known else {}
 
 
 def _lineage_figure(known: list[tuple[str, str, int, Frame]]) -> Figure:

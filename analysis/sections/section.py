@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from analysis.drawing.pieces import Pieces, heading, shown
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
 from analysis.study.load import Study
@@ -74,23 +73,14 @@ class Section:
         figures: figures with data by name. No two sections share a name: `analysis.export.write_figures` names files by
             it.
         tables: tables and sentences printed at the end of a sweep, from the study and the phases with measured α_max.
+        brief: as ``body``, for the appendix of a short report; None: the first table or figure.
     """
 
     body: Callable[[Study, Drawn], Pieces]
     applies: Callable[[Study], bool] = is_of_rates
     figures: Callable[[Study], Figures] = lambda study: {}
     tables: Printed = printed()
-
-
-def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
-    """Return a figure with a caption that ends with its data.
-
-    Args:
-        study: the figure's study.
-        figure: the figure.
-        caption: its text, without the data.
-    """
-    return Captioned(figure, f"{caption} {source(study)}")
+    brief: Callable[[Study, Drawn], Pieces] | None = None
 
 
 def by_phase(
@@ -110,7 +100,7 @@ def by_phase(
         caption: their text, with a field ``{phase}``.
     """
     return {
-        f"{kind}-{phase}-{number}": sourced(study, figure, caption.format(phase=PHASES.get(phase, phase)))
+        f"{kind}-{phase}-{number}": Captioned(figure, caption.format(phase=PHASES.get(phase, phase)))
         for phase in phases
         for number, figure in enumerate(draw(study, phase))
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import (
     DIVERGED,
@@ -74,7 +74,6 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
         )
         + (f" Not defined in this state: {listed(undefined)}." if undefined else "")
         + terms_in_brief(study)
-        + f" {source(study)}"
     )
     groups = [("", 1), ("% of steps that lowered the loss", len(series))]
     groups += [("critical LR / α_max", len(series))] if critical else []
@@ -158,7 +157,7 @@ def sharpness_table(study: Study) -> Table | None:
         "left no terminal checkpoint to measure and is counted under the name. λ_max: largest Hessian eigenvalue "
         "(Lanczos). Adam ratio: λ_max of the preconditioned Hessian over its threshold (2+2β₁)/((1−β₁)η), unstable "
         "above 1 (Cohen et al. 2022). Trace: Hutch++. GN: share of uᵀHu that the Gauss–Newton part makes up. Noise: "
-        f"gradient noise scale in sequences. Attention: largest logit, and mean entropy in nats. {source(study)}"
+        "gradient noise scale in sequences. Attention: largest logit, and mean entropy in nats."
     )
     header = ("mechanism", "LR", "λ_max", "Adam ratio", "trace", "GN", "noise", "logit", "entropy")
     return Table("Sharpness and its companions", caption, header, tuple(body))

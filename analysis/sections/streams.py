@@ -17,12 +17,12 @@ from analysis.claims.streams import NAME, by_run, example, iterations_of, thresh
 from analysis.drawing.marks import entry, rate_legend
 from analysis.drawing.pieces import Pieces, heading, paragraph, shown
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, lr_colors
-from analysis.drawing.tables import chunks, source
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Form, Measure, grid_table, phase_tables, rows_of_run
 from analysis.numbers.spread import EXTREME, INTERVAL_RULES
 from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, plural, power, wrapped
@@ -67,7 +67,7 @@ def study_tables(study: Study) -> list[Table]:
     """Return a table for each phase; [] if no run was probed."""
     if NAME not in study.probes:
         return []
-    return _tables(study.probed(NAME), wording.words(study), source(study))
+    return _tables(study.probed(NAME), wording.words(study))
 
 
 def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
@@ -78,10 +78,10 @@ def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
         residual: its residual scheme's name.
         words: its objective's words.
     """
-    return _tables(rows_of_run(frame, residual), words, "One run.")
+    return _tables(rows_of_run(frame, residual), words, " One run.")
 
 
-def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
+def _tables(rows: Frame, words: Words, origin: str = "") -> list[Table]:
     return phase_tables(rows, lambda part, phase: [_table(part, phase, words, origin)])
 
 
@@ -95,7 +95,7 @@ def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
         threshold=threshold_text(rows),
         precision=PRECISION,
     )
-    told = f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}"
+    told = f"{caption} {INTERVAL_RULES[EXTREME]}.{origin}"
     return grid_table(f"Mixing of residual streams, {phase}", told, rows, (SERIES, RATE), MEASURES, GROUPS)
 
 
@@ -185,7 +185,7 @@ def figures(study: Study) -> Figures:
         part = shown[shown["connection"].notna()]
         present = [name for name in study.series if name in set(part["series"])]
         for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
-            made[f"{NAME}-{phase}-{index}"] = sourced(study, _figure(part, names), caption)
+            made[f"{NAME}-{phase}-{index}"] = Captioned(_figure(part, names), caption)
     return made
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.pieces import Pieces, heading, shown
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures
 from analysis.study.load import Column, Frame, Study
 
 ORIGINAL, RECONSTRUCTED, BASELINE = "#0072B2", "#D55E00", "#6B6B6B"
@@ -93,7 +93,7 @@ def figures(study: Study) -> Figures:
         f"on {summary['num_train_chains']} chains, measured on {summary['num_chains']} held-out ones (of each the "
         f"first {summary['positions']} residues at most). "
     )
-    return {TOKENIZER: sourced(study, structure_figure(study.tokenizer), about + CAPTION)}
+    return {TOKENIZER: Captioned(structure_figure(study.tokenizer), about + CAPTION)}
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:

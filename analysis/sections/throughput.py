@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.claims.rivals import compares_schemes
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
@@ -36,10 +35,10 @@ def _side_by_side(study: Study) -> Table:
         f"{_counted(study)} per second of training steps on one batch (forward, backward, clipping, optimizer), the "
         f"mechanisms taking turns: medians over {plural(len(rows[present[0]]['seconds']), 'turn')}. Ratio: of the same "
         f"turn, to {present[0]}; below it the 95 % interval of its median over turns (order statistics). "
-        f"{study.throughput['device']}; {study.throughput['machine']}. "
+        f"{study.throughput['device']}; {study.throughput['machine']}."
     )
     header = ("mechanism", "per second", "ratio")
-    return Table("Throughput side by side", f"{caption}{source(study)}", header, tuple(body))
+    return Table("Throughput side by side", caption, header, tuple(body))
 
 
 def _as_trained(study: Study) -> Table | None:
@@ -55,9 +54,9 @@ def _as_trained(study: Study) -> Table | None:
         f"rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_where(study)}: runs of one "
         "mechanism followed each other, so that what else the machine did at the time is in it, and no ratio is made "
         "of it. python -m benchmarks.throughput runs/studies/"
-        f"{study.name} measures them side by side. "
+        f"{study.name} measures them side by side."
     )
-    return Table("Throughput as trained", f"{caption}{source(study)}", ("mechanism", "per second"), rows)
+    return Table("Throughput as trained", caption, ("mechanism", "per second"), rows)
 
 
 def _counted(study: Study) -> str:

@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.drawing.marks import entry, rate_entries
 from analysis.drawing.style import DASHES, INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.drawing.tables import source
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Form, Measure, Place, grid_table, percent, phase_tables, rows_of_run
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, REAL, SHARE, Scale
@@ -63,7 +62,7 @@ def study_tables(study: Study) -> list[Table]:
     """Return three tables for each phase: NLL gap, products skipped, worst layer's error; [] without a probe."""
     if NAME not in study.probes or LAYERS not in study.probes:
         return []
-    return _tables(study.probed(NAME), study.probed(LAYERS), wording.words(study), source(study))
+    return _tables(study.probed(NAME), study.probed(LAYERS), wording.words(study))
 
 
 def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> list[Table]:
@@ -75,10 +74,10 @@ def run_tables(models: Frame, layers: Frame, mechanism: str, words: Words) -> li
         mechanism: its name in the tables.
         words: its objective's words.
     """
-    return _tables(rows_of_run(models, mechanism), rows_of_run(layers, mechanism), words, "One run.")
+    return _tables(rows_of_run(models, mechanism), rows_of_run(layers, mechanism), words, " One run.")
 
 
-def _tables(models: Frame, layers: Frame, words: Words, origin: str) -> list[Table]:
+def _tables(models: Frame, layers: Frame, words: Words, origin: str = "") -> list[Table]:
     """Return the three tables of each phase in the rows."""
     left_out = (
         "Share of the products q·k and weight · value of sa that are left out, over heads, layers and sequences, "
@@ -113,7 +112,7 @@ def _table(title: str, caption: str, origin: str, values: Column, form: Form, sc
         for budget in budgets
     ]
     places = (SERIES, RATE, Place("stand-in", "mixer"), Place("settings", "label"))
-    told = f"{caption} {INTERVAL_RULES[scale]}. {origin}"
+    told = f"{caption} {INTERVAL_RULES[scale]}.{origin}"
     return grid_table(title, told, rows, places, measures, (("", 4), ("budget", len(budgets))))
 
 

@@ -19,6 +19,18 @@ else:
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 # Settings that define a mechanism's kind: part of the name if ablated or unusual.
 NAMED_IN_BASE = {"mix": ("pattern", "sc.rope"), "two_way": ("of",), "sc": ("rope",)}
+# Full names of abbreviated mechanisms and objectives.
+SPELLED = {
+    "sa": "softmax self-attention", "sc": "self-consensus", "mix": "layers of self-attention, then of self-consensus",
+    "sw": "sliding-window attention", "ca": "cross-attention", "cc": "cross-consensus",
+    "fasa": "frequency-aware sparse attention", "fox": "attention with a forget gate (Forgetting Transformer)",
+    "gla": "gated linear attention", "hgrn2": "gated linear recurrence with an expanded state",
+    "kda": "Kimi Delta Attention", "nsa": "native sparse attention", "sparge": "block-sparse attention (SpargeAttn)",
+    "sparsek": "attention to the k best keys", "retnet": "multi-scale retention",
+    "deltanet": "linear attention with the delta rule", "mamba": "selective state space model",
+    "mamba2": "selective state space model, one decay per head", "titans": "neural memory trained while it reads",
+    "mlm": "masked language model", "ar": "next-token prediction", "multitrack": "masked tracks of a protein",
+}  # fmt: skip
 BLIND = "(blind)"  # suffix for mechanisms unable to distinguish a text from its mirror image
 
 

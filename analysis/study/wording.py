@@ -5,6 +5,7 @@ The terms and the spec come from `study.json`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from analysis.study import multiples
@@ -28,9 +29,16 @@ def objective(study: Study) -> str:
     return words(study).summary or listed(sorted(set(study.runs["objective"]) - {""}))
 
 
+def data(study: Study) -> str:
+    """Name the data and its tokens, without counts and without files left out of their folder; "" if not recorded."""
+    description = str(study.study.get("provenance", {}).get("data_description") or "")
+    origin = re.sub(r" \(left out: .*?\):", ":", re.sub(r"; left out: .*?\):", "):", description)).partition(":")[0]
+    return "; ".join(filter(None, (origin, words(study).tokens)))
+
+
 def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows under "What was run"."""
-    rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
+    rows = [("Objective", objective(study)), ("Model", model(study)), ("Training", training(study))]
     rows += [("Mechanisms", text)] if (text := mechanisms(study)) else []
     start = [("Initialisation", weights(study))] if weights(study) else []
     own = [("Reference rates", reference_rates(study))] if reference_rates(study) else []
@@ -68,7 +76,7 @@ def weights(study: Study) -> str:
     return f"starts from the weights of {asked['label']} (sha256 {asked['sha256'][:12]}){how}"
 
 
-def _model(study: Study) -> str:
+def model(study: Study) -> str:
     """Return the model's name with unusual backbone parts, its size and parameters.
 
     E.g. ``"nano ffn=glu: 2 layers, …"``.
@@ -81,7 +89,8 @@ def _model(study: Study) -> str:
     return f"{names or known['name']}: {counts}, {known['positions']} positions; {parameters}"
 
 
-def _training(study: Study) -> str:
+def training(study: Study) -> str:
+    """Return steps and batch size of a run."""
     spec = study.spec
     if not {"steps", "batch"} <= spec.keys():
         return "not recorded"

@@ -28,6 +28,7 @@ def publish(
     unless_same: bool = False,
     tables: Literal["best", "all"] = "all",
     reference: str | None = None,
+    pages: Literal["short", "all"] = "short",
 ) -> Study | None:
     """Collect the runs into parquet, write the PDF and print the tables.
 
@@ -39,6 +40,7 @@ def publish(
             takes longer than checking 200 runs.
         tables: the printed text: the best rates, or every table.
         reference: mechanism that the others are compared with; None: as in the sweep.
+        pages: the PDF's pages, as in `analysis.assembly.pieces`.
 
     Returns:
         The study as loaded for the tables; None if nothing has changed.
@@ -46,7 +48,7 @@ def publish(
     from stability.runs.up_to_date import Published
 
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
-    published = Published(study, pdf, (*phases, tables), _drawing_code())
+    published = Published(study, pdf, (*phases, tables, pages), _drawing_code())
     if unless_same and (text := published.summary()) is not None:
         print_text(text)
         if pdf is not None:
@@ -60,7 +62,7 @@ def publish(
     with seldom_collected():
         left_out = _collect(study)
         known = _loaded(study, reference)
-        written = None if pdf is None else build_together([known], pdf.stem, pdf.parent)
+        written = None if pdf is None else build_together([known], pdf.stem, pdf.parent, pages)
         if tables == "best" and len(left_out) > MOST_LEFT_OUT:
             more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
             left_out = [*left_out[:MOST_LEFT_OUT], more]

@@ -125,6 +125,13 @@ class ReportSpec(Settings):
     tables: Literal["best", "all"] = Field(
         default="best", description="what is printed: the best rates in 25 lines, or every table"
     )
+    pages: Literal["short", "all"] = Field(
+        default="short",
+        description=(
+            "pages of the PDF: short, the answer, α_max and learning curves, and one table of each further section; "
+            "all, every table and figure"
+        ),
+    )
     caption: Literal["short", "long"] = Field(
         default="short",
         description="captions of the LaTeX tables (files): short, the title; long, notes and the data's source, too",

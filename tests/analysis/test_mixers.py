@@ -225,7 +225,7 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, d
     drawn("mixers")
     folder = write_mixers(tmp_path)
     pdf = text_of(build(folder, tmp_path / "reports"))
-    assert pdf.count("Mechanisms beside softmax attention") == 1
+    assert pdf.count("Mechanisms beside softmax attention") == 2, "in the contents, and as a heading"
     printed = summary(folder)
     assert "Mechanisms: what each costs" in printed and "cannot be judged" not in printed, "nothing is said of sc"
     assert "a billion parameters and more" in " ".join(printed.split())

@@ -242,7 +242,7 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, d
     drawn("optimizers")
     folder = write_scaled(tmp_path)
     pdf = text_of(build(folder, tmp_path / "reports"))
-    assert pdf.count("Optimizers, each at rates of its own") == 1
+    assert pdf.count("Optimizers, each at rates of its own") == 2, "in the contents, and as a heading"
     assert "Reference rates adamw 1e-3, sgd 7e-4; LR and" in pdf
     assert "Optimizers: what a step is, and costs" in summary(folder)
     assert "optimizers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]

@@ -10,7 +10,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.export import write_figures
 from analysis.report import build, summary
 from analysis.sections import contents
-from analysis.sections.section import Section, pictures, sourced
+from analysis.sections.section import Captioned, Section, pictures
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_edge_and_search import with_search
 from tests.analysis.test_report import text_of
@@ -27,7 +27,7 @@ def step_table(study):
 def figures(study):
     figure = Figure(figsize=(3, 2))
     figure.subplots().plot(study.runs["lr"], study.runs["num_steps"], "o")
-    return {"steps-from-outside": sourced(study, figure, "Steps of every run against its rate.")}
+    return {"steps-from-outside": Captioned(figure, "Steps of every run against its rate.")}
 
 
 def tables(study, phases):
@@ -55,7 +55,7 @@ def study_dir(tmp_path):
 @pytest.mark.usefixtures("with_outsider")
 def test_a_section_from_outside_stands_in_the_pdf_among_the_figures_and_in_what_a_sweep_prints(study_dir, tmp_path):
     pdf = text_of(build(study_dir, tmp_path / "reports"))
-    captioned = "Steps of every run against its rate. Data fingerprint"
+    captioned = "Steps of every run against its rate."
     for words in ("What an outsider saw", captioned, "rate steps outside 0.001 200 0.01 200"):
         assert pdf.count(words) == 1
     assert "steps-from-outside.svg" in [path.name for path in write_figures(study_dir, tmp_path / "figures")]

@@ -8,6 +8,7 @@ import pytest
 from analysis.drawing import tables
 from analysis.drawing.pieces import Paragraph
 from analysis.drawing.typeset import Cell, Table
+from analysis.export import export
 from analysis.numbers.windows import window
 from analysis.sections import nll, overview
 from analysis.sections.alpha_tables import alpha_tables
@@ -122,7 +123,8 @@ def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps
     )
     (table,) = nll.nll_tables(bounded)
     assert table.caption.startswith("Upper bound, nats per token at the end of training")
-    assert table.caption.endswith("; gpt2, 4,096 kept). Objective: score_entropy, absorbing graph, loglinear noise.")
+    told = tables.source(bounded)
+    assert told.endswith("; gpt2, 4,096 kept). Objective: score_entropy, absorbing graph, loglinear noise.")
     facts = dict(recipe.facts(bounded))
     assert (
         facts["Model"].startswith("nano: 4 layers, width 64, 2 heads, 128 positions; ")
@@ -130,15 +132,11 @@ def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps
     )
 
 
-def test_every_caption_carries_the_fingerprint(quickstart):
-    every = [
-        *nll.nll_tables(quickstart),
-        nll.window_table(quickstart),
-        *alpha_tables(quickstart),
-        overview.trouble_table(quickstart),
-    ]
-    assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
-    assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
+def test_every_written_table_carries_the_fingerprint_that_a_report_has_once(quickstart, tmp_path):
+    captions = [nll.window_table(quickstart).caption, overview.trouble_table(quickstart).caption]
+    assert not any(FINGERPRINT[:12] in caption for caption in captions)
+    written = [path for path in export(quickstart, tmp_path, has_long_captions=True) if path.suffix in (".md", ".tex")]
+    assert len(written) > 10 and all(FINGERPRINT[:12] in path.read_text("utf-8") for path in written)
 
 
 @pytest.mark.parametrize(

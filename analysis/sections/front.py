@@ -1,0 +1,113 @@
+"""Make the first two pages: the answer with a figure and a table; then α_max, a diagnostic and learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis.drawing.pieces import PageBreak, Picture, Pieces, boxed, paragraph, small
+from analysis.drawing.style import RC
+from analysis.drawing.typeset import Table
+from analysis.numbers.step_shares import PHASES
+from analysis.sections import alpha, curves
+from analysis.sections.answer import answer_table, sentences
+from analysis.sections.overview import provenance_line
+from analysis.study import wording
+from analysis.study.load import Study
+from analysis.study.naming import SPELLED
+from analysis.study.once import once_per_study
+from analysis.words import listed, lr_text, plural
+
+# Names of figures in order of preference.
+FIRST = ("ablation-0", "optimizers", "nll", "mixers", "edges")
+TELLING = (
+    "streams-terminal-0",
+    "qk-terminal-0",
+    "mirror-terminal-0",
+    "filter-terminal-0",
+    "prediction-roc",
+    "gradients",
+)
+ENDED = {
+    "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "failed": "failed",
+    "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
+}  # fmt: skip
+ALPHA, CURVES = "alpha-in-brief", "curves-in-brief"
+ALPHA_CAPTION = (
+    "α_max of the recorded steps against learning rate, {phase}. Points: steps; line: their median. Above the dashed "
+    "line (shaded) the training's own step lowers its batch's loss to second order. α_max grows with the rate because "
+    "larger steps end in flatter places: it is no rate to start with."
+)
+CURVES_CAPTION = (
+    "Training loss against step by learning rate, averaged over a twentieth of the run: median over seeds, ending "
+    "where half of them diverged; shade: their range; circles: validation NLL."
+)
+Find = Callable[[tuple[str, ...]], Picture | None]
+
+
+def first_page(study: Study, find: Find) -> Pieces:
+    """Return the first page below the title: what was run, a figure, the table, the sentences, the provenance.
+
+    Args:
+        study: the study.
+        find: returns the first of the report's figures with one of some names.
+    """
+    figure = find(FIRST)
+    table: tuple[Table, ...] = (answer_table(study),)
+    return (
+        paragraph(what_was_run(study))
+        + ((figure,) if figure else ())
+        + table
+        + boxed(sentences(study))
+        + small(provenance_line(study))
+        + (PageBreak(),)
+    )
+
+
+def second_page(study: Study, find: Find, prefix: str) -> Pieces:
+    """Return α_max against the rate, the most telling diagnostic, and learning curves; () without any.
+
+    Args:
+        study: the study.
+        find: as in `first_page`.
+        prefix: start of the figures' file names.
+    """
+    row, curve = _brief_figures(study)
+    found: list[Picture | None] = []
+    if row is not None:
+        caption = ALPHA_CAPTION.format(phase=PHASES.get(row[1], row[1]))
+        found.append(Picture(ALPHA, row[0], caption, f"{prefix}{ALPHA}.pdf"))
+    found.append(find(TELLING))
+    if curve is not None:
+        found.append(Picture(CURVES, curve, CURVES_CAPTION, f"{prefix}{CURVES}.pdf"))
+    return tuple(each for each in found if each is not None)
+
+
+@once_per_study
+def _brief_figures(study: Study) -> tuple[tuple[Figure, str] | None, Figure | None]:
+    with matplotlib.rc_context(RC):
+        return alpha.row_figure(study), curves.row_figure(study)
+
+
+def what_was_run(study: Study) -> str:
+    """Return the sweep's size, its runs' ends, model, objective and data, and the mechanisms' full names."""
+    runs, spec = study.runs, study.spec
+    lrs, seeds, number = sorted(set(runs["lr"])), runs["seed"].nunique(), len(study.series)
+    span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
+    span += " times each optimizer's own" if study.is_in_multiples else ""
+    kinds = plural(number, "mechanism") if runs["mechanism"].nunique() == number else f"{number} series"
+    of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
+    counts = runs["status"].value_counts()
+    ended = listed(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
+    model = f"{wording.model(study)}; {wording.objective(study)}"
+    short = dict.fromkeys([*runs["mechanism"], *runs["objective"]])
+    names = [f"{name}: {SPELLED[name]}" for name in short if name in SPELLED]
+    said = [
+        f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
+        f"{of}; {ended or 'none diverged'}.",
+        f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
+        f"{'; '.join(names)}." if names else "",
+    ]
+    return " ".join(filter(None, said))

@@ -1,0 +1,87 @@
+"""Compare several studies on one page: their answers, a panel of NLL against rate each, one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.drawing.marks import mechanism_legend
+from analysis.drawing.pieces import Picture, Pieces, boxed, shown
+from analysis.drawing.style import DASHES, FIXED, OTHERS, RC, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.numbers.windows import outcomes
+from analysis.sections import answer
+from analysis.sections.nll_figures import nll_limits, nll_line
+from analysis.sections.section import is_of_rates
+from analysis.study.load import Study
+from analysis.words import wrapped
+
+NAME, PANELS_PER_ROW = "studies", 3
+CAPTION = (
+    "Validation NLL at the end of training against learning rate, a panel a study. Points: seeds; line: their median, "
+    "broken where half of them or more diverged; dashed: the NLL of token frequencies, where nothing is learned."
+)
+
+
+def comparison(studies: Sequence[Study], prefix: str) -> Pieces:
+    """Return each study's answer, a figure of all curves and a table of all series; () below two studies of rates.
+
+    Args:
+        studies: the studies.
+        prefix: start of the figure's file name.
+    """
+    compared = [study for study in studies if is_of_rates(study)]
+    if len(compared) < 2:
+        return ()
+    with matplotlib.rc_context(RC):
+        figure = curves(compared)
+    picture = () if figure is None else (Picture(NAME, figure, CAPTION, f"{prefix}{NAME}.pdf"),)
+    answers = boxed([f"{study.name}: {answer.title(study)}." for study in compared])
+    return answers + picture + shown([answer.comparison_table(compared)])
+
+
+def curves(studies: Sequence[Study]) -> Figure | None:
+    """Draw a panel per study with several rates and a finite NLL; None without any."""
+    tables = {study: {name: outcomes(study, name) for name in study.series} for study in studies}
+    drawn = [study for study in studies if study.runs["lr"].nunique() > 1 and _is_finite(tables[study].values())]
+    if not drawn:
+        return None
+    lines, styles = -(-len(drawn) // PANELS_PER_ROW), common_looks(drawn)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + 2.0 * lines), layout="constrained")
+    axes = figure.subplots(lines, min(PANELS_PER_ROW, len(drawn)), squeeze=False).ravel()
+    for ax, study in zip(axes, drawn, strict=False):
+        unigram = float(study.runs["unigram_nll"].median())
+        nll_limits(ax, tables[study], unigram)
+        for name, table in tables[study].items():
+            nll_line(ax, table, styles[name])
+        if math.isfinite(unigram):
+            ax.axhline(unigram, color="#5b6470", linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
+        lr_axis(ax, study.runs["lr"], most=4)
+        ax.set_title(wrapped(study.name, 26), loc="left", fontweight="bold")
+        ax.set_xlabel("learning rate")
+    for ax in axes[len(drawn) :]:
+        ax.remove()
+    axes[0].set_ylabel("validation NLL (nats)")
+    mechanism_legend(figure, styles)
+    return figure
+
+
+def _is_finite(tables) -> bool:
+    return any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables)
+
+
+def common_looks(studies: Sequence[Study]) -> dict[str, Look]:
+    """Return one look for each series of several studies: its first study's, or the next free one."""
+    found: dict[str, Look] = {}
+    free = [Look(color, marker, dashes) for dashes in DASHES for color, marker in (*OTHERS, *FIXED.values())]
+    for study in studies:
+        for name, look in looks(study).items():
+            if name not in found:
+                taken = set(map(repr, found.values()))
+                found[name] = (
+                    look if repr(look) not in taken else next((each for each in free if repr(each) not in taken), look)
+                )
+    return found

@@ -1,0 +1,153 @@
+"""The first two pages, on studies with known answers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pypdf
+import pytest
+
+from analysis import assembly
+from analysis.drawing.pieces import Boxed, Heading, Picture
+from analysis.drawing.typeset import Table
+from analysis.report import build, build_together
+from analysis.sections.answer import sentences, title
+from analysis.sections.front import what_was_run
+from analysis.study.load import load
+from stability.registry import Registry
+from tests.analysis.synthetic import quickstart_alpha, write_study
+
+RATES = (1e-3, 1e-2, 1e-1, 1.0)
+
+
+def study_of(tmp_path, nlls, *, seeds=3, rates=RATES, **more):
+    """A study whose mechanisms have a given NLL at each rate, the same for every seed."""
+    folder = write_study(
+        tmp_path,
+        mechanisms=list(nlls),
+        lrs=rates,
+        seeds=seeds,
+        nll=lambda name, lr, _: nlls[name][rates.index(lr)],
+        **more,
+    )
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "answer"),
+    [
+        # 5 % of 2.0 are lost a quarter of the decade beyond 1e-2; sc is flat but never as good
+        ({"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.6, 2.5, 2.5, 2.55)}, "within 5 % of sa’s best NLL? sa to 1.8e-2; sc never"),
+        ({"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.05, 2.05, 2.05)},
+         "within 5 % of sa’s best NLL? sa to 1.8e-2 and sc to at least 1.0e0"),
+        # the reference learned nothing, so that each has its own window alone
+        ({"sa": (3.3, 3.25, 3.3, 3.3), "sc": (2.2, 2.0, 2.4, 3.1)}, "within 5 % of the best NLL? sc to 1.8e-2"),
+        ({"sa": (3.3, 3.25, 3.3, 3.3)}, "? No mechanism learned anything at the rates swept"),
+        ({"sa": (math.inf,) * 4}, "? No mechanism learned anything at the rates swept"),
+        ({"mine": (2.2, 2.0, 2.4, 3.1)}, "within 5 % of the best NLL? mine to 1.8e-2"),
+    ],
+)  # fmt: skip
+def test_the_title_answers_how_far_the_rate_can_be_pushed(tmp_path, nlls, answer):
+    expected = f"How far can the learning rate be pushed {answer}".replace(" ? ", "? ")
+    assert title(study_of(tmp_path, nlls)) == expected.replace("pushed ?", "pushed?")
+
+
+def test_the_title_of_many_mechanisms_names_the_least_and_the_furthest(tmp_path):
+    nlls = {f"m{place}": (2.0, 2.05 if place else 2.5, 2.05 + 0.1 * (place < 4), 3.1) for place in range(7)}
+    said = title(study_of(tmp_path, nlls))
+    assert said.startswith("How far can the learning rate be pushed within 5 % of m0’s best NLL? m0 to ")
+    assert "(3 others between)" in said and said.count(" to ") == 4
+
+
+def test_differences_between_mechanisms_are_named_or_said_to_be_none(tmp_path):
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)}
+    first, second = sentences(study_of(tmp_path / "same", nlls))[:2]
+    assert first.startswith("No difference between the mechanisms is established, e.g. ")
+    assert re.match(r"Undecided: \d+ of \d+ comparisons \(appendix\)", second)
+    nlls["sc"] = (1.5, 1.2, 1.3, 1.3)
+    apart = sentences(study_of(tmp_path / "apart", nlls))[0]
+    assert apart.startswith("Supported (n = 3 seeds): ") and "sc" in apart
+
+
+def test_the_sentence_on_alpha_max_has_the_smallest_and_the_largest_ratio(tmp_path):
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.1)}
+    ratios = {"sa": 0.5, "sc": 8.0}
+    found = study_of(tmp_path, nlls, alpha=lambda name, lr, seed, state: [ratios[name] * lr] * 5)
+    assert sentences(found)[-1].startswith("At the best rates α_max / α is 0.5 (sa) to 8 (sc): below 1")
+    table = next(piece for part in assembly.pieces(found) for piece in part if isinstance(piece, Table))
+    column = table.header.index("α_max/α")
+    assert [row[column].text for row in table.rows] == ["0.5", "8"]
+
+
+def test_what_was_run_counts_runs_and_spells_names_out(tmp_path):
+    statuses = {("sa", 1.0, seed): ("diverged", "planted") for seed in range(3)}
+    found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.2, 2.0, 2.4, 3.3)}, statuses=statuses)
+    said = what_was_run(found)
+    assert "2 mechanisms × 4 learning rates (1e-3 to 1e0) × 3 seeds: 24 runs" in said
+    assert "3 diverged" in said and "sa: softmax self-attention; sc: self-consensus" in said
+
+
+def test_every_mechanism_with_an_abbreviated_name_is_spelled_out():
+    from analysis.study.naming import SPELLED
+
+    words = {"attentionx", "bigbird", "gated_deltanet", "gated_softmax", "longformer", "sigmoid", "sparse_transformer",
+             "two_way"}  # fmt: skip
+    assert set(Registry("mechanisms").names()) == {*words, *SPELLED} - {"mlm", "ar", "multitrack"}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("quick"), name="quick", seeds=3, alpha=quickstart_alpha)
+
+
+def test_the_first_page_has_one_figure_one_table_and_the_sentences(quick):
+    front = next(iter(assembly.pieces(load(quick))))
+    kinds = [type(piece).__name__ for piece in front]
+    assert kinds[:5] == ["Paragraph", "Picture", "Table", "Boxed", "Small"] and kinds[5] == "PageBreak"
+    names = [piece.name for piece in front if isinstance(piece, Picture)]
+    assert names == ["nll", "alpha-in-brief", "curves-in-brief"]
+
+
+def test_no_figure_appears_twice(quick):
+    for pages in ("short", "all"):
+        names = [
+            each.name
+            for part in assembly.pieces(load(quick), pages=pages)
+            for each in part
+            if isinstance(each, Picture)
+        ]
+        assert len(names) == len(set(names))
+
+
+def test_a_short_report_has_every_section_names_what_it_lacks_and_fits_four_pages(quick, tmp_path):
+    def headings(pages):
+        return [
+            each.text
+            for part in assembly.pieces(load(quick), pages=pages)
+            for each in part
+            if isinstance(each, Heading)
+        ]
+
+    assert set(headings("all")) - set(headings("short")) == {"Learning curves"}, "the second page has them"
+    short = pypdf.PdfReader(build(quick, tmp_path / "short", "short"))
+    whole = pypdf.PdfReader(build(quick, tmp_path / "all", "all"))
+    assert len(short.pages) <= 4 < len(whole.pages)
+    first = " ".join(short.pages[0].extract_text().split())
+    assert first.startswith("How far can the learning rate be pushed")
+    assert "Table 1: Best learning rates" in first and "Figure 1" in first
+    text = " ".join(" ".join(page.extract_text() for page in short.pages).split())
+    assert "Not here (pages=all, or format=files): “Stable windows”" in text
+
+
+def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
+    other = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "gla": (2.1, 1.9, 2.0, 2.4)}, rates=RATES)
+    pieces = assembly.comparison([load(quick), other])
+    boxed, picture, table = pieces
+    assert isinstance(boxed, Boxed) and [text.partition(":")[0] for text in boxed.paragraphs] == ["quick", "synthetic"]
+    assert isinstance(picture, Picture) and len(picture.figure.axes) == 2
+    assert isinstance(table, Table) and [row[0].text for row in table.rows] == ["sa", "sc", "mix", "sw", "sa", "gla"]
+    assert [row[0].detail for row in table.rows] == ["quick", "", "", "", "synthetic", ""]
+    first = pypdf.PdfReader(build_together([load(quick), other], "both", tmp_path, "short")).pages[0].extract_text()
+    assert "The studies side by side" in first.replace("\n", " ")
+    assert assembly.comparison([other]) == ()
