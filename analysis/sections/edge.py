@@ -12,7 +12,7 @@ from analysis.drawing.marks import dots, entry, mark, mark_entry
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.kinds import edges_of
-from analysis.numbers.spread import POSITIVE, Spread
+from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.sections.section import Captioned, Figures, Section, is_of_rates, plain_body, printed
 from analysis.study import wording
 from analysis.study.load import Study
@@ -74,14 +74,14 @@ def _stopped(study: Study) -> str:
 
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     """Return one curve's row: best rate and NLL, both edges, and the number of runs against a grid."""
-    at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
-    seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
+    runs = study.of(series)
+    seeds = nll_spread(runs[runs["lr"] == row.best_lr]["val_nll"], runs) if math.isfinite(row.best_lr) else None
     best = Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}") if seeds else Cell("--")
-    has_learned = not _only_plateaued(study.of(series))
+    has_learned = not _only_plateaued(runs)
     return (
         Cell(series, "" if row.state == "found" else row.state),
         best,
-        Cell("--") if seeds is None else Cell(f"{row.best_nll:.3f}", seeds.detail()),
+        Cell("--") if seeds is None else Cell(nll_text(row.best_nll, runs), nll_detail(seeds, runs)),
         _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, has_learned),
         _edge(row.nll_lr, row.nll_next_lr, row.nll_exceptions),
         Cell(f"{row.num_runs:.0f}", f"{plural(int(row.num_rates), 'rate')}, {plural(int(row.num_rounds), 'round')}"),

@@ -20,6 +20,7 @@ from analysis.numbers.kinds import Bounds, Numbers
 from analysis.numbers.side_by_side import mean_time, ratio
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import median_line, outcomes
+from analysis.sections.nll import nll_detail, nll_spread, nll_text
 from analysis.sections.nll_figures import nll_limits
 from analysis.study.load import Frame, Study
 from analysis.words import wrapped
@@ -98,12 +99,22 @@ def over(table: Frame, unit: float) -> Frame:
     return table.set_axis([float(f"{lr / unit:.4g}") for lr in table.index], axis=0)
 
 
-def nll_cell(each: Numbers, lowest: float) -> Cell:
-    """Return the NLL at the best rate, its interval, and the share diverged; ``lowest`` is bold."""
+def nll_cell(study: Study, each: Numbers, lowest: float) -> Cell:
+    """Return the NLL at the best rate, its interval, and the share diverged.
+
+    Args:
+        study: supplies the runs.
+        each: the series' numbers.
+        lowest: the NLL in bold.
+    """
     at_best = each.diverged.get(each.best, (0, 0))
     lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
-    detail = "\n".join([each.nll.detail(), *lost])
-    return Cell(f"{each.nll.median:.3f}", detail, each.nll.median == lowest) if each.nll.n else Cell("none finite")
+    if not each.nll.n:
+        return Cell("none finite")
+    runs = study.of(each.series)
+    spread = nll_spread(outcomes(study, each.series).loc[each.best_lr], runs)
+    detail = "\n".join([nll_detail(spread, runs), *lost])
+    return Cell(nll_text(spread.median, runs), detail, each.nll.median == lowest)
 
 
 def bounds_text(bounds: Bounds) -> str:

@@ -46,7 +46,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
             Cell(each.name),
             Cell(f"{each.num_diverged}/{each.num_runs}"),
             Cell(lr_text(each.best) if math.isfinite(each.best) else "--"),
-            nll_cell(each, lowest),
+            nll_cell(study, each, lowest),
             _window_cell(study, each),
             spread_cell(each.sensitivity, three_digits),
             spread_cell(each.ratio),

@@ -66,7 +66,7 @@ def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
         Cell(each.name),
         Cell(f"{each.num_diverged}/{each.num_runs}"),
         Cell(f"{each.best:.3g}" if math.isfinite(each.best) else "--"),
-        nll_cell(each, lowest),
+        nll_cell(study, each, lowest),
         Cell(bounds_text(each.to_stable)),
         Cell(bounds_text(each.to_near)),
         spread_cell(each.ratio),

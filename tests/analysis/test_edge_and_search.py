@@ -167,3 +167,13 @@ def test_the_report_of_a_search_shows_the_search_and_no_curve_over_runs_with_dif
     assert summary(path).startswith("Search over lr_peak, mechanism.sc.window: sc")
     unknown = with_search(tmp_path / "unknown", lambda _number: None)
     assert "No point of the search has a result yet" in text_of(build(unknown, tmp_path))
+
+
+def test_a_best_nll_above_the_untrained_ones_is_called_exploded(tmp_path):
+    path = with_edges(tmp_path, best_lr=3e-3, best_nll=1.7e9)
+    runs = pd.read_parquet(path / "results" / "runs.parquet")
+    runs.loc[(runs["mechanism"] == "sc") & (runs["lr"] == 3e-3), "val_nll"] = [1.7e9, 9.0]
+    results.write_parquet(runs, path / "results" / "runs.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    (table,) = edge.edge_tables(load(path))
+    assert (table.rows[1][2].text, table.rows[1][2].detail) == ("exploded", "9.0e0–1.7e9, n=2")
+    assert table.rows[0][2].text == "2.870"

@@ -221,6 +221,13 @@ def test_tables_hold_windows_and_costs(tmp_path):
     assert series[0] == "sa" and costs.rows[0][2].detail == "10.0 ms" and "CPU, 1 thread" in costs.caption
 
 
+def test_a_best_nll_above_the_untrained_ones_is_called_exploded(tmp_path):
+    kinds = {"sa": KINDS["sa"], "sigmoid": tuple(1e9 * value for value in KINDS["sa"])}
+    windows = mixer_tables(load(write_mixers(tmp_path, kinds)))[0]
+    cells = {row[0].text: row[windows.header.index("NLL")] for row in windows.rows}
+    assert cells["sigmoid"].text == "exploded" and "e9" in cells["sigmoid"].detail and cells["sa"].text == "2.001"
+
+
 def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path, drawn):
     drawn("mixers")
     folder = write_mixers(tmp_path)
