@@ -213,9 +213,9 @@ def parts(titled: Sequence[tuple[str, str, str]]) -> str:
 
     ``titled``: (title, subtitle, body) of each.
     """
-    head = "#outline(title: none, depth: 1)\n"
+    head = "#outline(title: none, depth: 1)\n#show heading.where(level: 1): set text(size: 16pt)\n"
     return head + "".join(
-        f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, "
+        f"#pagebreak()\n#heading(level: 1, {literal(title)})\n#text(size: 10pt, fill: muted, "
         f"{literal(subtitle)})\n\n#[#set heading(offset: 1)\n#show heading.where(level: 2): set text(size: "
         f"12.5pt)\n{body}]\n"
         for title, subtitle, body in titled

@@ -56,7 +56,7 @@ def answer(study: Study) -> str:
 def _narrow(table: Table) -> str:
     """Return a table as text without the last columns that exceed a line."""
     text = table.text(details=False)
-    while len(text.splitlines()[1]) > LINE and table.header[-1] in OPTIONAL:
+    while len(text.splitlines()[1]) > LINE and table.header[-1] in (RATIO, STEP):
         rows = tuple(row[:-1] for row in table.rows)
         table = Table(table.title, table.caption, table.header[:-1], rows, brief=table.brief)
         text = table.text(details=False)
@@ -77,6 +77,8 @@ def title(study: Study) -> str:
 
     Without common windows, within 5 % of each one's own best NLL.
     """
+    if study.runs["lr"].nunique() == 1:
+        return _title_of_one_rate(study)
     lacking, common = why_untrained(study), common_windows(study)
     trained = [name for name in study.series if not lacking[name]]
     question = "How far can the learning rate be pushed"
@@ -99,6 +101,19 @@ def title(study: Study) -> str:
     return f"{question} {limit}? {listed(parts)}{more}{f'; {never_named} never' if never else ''}"
 
 
+def _title_of_one_rate(study: Study) -> str:
+    """Return the series with the lowest NLLs at the only rate."""
+    found = {name: each.median for name, each in windows(study).items()}
+    known = sorted((each.best_nll, name) for name, each in found.items() if each is not None)
+    place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
+    if len(found) == 1:
+        name = study.series[0]
+        return f"How well does {name} learn {place}? {f'NLL {known[0][0]:.3f}' if known else _why_none(study, name)}"
+    ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
+    said = f"{listed(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
+    return f"Which has the lowest NLL {place}? {said if ranked else 'No run has a result'}"
+
+
 def _rate(study: Study, found: Window) -> str:
     times = " × its own rate" if study.is_in_multiples else ""
     return f"{power(found.high.lr)}{times}"
@@ -114,7 +129,7 @@ def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
     names = list(series) or best_series(study)
     unit = ", rates in multiples of each optimizer's own" if study.is_in_multiples else ""
     others = len(study.series) - len(names)
-    more = f" {others} further series: appendix." if others else ""
+    more = f"{others} further series: appendix." if others else ""
     rows = [rows_of(study, names)]
     return _table(f"Best learning rates{unit}", rows, f"NLL: {wording.words(study).nll}.", study.reference, more)
 
@@ -143,11 +158,18 @@ def rows_of(study: Study, names: Sequence[str]) -> list[tuple[Cell, ...]]:
     return [_row(study, numbers[name], common) for name in names]
 
 
-OPTIONAL = ("α_max/α", "step")  # left out if no series has a number
+RATIO, STEP = "α_max/α", "step"
+OWN, FAILURE = "own window", "first failure"
+WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
+RATIO_TOLD = (
+    f"{RATIO}: largest rate that lowers the batch's loss along the optimizer's own step, to second order, over the "
+    "rate trained at, both at the best rate."
+)
+SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; smallest and largest of two)."
 
 
 def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, reference: str, more: str) -> Table:
-    """Return a table of rows as in `rows_of`.
+    """Return a table of rows as in `rows_of`, without columns that have no value.
 
     Args:
         title: its title.
@@ -157,30 +179,29 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
         more: last sentences of the caption.
     """
     common = f"within 5 % of {reference}"
-    header = ("mechanism", "best LR", "NLL", "own window", common, "first failure", *OPTIONAL)
+    header = ("mechanism", "best LR", "NLL", OWN, common, FAILURE, RATIO, STEP)
     rows = [row for group in groups for row in group]
-    empty = [
-        name
-        for index, name in enumerate(header)
-        if name in (common, *OPTIONAL) and all(row[index].text == "--" for row in rows)
+    kept = [place for place in range(len(header)) if place < 3 or any(row[place].text != "--" for row in rows)]
+    names = [header[place] for place in kept]
+    beside = f", and of {reference}'s" if common in names else ""
+    windows_told = (
+        f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the width in decades."
+    )
+    parts = [
+        told,
+        windows_told if OWN in names else "",
+        "Step: median of the runs’ own clocks." if STEP in names else "",
+        RATIO_TOLD if RATIO in names else "",
+        SPREAD_TOLD,
+        more,
     ]
-    kept = [index for index, name in enumerate(header) if name not in empty]
-    widths = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
-    ratio = (
-        " α_max/α: largest rate that lowers the batch's loss along the optimizer's own step, to second order, over the "
-        "rate trained at, both at the best rate."
-    )
-    beside = "" if common in empty else f", and of {reference}'s"
-    caption = (
-        f"{told} Windows: rates within 5 % of the mechanism's own best NLL{beside}; in parentheses the width in "
-        f"decades.{'' if OPTIONAL[1] in empty else ' Step: median of the runs’ own clocks.'}"
-        f"{'' if OPTIONAL[0] in empty else ratio} Second lines: interval over seeds (95 %, Student's t; smallest and "
-        f"largest of two).{more}"
-    )
-    brief = f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the decades."
-    cells = tuple(tuple(row[index] for index in kept) for row in rows)
     return Table(
-        title, caption, tuple(header[index] for index in kept), cells, (), (), tuple(widths[i] for i in kept), brief
+        title,
+        " ".join(filter(None, parts)),
+        tuple(names),
+        tuple(tuple(row[place] for place in kept) for row in rows),
+        widths=tuple(WIDTHS[place] for place in kept),
+        brief=windows_told if OWN in names else told,
     )
 
 
@@ -193,6 +214,8 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
     nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
     if found.best_nll >= _baseline(study, series):  # its window would be the widest of all
         return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
+    if found.grid[0] == found.grid[1]:  # one rate makes no window
+        return (Cell(series), Cell(lr_text(found.best_lr)), nll_cell, *(Cell("--"),) * 3, *last)
     failure = first_failure(study, series, found)
     beside = common[series].median if series in common else None
     return (

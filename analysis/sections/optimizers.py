@@ -42,7 +42,7 @@ def optimizer_tables(study: Study) -> list[Table]:
 def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     """Return best rates and their distance to the edges of stability; ``of`` ends the title with common settings."""
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
-    rows = tuple(_window_row(each, lowest) for each in numbers)
+    rows = tuple(_window_row(study, each, lowest) for each in numbers)
     told = multiples.references(study.study)
     unit = "its reference rate" if told else "1"
     caption = (
@@ -60,7 +60,7 @@ def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     return Table(f"Optimizers: how far each one's learning rate can be pushed{of}", caption, header, rows, groups_)
 
 
-def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
+def _window_row(study: Study, each: Numbers, lowest: float) -> tuple[Cell, ...]:
     """Return one optimizer's row; ``lowest``, the table's lowest NLL, is bold."""
     return (
         Cell(each.name),

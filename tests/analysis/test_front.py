@@ -12,7 +12,7 @@ from analysis import assembly
 from analysis.drawing.pieces import Boxed, Heading, Picture
 from analysis.drawing.typeset import Table
 from analysis.report import build, build_together
-from analysis.sections.answer import sentences, title
+from analysis.sections.answer import answer_table, sentences, title
 from analysis.sections.front import what_was_run
 from analysis.study.load import load
 from stability.registry import Registry
@@ -151,3 +151,14 @@ def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
     first = pypdf.PdfReader(build_together([load(quick), other], "both", tmp_path, "short")).pages[0].extract_text()
     assert "The studies side by side" in first.replace("\n", " ")
     assert assembly.comparison([other]) == ()
+
+
+def test_one_rate_has_a_ranking_and_no_window(tmp_path):
+    nlls = {"sa": (2.5,), "sc": (2.2,)}
+    found = study_of(tmp_path / "two", nlls, rates=(1e-2,))
+    assert title(found) == "Which has the lowest NLL at the learning rate 1e-2? sc (2.200) and sa (2.500)"
+    assert answer_table(found).header == ("mechanism", "best LR", "NLL")
+    alone = study_of(tmp_path / "one", {"sa": (2.5,)}, rates=(1e-2,))
+    assert title(alone) == "How well does sa learn at the learning rate 1e-2? NLL 2.500"
+    lost = study_of(tmp_path / "lost", {"sa": (math.inf,)}, rates=(1e-2,))
+    assert title(lost) == "How well does sa learn at the learning rate 1e-2? every run diverged"
