@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.drawing.files import lay_out, replaced
-from analysis.drawing.pieces import Boxed, Compact, Contents, Paragraph, Picture, Piece, Pieces, heading, small
+from analysis.drawing.pieces import Boxed, Compact, Contents, Heading, Paragraph, Picture, Piece, Pieces, heading, small
 from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.sections import answer, contents, front, prediction
@@ -72,7 +72,7 @@ def pieces(study: Study, prefix: str = "", pages: Pages = "all") -> Iterator[Pie
     for section in sections(study):
         drawn: dict[str, Pieces] = {each.name: (each,) for each in pictures(section, study, prefix)}
         body = tuple(each for each in section.body(study, drawn) if not _is_seen(each, seen))
-        yield _abridged(section, study, drawn, body) if pages == "short" else body
+        yield _abridged(section, study, drawn, body, seen) if pages == "short" else body
 
 
 def _first_picture(study: Study, prefix: str, names: tuple[str, ...]) -> Picture | None:
@@ -88,7 +88,7 @@ def _is_seen(piece: Piece, seen: set[str]) -> bool:
     return isinstance(piece, Picture) and piece.name in seen
 
 
-def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body: Pieces) -> Pieces:
+def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body: Pieces, seen: set[str]) -> Pieces:
     """Return a section for a short appendix: its own brief form, else its headings and first table or figure.
 
     Text beside it is left out: it repeats the numbers. A last line names the rest.
@@ -100,11 +100,14 @@ def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body:
         kept = [*tables, *figures][:1]
         left_out = (Picture, Table, *((Paragraph, Boxed) if kept else ()))
         shown = tuple(each for each in body if any(each is one for one in kept) or not isinstance(each, left_out))
+    shown = tuple(each for each in shown if not _is_seen(each, seen))
+    if all(isinstance(each, Heading) for each in shown):
+        return ()
     titles = {each.title for each in shown if isinstance(each, Table)}
     names = [f"“{each.title}”" for each in tables if each.title not in titles]
     number = len(figures) - sum(isinstance(each, Picture) for each in shown)
     names += [plural(number, "figure")] if number else []
-    return shown + (small(f"Not here (pages=all, or format=files): {listed(names)}.") if names and shown else ())
+    return shown + (small(f"Not here (pages=all, or format=files): {listed(names)}.") if names else ())
 
 
 def pictures(section: Section, study: Study, prefix: str = "") -> list[Picture]:

@@ -20,11 +20,13 @@ from analysis.numbers.learning import why_untrained
 from analysis.numbers.significance import p_of_bounds
 from analysis.numbers.step_comparison import compare_stable_steps
 from analysis.numbers.step_shares import concerns_steps
+from analysis.numbers.windows import outcomes, windows
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
 from analysis.study.reference import references
 from analysis.words import listed, lr_text, plural
 
+BEYOND = "NLL beyond"
 OWN, COMMON, BEST, STABLE = "own window", "common window", "best", "% stable"
 RATIO, COST = "α_max / α", "time of a step"
 
@@ -58,6 +60,8 @@ def _claims_on(study: Study, series: str, plain: str, numbers: dict[str, Numbers
         yield COMMON, window_claim(study, f"{COMMON}: {series}", statement, pair, is_common=True)
     for measure in compared(study):
         yield f"{BEST} {measure.word}", _best(study, measure, pair)
+    if beyond := _beyond(study, pair):
+        yield BEYOND, beyond
     if steps := _stable_steps(study, pair):
         yield STABLE, steps
     if ratio := _ratio(numbers[series], numbers[plain]):
@@ -70,6 +74,52 @@ def _best(study: Study, measure: Measure, pair: tuple[str, str]) -> Claim:
     series, plain = pair
     statement = f"{series} reaches a {'lower' if measure.better < 0 else 'higher'} {measure.word} than {plain}"
     return best_claim(study, f"{BEST} {measure.word}: {series}", measure, Pair(plain, series, pair), statement)
+
+
+def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
+    """Judge the mean NLL over the rates above the reference's window; None without such a rate.
+
+    A run counts as at most the NLL at initialisation, a diverged one as that.
+    """
+    series, plain = pair
+    found = windows(study)[plain].median
+    if found is None:
+        return None
+    lrs = [lr for lr in outcomes(study, plain).index if lr > found.high.lr and lr in outcomes(study, series).index]
+    if not lrs:
+        return None
+    own, other = (_mean_capped(study, name, lrs) for name in pair)
+    seeds = sorted(own.keys() & other.keys())
+    if not seeds:
+        return None
+    differences = [own[seed] - other[seed] for seed in seeds]
+    direction, interval = decide(differences, differences)
+    result = Comparison(direction, len(seeds), "whole", interval)
+    mean = float(np.mean(differences))
+    span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
+    side = "lower" if mean < 0 else "higher"
+    return worded(
+        Claim(
+            f"{BEYOND}: {series}",
+            of_comparison(result, holds_if=-1),
+            statement=f"{series} has a lower NLL than {plain} above {plain}'s window",
+            n=len(seeds),
+            effect=f"{series} {np.mean(list(own.values())):.3f}, {plain} {np.mean(list(other.values())):.3f}",
+            interval=interval_text(interval, len(seeds), "nats", 3),
+            finding=f"above {plain}'s window ({span}) {series}'s NLL is {abs(mean):.3f} nats {side} than {plain}'s",
+            difference=f"{signed(mean, 3)} nats",
+            test=(BEYOND, *pair),
+            p=p_of_bounds(differences, differences),
+            differences=tuple(differences),
+        )
+    )
+
+
+def _mean_capped(study: Study, series: str, lrs: list[float]) -> dict[int, float]:
+    """Return by seed the mean over the rates of min(NLL, NLL at initialisation); only seeds with all results."""
+    table, init = outcomes(study, series).loc[lrs], float(study.of(series)["init_nll"].median())
+    known = [seed for seed in table.columns if table[seed].notna().all()] if math.isfinite(init) else []
+    return {int(seed): float(table[seed].clip(upper=init).mean()) for seed in known}
 
 
 def _stable_steps(study: Study, pair: tuple[str, str]) -> Claim | None:

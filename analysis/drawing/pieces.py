@@ -89,8 +89,8 @@ class Contents:
     def typst(self) -> str:
         later = "heading.where(level: 1).after(here())"
         return (
-            f"#context columns(2)[#set text(size: 8.6pt)\n#for each in query({later}) [#link(each.location())["
-            "#each.body #box(width: 1fr, repeat[.]) #each.location().page()] #linebreak()]]\n"
+            f"#block(breakable: false)[#context columns(2)[#set text(size: 8.6pt)\n#for each in query({later}) ["
+            "#link(each.location())[#each.body #box(width: 1fr, repeat[.]) #each.location().page()] #linebreak()]]]\n"
         )
 
 

@@ -53,22 +53,6 @@ def window_ends(study: Study) -> dict[str, tuple[End, End]]:
     return found
 
 
-def first_failure(study: Study, series: str) -> End | None:
-    """Return the smallest rate above the best one at which most runs fail; None within the grid.
-
-    A run fails if it diverged, spiked or learned nothing.
-
-    Args:
-        study: supplies the runs.
-        series: name of the series.
-    """
-    found, runs = windows(study)[series].median, study.of(series)
-    if found is None:
-        return None
-    ends = (_end(runs, lr) for lr in sorted(set(runs["lr"])) if lr > found.best_lr)
-    return next((end for end in ends if end.reason in ("diverged", "spiked", "learned nothing")), None)
-
-
 def _end(runs: Frame, lr: float) -> End:
     """Return the most frequent outcome of the runs at a rate; 0 or ∞: the grid's end, or a rate without a result."""
     if lr == 0 or math.isinf(lr):

@@ -83,6 +83,7 @@ def row_figure(study: Study) -> tuple[Figure, str] | None:
         return None
     of_shown = count[count["series"].isin(present)]
     figure = _alpha_figure(rows[rows["series"].isin(present)], {state: of_shown}, tuple(present), looks(study))
+    figure.axes[0].set_ylabel("$\\alpha_\\mathrm{max}$")
     return figure, phase
 
 

@@ -9,6 +9,9 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from analysis.claims.claim import Claim, verdict_words
 from analysis.claims.judging import judge
@@ -16,13 +19,15 @@ from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.common_windows import common_windows
+from analysis.numbers.early import has_early
 from analysis.numbers.kinds import Numbers, numbers_of
 from analysis.numbers.learning import why_untrained
 from analysis.numbers.spread import Spread
-from analysis.numbers.windows import SeriesWindows, Window, median_line, outcomes, windows
+from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections.nll import nll_detail, nll_spread, nll_text
+from analysis.sections.prediction import conclusion
 from analysis.study import wording
-from analysis.study.load import Frame, Study
+from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
@@ -91,14 +96,24 @@ def title(study: Study) -> str:
     never = [name for name in trained if name not in reached]
     if not reached:
         return f"{question} {limit}? {listed(never)} never come so close"
-    ranked = sorted(reached, key=lambda name: reached[name].high.lr)
-    named = ranked if len(ranked) <= NAMED else [ranked[0], *ranked[-NAMED + 1 :]]
-    parts = [
-        f"{name} to {'at least ' if reached[name].open_high else ''}{_rate(study, reached[name])}" for name in named
-    ]
-    more = f" ({len(reached) - len(named)} others between)" if len(ranked) > len(named) else ""
-    never_named = listed(never) if len(never) <= NAMED else f"{len(never)} mechanisms"
-    return f"{question} {limit}? {listed(parts)}{more}{f'; {never_named} never' if never else ''}"
+    groups: dict[tuple[float, str], list[str]] = {}
+    for name in sorted(reached, key=lambda name: reached[name].high.lr):
+        groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
+    parts = [f"{_named(names)} to {place}" for (_, place), names in groups.items()]
+    return f"{question} {limit}? {listed(parts)}{f'; {_named(never)} never' if never else ''}"
+
+
+def _named(names: Sequence[str]) -> str:
+    return listed(names) if len(names) <= NAMED else f"{len(names)} mechanisms"
+
+
+def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
+    """Return the last swept rate inside a window, and the place of its upper edge in words."""
+    times = " times its own rate" if study.is_in_multiples else ""
+    last, first = lr_text(found.high.inside_lr), lr_text(found.high.outside_lr)
+    if found.open_high:
+        return found.high.inside_lr, f"at least {last}{times}"
+    return found.high.inside_lr, f"between {last} and {first}{times}"
 
 
 def _title_of_one_rate(study: Study) -> str:
@@ -112,11 +127,6 @@ def _title_of_one_rate(study: Study) -> str:
     ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
     said = f"{listed(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
     return f"Which has the lowest NLL {place}? {said if ranked else 'No run has a result'}"
-
-
-def _rate(study: Study, found: Window) -> str:
-    times = " × its own rate" if study.is_in_multiples else ""
-    return f"{power(found.high.lr)}{times}"
 
 
 def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
@@ -162,10 +172,11 @@ RATIO, STEP = "α_max/α", "step"
 OWN, FAILURE = "own window", "first failure"
 WIDTHS = ("auto", "auto", "1.1fr", "1.5fr", "1.5fr", "1.3fr", "1fr", "auto")
 RATIO_TOLD = (
-    f"{RATIO}: largest rate that lowers the batch's loss along the optimizer's own step, to second order, over the "
-    "rate trained at, both at the best rate."
+    f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
+    "second order), divided by the rate of training."
 )
-SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; smallest and largest of two)."
+FAILURE_TOLD = "First failure: the first rate at which a run diverged, or was idle: no better than token frequencies."
+SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; of two seeds smallest and largest)."
 
 
 def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, reference: str, more: str) -> Table:
@@ -185,12 +196,14 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
     names = [header[place] for place in kept]
     beside = f", and of {reference}'s" if common in names else ""
     windows_told = (
-        f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the width in decades."
+        f"Windows: rates within 5 % of each mechanism's best NLL{beside}, on the medians over seeds, with the width in "
+        "decades."
     )
     parts = [
         told,
         windows_told if OWN in names else "",
-        "Step: median of the runs’ own clocks." if STEP in names else "",
+        FAILURE_TOLD if FAILURE in names else "",
+        "Step: time of a training step, by the runs’ own clocks." if STEP in names else "",
         RATIO_TOLD if RATIO in names else "",
         SPREAD_TOLD,
         more,
@@ -201,7 +214,9 @@ def _table(title: str, groups: Sequence[list[tuple[Cell, ...]]], told: str, refe
         tuple(names),
         tuple(tuple(row[place] for place in kept) for row in rows),
         widths=tuple(WIDTHS[place] for place in kept),
-        brief=windows_told if OWN in names else told,
+        brief=f"Windows: rates within 5 % of each mechanism's best NLL{beside}; in parentheses the decades."
+        if OWN in names
+        else told,
     )
 
 
@@ -224,9 +239,17 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
         nll_cell,
         _window_cell(found),
         Cell("--") if beside is None else _window_cell(beside),
-        Cell("none") if failure is None else Cell(f"{failure.verb} at {lr_text(failure.lr)}"),
+        _failure_cell(failure),
         *last,
     )
+
+
+def _failure_cell(failure: Failure | None) -> Cell:
+    """Return the rate of a failure with the failed runs of all there."""
+    if failure is None:
+        return Cell("none")
+    word = {"diverges": "diverged", "learns nothing": "idle"}[failure.verb]
+    return Cell(f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {word}")
 
 
 def _window_cell(found: Window) -> Cell:
@@ -268,7 +291,7 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
         return f"learned nothing at any rate swept ({words.baseline} reach {baseline:.3f}); {seeds}"
     parts = [f"take {lr_text(found.best_lr)}{_end_of_grid(found)}", _upper(found), _common_upper(study, series, found)]
     failure = first_failure(study, series, found)
-    parts.append("" if failure is None else f"{failure.place} it {failure.verb}")
+    parts.append("" if failure is None else failure.clause)
     return "; ".join([*filter(None, parts), seeds])
 
 
@@ -305,17 +328,30 @@ def _common_upper(study: Study, series: str, found: Window) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first rate above the best one at which half of the seeds diverge or learn nothing.
+    """The first rate above the best one at which a run diverges or learns nothing.
 
     Attributes:
         lr: that rate.
-        verb: "diverges" or "learns nothing".
-        place: "at RATE", or "from RATE on" if all larger rates fail too.
+        verb: "diverges" or "learns nothing", the more frequent one.
+        runs: failed runs there.
+        of: all runs with a result there.
+        is_from_there_on: whether every run fails at this rate and at all larger ones, of which there are some.
     """
 
     lr: float
-    verb: str
-    place: str
+    verb: Literal["diverges", "learns nothing"]
+    runs: int
+    of: int
+    is_from_there_on: bool
+
+    @property
+    def clause(self) -> str:
+        """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 runs diverge"."""
+        rate = lr_text(self.lr)
+        if self.runs == self.of:
+            return f"from {rate} on it {self.verb}" if self.is_from_there_on else f"at {rate} it {self.verb}"
+        verb = self.verb if self.runs == 1 else {"diverges": "diverge", "learns nothing": "learn nothing"}[self.verb]
+        return f"at {rate} {self.runs} of {self.of} runs {verb}"
 
 
 def first_failure(study: Study, series: str, found: Window) -> Failure | None:
@@ -326,48 +362,54 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
         series: name of the series.
         found: the window of its median NLL.
     """
-    runs, line = study.of(series), median_line(outcomes(study, series))
-    above = [lr for lr in line.index if lr > found.best_lr and not math.isnan(line[lr])]
-    ends = {lr: _failure(runs[runs["lr"] == lr], float(line[lr])) for lr in above}
-    first = next((lr for lr in above if ends[lr]), None)
+    runs = study.of(series)
+    ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
+    failed = {lr: _failed(part) for lr, part in ended.groupby("lr")}
+    first = next((lr for lr in failed if sum(failed[lr])), None)
     if first is None:
         return None
-    rest = [ends[lr] for lr in above if lr >= first]
-    is_all = all(rest) and len(rest) > 1
-    return Failure(first, ends[first], f"from {lr_text(first)} on" if is_all else f"at {lr_text(first)}")
+    beyond = {lr: part for lr, part in ended.groupby("lr") if lr >= first}
+    is_all = len(beyond) > 1 and all(sum(failed[lr]) == len(part) for lr, part in beyond.items())
+    diverged, idle = failed[first]
+    verb = "diverges" if diverged >= idle else "learns nothing"
+    return Failure(float(first), verb, diverged + idle, len(beyond[first]), is_all)
 
 
-def _failure(runs: Frame, nll: float) -> str:
-    """Return how the runs of one rate fail; "" if most of them learn."""
-    if math.isinf(nll) or 2 * (runs["status"] == "diverged").sum() >= len(runs):
-        return "diverges"
-    is_plateaued = 2 * (runs["status"] == "plateaued").sum() > len(runs)
-    return "learns nothing" if is_plateaued or nll >= float(runs["unigram_nll"].median()) else ""
+def _failed(runs: Frame) -> tuple[int, int]:
+    """Return the number of diverged runs, and of others no better than the baseline of frequencies."""
+    diverged = (runs["status"] == "diverged") | ~np.isfinite(runs["val_nll"])
+    idle = (runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"])
+    return int(diverged.sum()), int((idle & ~diverged).sum())
 
 
 def sentences(study: Study) -> list[str]:
     """Return up to three sentences: what is supported, what is undecided, and what α_max adds."""
-    claims = [claim for claim in judge(study) if claim.statement and claim.finding]
+    claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
     return list(filter(None, (_supported(claims), _undecided(claims), _on_alpha(study))))
 
 
 def _supported(claims: list[Claim]) -> str:
-    """Say which comparisons are decided; if none is, name the largest difference of windows."""
-    found = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one of those on the same comparison
-    decided = [
-        claim for claim in reversed(found.values()) if claim.verdict in ("holds", "contradicted") and claim.n > 2
-    ]
+    """Say which comparisons are decided; if none is, name the one nearest to a decision."""
+    apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
+    compared = [claim for claim in reversed(apart.values()) if claim.finding]
+    decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
     if decided:
-        named = [
-            f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding for claim in decided[:NAMED]
-        ]
+        named = [_measured(claim) for claim in decided[:NAMED]]
         more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
         return f"Supported (n = {decided[0].n} seeds): {'; '.join(named)}{more}."
-    first = next((claim for claim in claims if claim.about[1]), None)
-    if first is None:
+    near = [claim for claim in compared if claim.about[1]]
+    if not near:
         return ""
-    found = f"{first.finding} ({first.interval}): {_lower(first)}"
-    return f"No difference between the mechanisms is established, e.g. {found}."
+    nearest = min(near, key=lambda claim: claim.p if math.isfinite(claim.p) else 2.0)
+    number = _number([claim for claim in compared if math.isfinite(claim.p)])
+    corrected = f" after correction for {number} comparisons" if number > 1 else ""
+    found = f"{_measured(nearest)}; {_lower(nearest)}"
+    return f"No difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _measured(claim: Claim) -> str:
+    """Return what was measured, the mean over seeds, with its interval before any correction."""
+    return f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding
 
 
 def _lower(claim: Claim) -> str:
@@ -387,7 +429,7 @@ def _undecided(claims: list[Claim]) -> str:
     if coarse:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f", about {max(known)} more runs" if known else ""
-        text += f"; in {_number(coarse)} of them the grid of rates is too coarse (lr=edge{runs})"
+        text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
     if len(coarse) == len(waiting):
         return f"{text}."
     return f"{text}; {'the others' if coarse else 'they'} need more seeds."
@@ -399,10 +441,12 @@ def _number(claims: list[Claim]) -> int:
 
 
 def _on_alpha(study: Study) -> str:
-    """Say how far α_max lies above the best rates; "" if it was not measured."""
+    """Say whether α_max predicted the outcomes, else how far it lies above the best rates; "" if not measured."""
     lacking = why_untrained(study)
     trained = {name: name for name in study.series if not lacking[name]}
     known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
+    if has_early(study):
+        return f"Does α_max tell early which runs fail, which rate is best, where the edge is? {conclusion(study)}"
     if not known:
         return ""
     low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])

@@ -21,7 +21,7 @@ from analysis.study.once import once_per_study
 from analysis.words import listed, lr_text, plural
 
 # Names of figures in order of preference.
-FIRST = ("ablation-0", "optimizers", "nll", "mixers", "edges")
+FIRST = ("nll", "optimizers", "ablation-0", "mixers", "edges")
 TELLING = (
     "streams-terminal-0",
     "qk-terminal-0",
@@ -36,9 +36,10 @@ ENDED = {
 }  # fmt: skip
 ALPHA, CURVES = "alpha-in-brief", "curves-in-brief"
 ALPHA_CAPTION = (
-    "α_max of the recorded steps against learning rate, {phase}. Points: steps; line: their median. Above the dashed "
-    "line (shaded) the training's own step lowers its batch's loss to second order. α_max grows with the rate because "
-    "larger steps end in flatter places: it is no rate to start with."
+    "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
+    "steps; line: median of the finite ones; triangles with their number: steps without positive curvature (α_max is "
+    "∞) or without descent (0). Above the dashed line (shaded) the training's own step lowers its batch's loss, to "
+    "second order. α_max is no recommended rate: training at a larger rate leads to flatter places."
 )
 CURVES_CAPTION = (
     "Training loss against step by learning rate, averaged over a twentieth of the run: median over seeds, ending "
@@ -101,7 +102,7 @@ def what_was_run(study: Study) -> str:
     of = f" of {wording.training(study)}" if {"steps", "batch"} <= spec.keys() else ""
     counts = runs["status"].value_counts()
     ended = listed(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
-    model = f"{wording.model(study)}; {wording.objective(study)}"
+    model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     short = dict.fromkeys([*runs["mechanism"], *runs["objective"]])
     names = [f"{name}: {SPELLED[name]}" for name in short if name in SPELLED]
     said = [

@@ -15,7 +15,7 @@ from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
 
-NAME = "mirror"
+TITLE, NAME = "A text and its mirror image", "mirror"
 BLIND = (
     "A mechanism that is blind to order has the same NLL on both, a difference of 0, unless the next token is "
     "predicted: then a position's own token tells the direction."
@@ -103,4 +103,9 @@ def phase_figures(study: Study, phase: str) -> list[Figure]:
     return [figure]
 
 
-SECTION = Section(plain_body("A text and its mirror image", study_tables), applies, figures)
+def brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the first figure; it has the numbers of the table."""
+    return heading(TITLE) + pictures(drawn)[:1]
+
+
+SECTION = Section(plain_body(TITLE, study_tables), applies, figures, brief=brief)

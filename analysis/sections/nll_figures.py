@@ -46,7 +46,7 @@ def window_figure(study: Study) -> Figure | None:
         return None
     styles, lacking = looks(study), why_untrained(study)
     figure = Figure(figsize=(WIDTH_INCHES, max(2.1, 0.75 + 0.3 * len(found))), layout="constrained")
-    ax, curves = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    ax, curves = figure.subplots(1, 2, width_ratios=(1.25, 1), gridspec_kw={"wspace": 0.18})
     for row, (name, each) in enumerate(found.items()):
         if lacking[name]:
             ax.text(0.0, row, f" {LEARNED_NOTHING}", va="center", fontsize=8, color=MUTED)
@@ -107,13 +107,6 @@ def _width_curves(ax: Axes, study: Study, styles: dict[str, Look]) -> None:
 
 
 NLL, WINDOW = "nll", "window"
-NLL_CAPTION = (
-    "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half "
-    "of them or more diverged; ×: diverged runs of all runs there. Beneath, of the median line: thick, the own stable "
-    "window (within 5 % of the mechanism's best); thin, the common one (within 5 % of the reference's best); pale: "
-    "within 5 % of the best, but half of the learning is lost; whisker: the two rates between which an edge lies; "
-    "arrow: open, a lower bound."
-)
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
 BELOW_POINTS = 3.5  # from a cross to its count
@@ -147,6 +140,30 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     top_marks(ax, tables, styles)
     mechanism_legend(figure, styles, nll_extras(tables, ax))
     return figure
+
+
+def nll_caption(study: Study, figure: Figure) -> str:
+    """Describe the marks that `nll_figure` has drawn.
+
+    Args:
+        study: the study.
+        figure: its figure.
+    """
+    found = [each.median for each in windows(study).values() if each.median is not None]
+    has_diverged = bool((study.runs["status"] == "diverged").any())
+    marks = [
+        "Points: seeds; line: their median" + (", broken where half of them or more diverged" if has_diverged else ""),
+        "×: number of diverged runs of all runs there" if has_diverged else "",
+    ]
+    bars = [
+        "thick, within 5 % of its own best NLL",
+        f"thin, within 5 % of {study.reference}'s best" if common_windows(study) else "",
+        "pale, within 5 %, but half of the learning is lost" if any(each.is_capped for each in found) else "",
+        "whisker, the swept rates between which an edge of the thick bar lies",
+        "arrow, open: a lower bound" if any(each.open_low or each.open_high for each in found) else "",
+    ]
+    below = f" Below, the rates of each mechanism: {'; '.join(filter(None, bars))}." if len(figure.axes) > 1 else ""
+    return f"Validation NLL at the end of training against learning rate. {'; '.join(filter(None, marks))}.{below}"
 
 
 def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
@@ -324,8 +341,9 @@ def applies(study: Study) -> bool:
 def figures(study: Study) -> Figures:
     curves = None if compares_optimizers_alone(study) else nll_figure(study)  # drawn in the optimizers' own section
     widths = WINDOW_CAPTION.format(baseline_nll=wording.words(study).baseline_nll)
-    drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), widths))
-    return {name: Captioned(figure, caption) for name, figure, caption in drawn if figure is not None}
+    drawn = {} if curves is None else {NLL: Captioned(curves, nll_caption(study, curves))}
+    window = window_figure(study)
+    return drawn if window is None else drawn | {WINDOW: Captioned(window, widths)}
 
 
 def _tables(study: Study) -> list[Table]:

@@ -237,6 +237,11 @@ def _opening(found: Evidence) -> str:
     return " ".join(filter(None, [said.conclusion(found.claims()), *best]))
 
 
+def conclusion(study: Study) -> str:
+    """Return one sentence: which predictors are better than every baseline."""
+    return said.conclusion(evidence(study).claims())
+
+
 def figures(study: Study) -> Figures:
     return figures_of(evidence(study))
 

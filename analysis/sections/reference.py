@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.claims.claim import Claim, correction_note
 from analysis.claims.judging import judge
-from analysis.claims.reference import BEST, COMMON, COST, OWN, RATIO, STABLE, against_reference, short_verdict
+from analysis.claims.reference import BEST, BEYOND, COMMON, COST, OWN, RATIO, STABLE, against_reference, short_verdict
 from analysis.drawing.typeset import Cell, Table
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
@@ -13,6 +13,7 @@ from analysis.study.reference import references
 EXPLAINED = {
     OWN: "own window: its width in decades of learning rate",
     COMMON: "common window: width of the rates within 5 % of the reference's best NLL",
+    BEYOND: "NLL beyond: mean NLL over the rates above the reference's window, a diverged run counting as untrained",
     STABLE: "% stable: share of terminal steps below α_max at the highest common rates, run's own state",
     RATIO: "α_max / α: at each one's best rate",
     COST: "time of a step: over the reference's; by the runs' own clocks if without an interval",
@@ -42,7 +43,7 @@ def _columns(found: dict[str, dict[str, Claim]]) -> list[str]:
     """Return the quantities of any series, in one order."""
     names = list(dict.fromkeys(name for quantities in found.values() for name in quantities if name))
     bests = [name for name in names if name.startswith(BEST)]
-    return [name for name in (OWN, COMMON, *bests, STABLE, RATIO, COST) if name in names]
+    return [name for name in (OWN, COMMON, *bests, BEYOND, STABLE, RATIO, COST) if name in names]
 
 
 def _row(series: str, plain: str, quantities: dict[str, Claim], columns: list[str]) -> tuple[Cell, ...]:

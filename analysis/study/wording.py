@@ -98,6 +98,16 @@ def training(study: Study) -> str:
     return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], words(study).example)}{parts}"
 
 
+def recipe(study: Study) -> str:
+    """Name optimizer, schedule and clipping in one phrase; "" if not recorded."""
+    spec, schedule = study.spec, _part(study, "schedule")
+    if not schedule or "clip_norm" not in spec:
+        return ""
+    warmup = f" after {plural(schedule['warmup_steps'], 'warm-up step')}" if schedule.get("warmup_steps") else ""
+    clip = f"gradient norm clipped at {spec['clip_norm']:g}" if spec["clip_norm"] else "no gradient clipping"
+    return f"{listed(sorted(set(study.runs['optimizer'])))}, {schedule['name']} learning rate{warmup}, {clip}"
+
+
 def _part(study: Study, key: str) -> dict[str, Any]:
     part = study.spec.get(key)
     return part if isinstance(part, dict) else {}

@@ -59,9 +59,9 @@ def test_one_rate_of_one_seed_is_said_to_be_that(tmp_path):
     assert said(tmp_path, (2.0,), seeds=1, rates=(1e-2,)) == "sa: take 1e-2 (the only rate swept); 1 seed"
 
 
-def test_a_rate_is_said_to_fail_when_half_of_its_seeds_diverge(tmp_path):
+def test_a_rate_at_which_some_seeds_diverge_is_named_with_their_number(tmp_path):
     statuses = {("sa", 1e-1, seed): ("diverged", "planted") for seed in (0, 1)}
-    assert "at 1e-1 it diverges; 4 seeds" in said(tmp_path, (2.2, 2.0, 2.05, 2.1), seeds=4, statuses=statuses)
+    assert "at 1e-1 2 of 4 runs diverge; 4 seeds" in said(tmp_path, (2.2, 2.0, 2.05, 2.1), seeds=4, statuses=statuses)
 
 
 def test_a_rate_without_a_result_is_no_failure(tmp_path):

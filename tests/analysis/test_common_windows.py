@@ -9,7 +9,7 @@ from analysis.claims.judging import judge
 from analysis.claims.reference import BEST, COMMON, OWN, against_reference
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
 from analysis.numbers.comparison import bisections_needed, compare_windows
-from analysis.numbers.window_ends import End, first_failure, window_ends
+from analysis.numbers.window_ends import End, window_ends
 from analysis.numbers.windows import SeriesWindows, window, windows
 from analysis.sections.nll import nll_tables, window_table
 from analysis.sections.reference import reference_table
@@ -171,7 +171,6 @@ def test_ends_name_the_most_frequent_outcome_at_the_first_rate_outside(tmp_path)
     assert ends["sa"] == (End("slow", 1e-3, 2, 3), End("diverged", 1e-1, 2, 3))
     assert ends["sc"][1] == End("spiked", 1e-1, 3, 3) and ends["mix"][1].reason == "learned nothing"
     assert [end.reason for end in ends["sw"]] == ["end of the grid"] * 2 and math.isnan(ends["sw"][0].lr)
-    assert first_failure(study, "sa") == End("diverged", 1e-1, 2, 3) and first_failure(study, "sw") is None
     assert window_table(study).rows[0][5].text == "slow / diverged"
 
 
