@@ -93,7 +93,8 @@ def _abridged(section: Section, study: Study, drawn: Mapping[str, Pieces], body:
 
     Text beside it is left out: it repeats the numbers. A last line names the rest.
     """
-    tables, figures = ([each for each in body if isinstance(each, kind)] for kind in (Table, Picture))
+    tables = [each for each in body if isinstance(each, Table)]
+    figures = [each for each in body if isinstance(each, Picture)]
     if section.brief is not None:
         shown = section.brief(study, drawn)
     else:

@@ -70,11 +70,10 @@ def _narrow(table: Table) -> str:
 
 def best_series(study: Study) -> list[str]:
     """Return the series of the answer: all in the study's order, or of many those with the lowest NLLs."""
-    found = {name: each.median for name, each in windows(study).items()}
-    if 2 * len(found) + FRAME + 1 <= MOST_LINES:
-        return list(found)
-    ranked = sorted(found, key=lambda name: math.inf if found[name] is None else found[name].best_nll)
-    return ranked[:MOST_ROWS]
+    if 2 * len(study.series) + FRAME + 1 <= MOST_LINES:
+        return list(study.series)
+    best = {name: each.median.best_nll if each.median else math.inf for name, each in windows(study).items()}
+    return sorted(best, key=lambda name: best[name])[:MOST_ROWS]
 
 
 def title(study: Study) -> str:

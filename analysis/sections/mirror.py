@@ -5,12 +5,13 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from analysis.drawing.marks import dots, mechanism_legend
+from analysis.drawing.pieces import Pieces, heading
 from analysis.drawing.style import MUTED, WIDTH_INCHES, looks, lr_axis
 from analysis.drawing.typeset import Table
 from analysis.measures import RATE, SERIES, Measure, grid_table, phase_tables, rows_of_run, three_digits
 from analysis.numbers.spread import INTERVAL_RULE, REAL
 from analysis.numbers.step_shares import phases_of
-from analysis.sections.section import Figures, Section, by_phase, is_of_rates, plain_body
+from analysis.sections.section import Drawn, Figures, Section, by_phase, is_of_rates, pictures, plain_body
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from stability.runs.words import Words
