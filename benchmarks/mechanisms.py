@@ -32,7 +32,7 @@ from torch import nn
 
 from benchmarks._machine import machine
 from benchmarks._training import Size, interleaved, training
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import AbstractRecurrent, MixerShape
 from stability.models.auxiliary import split_loss
 from stability.registry import Registry, add_plugin
@@ -104,7 +104,7 @@ def cases(names: list[str], directions: list[str]) -> tuple[list[Case], list[str
             for extra in ({}, *VARIANTS.get(name, ())):
                 label = " ".join([name, *(f"{key}={value}" for key, value in extra.items())])
                 case = Case(label, name, extra, direction)
-                config = settings_of("mechanisms", name, case.settings(SIZES[DEFAULT[0]]))
+                config = validate_settings("mechanisms", name, case.settings(SIZES[DEFAULT[0]]))
                 if mechanism.untrained(config):
                     absent += [f"{name}: it is not trained"] * (direction == directions[0])
                 elif direction in mechanism.supported_directions(config):
@@ -204,7 +204,9 @@ def declared(case: Case, size: Size) -> float:
     """Return the exponent of a mechanism's declared multiply-adds for very long sequences."""
     mechanism, shape = Registry("mechanisms").load(case.name), MixerShape(size.width, size.heads, case.direction)
     costs = [
-        mechanism.cost(settings_of("mechanisms", case.name, case.settings(size._replace(positions=num))), shape, num)
+        mechanism.cost(
+            validate_settings("mechanisms", case.name, case.settings(size._replace(positions=num))), shape, num
+        )
         for num in (ENDLESS, 4 * ENDLESS)
     ]
     return math.log2(costs[1] / costs[0]) / 2

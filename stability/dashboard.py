@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str | None]) -> Series:
     """Send the requested runs, and return the series of the study's runs."""
     from stability.cli.progress import follow
-    from stability.config.base import checked
+    from stability.config.base import validate
     from stability.config.curvature import CurvatureSpec
     from stability.dashboards.past_runs import is_missing, send
     from stability.dashboards.series import Series
@@ -66,7 +66,7 @@ def _send_runs(study: StudyFolder, which: str, mode: str, place: dict[str, str |
 
     trials = [row.trial for row in StudyView.of(study).progress.rows]
     asked = next((trial.curvature for trial in trials if trial.curvature is not None), None)
-    curvature = None if asked is None else checked(CurvatureSpec, asked)
+    curvature = None if asked is None else validate(CurvatureSpec, asked)
     told = [Told(trial.directory, study.path.name, trial.label, trial.spec) for trial in trials]
     chosen = [each for each in told if which == "all" or (which == "missing" and is_missing(each))]
     if chosen:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.config.base import AXES
-from stability.config.identity import reduced
+from stability.config.identity import drop_excluded
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.records import SpecFile
@@ -83,11 +83,11 @@ def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
     """
     try:
         whole = read_json(directory.spec_file, SpecFile)
-        spec = reduced(whole, RunSpec)
+        spec = drop_excluded(whole, RunSpec)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return UNREADABLE
     asked = [json.loads(json.dumps(trial.spec)) for trial in _kinds(trials)]
-    others = [reduced(each, RunSpec) for each in asked]
+    others = [drop_excluded(each, RunSpec) for each in asked]
     if not any(_recipe(spec) == _recipe(other) for other in others):
         return _first_difference(_recipe(spec), _recipe(others[0]), whole, asked[0])
     for axis in PARTS:

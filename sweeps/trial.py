@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.config.base import AXES, checked
+from stability.config.base import AXES, validate
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
@@ -125,7 +125,7 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
     shared: dict[str, Any] = {
         "pool": str(Path(spec.runs_dir).resolve()),
         "curvature": spec.curvature.model_dump(mode="json") if spec.hessian else None,
-        "generate": None if spec.generate is None else spec.generate.absolute().model_dump(mode="json"),
+        "generate": None if spec.generate is None else spec.generate.resolve_oracle().model_dump(mode="json"),
         "device": spec.device,
         "sinks": None,
         "command": command_line(),
@@ -158,7 +158,7 @@ def _is_measured(trial: Trial, is_measured: IsMeasured | None) -> bool:
         return True
     if is_measured is None:
         from stability.probes.curvature.alpha_max import is_measured
-    return is_measured(trial.directory, checked(CurvatureSpec, trial.curvature))
+    return is_measured(trial.directory, validate(CurvatureSpec, trial.curvature))
 
 
 def _is_generated(trial: Trial) -> bool:
@@ -166,7 +166,7 @@ def _is_generated(trial: Trial) -> bool:
         return True
     from stability.probes.generation.generating import is_generated
 
-    return is_generated(trial.directory, checked(GenerationSpec, trial.generate))
+    return is_generated(trial.directory, validate(GenerationSpec, trial.generate))
 
 
 def is_stopped(trial: Trial) -> bool:
@@ -283,11 +283,11 @@ def _parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
     if not trial.directory.finished:  # stopped at a rung
         return
     if trial.curvature is not None:
-        yield _measure(trial, checked(CurvatureSpec, trial.curvature), sinks)
+        yield _measure(trial, validate(CurvatureSpec, trial.curvature), sinks)
     if trial.generate is not None:
         from stability.probes.generation.generating import generate
 
-        yield generate(trial.directory, checked(GenerationSpec, trial.generate), **where)
+        yield generate(trial.directory, validate(GenerationSpec, trial.generate), **where)
 
 
 def _measure(trial: Trial, curvature: CurvatureSpec, sinks: Sinks) -> Iterator[None]:

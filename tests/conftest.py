@@ -25,7 +25,7 @@ from omegaconf.base import Box
 
 from stability import registry
 from stability.cli.entry import run_entry
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
@@ -201,8 +201,8 @@ class Lab:
             "data": {"name": "text", "path": str(self.text)},
         }
         values |= changes
-        fingerprint = prepare(checked(RunSpec, {**values, "data_fingerprint": "unknown"}).data, self.cache).fingerprint
-        return checked(RunSpec, {**values, "data_fingerprint": fingerprint})
+        fingerprint = prepare(validate(RunSpec, {**values, "data_fingerprint": "unknown"}).data, self.cache).fingerprint
+        return validate(RunSpec, {**values, "data_fingerprint": fingerprint})
 
     def directory(self, spec: RunSpec) -> RunDirectory:
         return RunDirectory(self.pool, run_id(spec))

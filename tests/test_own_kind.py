@@ -17,7 +17,7 @@ from analysis.export import write_figures
 from analysis.sections import accuracy
 from analysis.study.load import load
 from stability import generate, hessian, probe, report, sweep
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.generation import GenerationSpec
 from stability.runs.directory import read_jsonl
 from stability.runs.results import collect
@@ -144,7 +144,7 @@ def test_a_setting_of_its_samples_is_written_and_refused_like_one_of_ours(folder
     spec = read_spec("sweep", [*words, "generate.num=2", "generate.start=5"])
     assert spec.generate.own.start == 5
     asked = spec.generate.model_dump(mode="json")
-    assert asked["start"] == 5 and asked["contexts"] == "empty" and checked(GenerationSpec, asked) == spec.generate
+    assert asked["start"] == 5 and asked["contexts"] == "empty" and validate(GenerationSpec, asked) == spec.generate
     for given, message in {
         ("generate.start=5",): r"generate\.start=5 needs the number of samples",
         ("generate.num=2", "generate.start=-1"): r"generate\.start=-1: input should be greater than or equal to 0",

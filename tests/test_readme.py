@@ -81,9 +81,9 @@ def test_the_preset_of_roles_is_read_as_it_stands_and_its_groups_reach_the_optim
     for words in (["study=roles"], ["study=roles", "optimizer=[adamw,sgd]", "optimizer.groups.mixer.lr_scale=0.5"]):
         spec = read_spec("sweep", words)
         assert spec.name == "roles" or len(words) > 1
-        found = {group.role: group.written() for group in spec.optimizer[0].groups}
+        found = {group.role: group.dump() for group in spec.optimizer[0].groups}
         assert found["mixer"] == {"lr_scale": 0.5}
-    assert {group.role: group.written() for group in read_spec("sweep", ["study=roles"]).optimizer[0].groups} == {
+    assert {group.role: group.dump() for group in read_spec("sweep", ["study=roles"]).optimizer[0].groups} == {
         "mixer": {"lr_scale": 0.5},
         "norm": {"weight_decay": 0.0},
         "embedding": {"lr_scale": 0.0},

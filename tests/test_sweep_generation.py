@@ -108,9 +108,9 @@ def test_generation_is_no_part_of_a_run_s_identity_and_off_by_default(words):
 def test_an_oracle_s_folder_is_absolute_for_the_workers_and_a_name_stays(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert GenerationSpec(num=1, oracle="ckpt:there").absolute().oracle == f"ckpt:{tmp_path / 'there'}"
-    assert GenerationSpec(num=1, oracle="hf:there").absolute().oracle == f"hf:{tmp_path / 'there'}"
-    assert GenerationSpec(num=1, oracle="hf:gpt2-large").absolute().oracle == "hf:gpt2-large"
+    assert GenerationSpec(num=1, oracle="ckpt:there").resolve_oracle().oracle == f"ckpt:{tmp_path / 'there'}"
+    assert GenerationSpec(num=1, oracle="hf:there").resolve_oracle().oracle == f"hf:{tmp_path / 'there'}"
+    assert GenerationSpec(num=1, oracle="hf:gpt2-large").resolve_oracle().oracle == "hf:gpt2-large"
 
 
 def test_a_plan_asks_for_no_oracle_of_the_hub_but_for_one_on_the_disk(words, capsys):

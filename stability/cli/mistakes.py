@@ -12,7 +12,7 @@ from typing import Any
 
 from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, is_group, unknown_key, yamls
 from stability.cli.words import A_RATE, Invocation, Word
-from stability.config.base import AXES, choices_of, missing
+from stability.config.base import AXES, choices_of, describe_missing
 from stability.config.parse import SPECS
 from stability.printable import line_of, visible
 from stability.registry import Registry, near_misses
@@ -190,7 +190,7 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
         return unknown_key(match.group(1), _keys(root, chosen), chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
-        return missing(key, SPECS[root], key.split("."))
+        return describe_missing(key, SPECS[root], key.split("."))
     word = _at_fault(root, invocation)
     if word is None:
         return f"conf/{root}.yaml cannot be composed without any word: {line_of(text)}"

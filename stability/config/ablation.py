@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from stability.config.base import Settings, parts_listed
-from stability.config.groups import GROUPS, written_out
+from stability.config.base import Settings, list_parts
+from stability.config.groups import GROUPS, expand_groups
 from stability.registry import near_misses
 
 Build = Callable[[dict[str, Any]], Any]
@@ -47,7 +47,7 @@ class Ablation(Settings):
 
     @field_validator("values", mode="before")
     @classmethod
-    def _hashable(cls, values: Any) -> Any:
+    def _make_hashable(cls, values: Any) -> Any:
         return (
             [tuple(value) if isinstance(value, list) else value for value in values]
             if isinstance(values, list | tuple)
@@ -76,10 +76,10 @@ class Ablation(Settings):
             ValueError: the setting is unknown, a value is invalid or a value is listed twice; one line.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
-        own = self._holder(axis, base.model_dump(mode="json"))[self._key]
+        own = self._find_holder(axis, base.model_dump(mode="json"))[self._key]
         found: list[Variant] = []
         for value in self.values:
-            part = self._built(axis, base, value, build)
+            part = self._build_variant(axis, base, value, build)
             variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
             if any(part == other.part or variant.label == other.label for other in found):
                 raise ValueError(
@@ -88,12 +88,12 @@ class Ablation(Settings):
                 )
             found.append(variant)
         if all(variant.label for variant in found):
-            found.insert(_place(own, self.values), Variant(own, "", base))
+            found.insert(_find_index(own, self.values), Variant(own, "", base))
         return found
 
-    def _built(self, axis: str, base: Any, value: Any, build: Build) -> Any:
+    def _build_variant(self, axis: str, base: Any, value: Any, build: Build) -> Any:
         flat = base.model_dump(mode="json")
-        self._holder(axis, flat)[self._key] = value
+        self._find_holder(axis, flat)[self._key] = value
         try:
             return build(flat)
         except ValueError as error:
@@ -103,31 +103,31 @@ class Ablation(Settings):
     def _key(self) -> str:
         return self.setting.rsplit(".", 1)[-1]
 
-    def _holder(self, axis: str, flat: dict[str, Any]) -> dict[str, Any]:
+    def _find_holder(self, axis: str, flat: dict[str, Any]) -> dict[str, Any]:
         """Return the dict with the setting inside a part's flat dict."""
         held, path, steps = flat, f"ablate.{self.part}", self.setting.split(".")[:-1]
         if steps[:1] == [GROUPS] and axis == "optimizer":
-            flat |= written_out(flat)
+            flat |= expand_groups(flat)
         for step in steps:
-            inner = {key: item for key, item in held.items() if isinstance(item, dict)} | parts_listed(held)
+            inner = {key: item for key, item in held.items() if isinstance(item, dict)} | list_parts(held)
             if step not in inner:
                 raise ValueError(
                     f"{path}.{step}: holds no settings of its own"
                     + (f"; {near_misses(step, tuple(inner))}" if inner else "")
                 )
             held, path = inner[step], f"{path}.{step}"
-        if self._key not in _keys(held):
+        if self._key not in _list_keys(held):
             raise ValueError(
-                f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(parts_listed(held)))}"
+                f"{path}.{self._key}: unknown key; {near_misses(self._key, _list_keys(held) + tuple(list_parts(held)))}"
             )
         return held
 
 
-def _keys(held: dict[str, Any]) -> tuple[str, ...]:
+def _list_keys(held: dict[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in held if key != "name")
 
 
-def _place(own: Any, values: Sequence[Any]) -> int:
+def _find_index(own: Any, values: Sequence[Any]) -> int:
     """Return the index of the base's value: in order if the values are rising numbers, else 0."""
     numbers = [value for value in (own, *values) if isinstance(value, int | float) and not isinstance(value, bool)]
     rising = len(numbers) == len(values) + 1 and list(values) == sorted(values)

@@ -46,7 +46,7 @@ class Settings(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _countable(cls, value: Any) -> Any:
+    def _check_integer_size(cls, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise PydanticCustomError("countable", "Input should be at most 2^53 = 9,007,199,254,740,992 in size")
         return value
@@ -55,7 +55,7 @@ class Settings(BaseModel):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def checked(model: type[AnySettings], values: dict[str, Any], path: str = "") -> AnySettings:
+def validate(model: type[AnySettings], values: dict[str, Any], path: str = "") -> AnySettings:
     """Validate values and return the spec.
 
     Args:
@@ -78,7 +78,7 @@ def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
     This check precedes the validation of parts and needs no import of torch.
 
     Raises:
-        ValueError: as in `checked`.
+        ValueError: as in `validate`.
     """
     known = model.__pydantic_decorators__.field_validators.values()
     changed = {name for validator in known if validator.info.mode != "after" for name in validator.info.fields}
@@ -133,7 +133,7 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     if item["type"] == "extra_forbidden":
         return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
     if item["type"] == "missing":
-        return missing(path, model, item["loc"])
+        return describe_missing(path, model, item["loc"])
     if item["type"] == "tuple_type":
         return f"{path}={item['input']}: must be a list, written in brackets, e.g. {path}=[{item['input']}]"
     if item["type"] == "too_short":
@@ -149,7 +149,7 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
-def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
+def describe_missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
     """Describe a missing value in one line, with the spec's choices if any.
 
     Args:
@@ -157,7 +157,7 @@ def missing(path: str, model: type[BaseModel], loc: Sequence[Any]) -> str:
         model: the spec.
         loc: the field's location in the spec.
     """
-    field = _model_at(model, tuple(loc[:-1])).model_fields.get(str(loc[-1]))
+    field = _find_model(model, tuple(loc[:-1])).model_fields.get(str(loc[-1]))
     choices = choices_of(field) if field else ()
     listing = f"; choices: {', '.join(map(str, choices))}" if choices else ""
     return f"{path}: a value is missing; give {path}=…{listing}"
@@ -191,16 +191,16 @@ def check_heads(heads: int, width: int, at: str) -> None:
 
 def _is_item_written_flat(model: type[BaseModel], loc: tuple[Any, ...]) -> bool:
     """Return whether a location is an item of its spec's `items_written_flat` field."""
-    holder = _model_at(model, loc[:-2])
+    holder = _find_model(model, loc[:-2])
     return len(loc) > 2 and issubclass(holder, Settings) and loc[-2] == holder.items_written_flat
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the field names of the nested model at a location."""
-    return tuple(_model_at(model, loc).model_fields)
+    return tuple(_find_model(model, loc).model_fields)
 
 
-def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
+def _find_model(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
     """Return the nested model at a location, or its deepest existing parent."""
     for step in loc:
         field = model.model_fields.get(str(step))
@@ -211,7 +211,7 @@ def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
     return model
 
 
-def parts_listed(held: Mapping[str, Any]) -> dict[str, Any]:
+def list_parts(held: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts listed by a pattern, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``.
 
     The values are the original dicts, not copies.

@@ -38,7 +38,7 @@ def kernels_of(parts: Mapping[str, Any]) -> tuple[Kernels, ...]:
     are ignored.
     """
     return tuple(
-        found.written_behind(key, item.name)
+        found.add_field(key, item.name)
         for key, family in COMPUTED.items()
         if (item := parts.get(key)) is not None
         for found in Registry(family).load(item.name).kernels(item.settings)

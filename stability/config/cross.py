@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from stability.config.base import Settings
-from stability.config.parts import Part, name_and_settings, settings_of
+from stability.config.parts import Part, split_part, validate_settings
 from stability.registry import Registry, near_misses
 
 
@@ -18,7 +18,7 @@ class CrossOfEach(Settings):
         default=(), description="cross mechanisms with settings of their own; the others have their defaults"
     )
 
-    def beside(self, mechanism: Part) -> Part:
+    def choose_for(self, mechanism: Part) -> Part:
         name = Registry("mechanisms").load(mechanism.name).cross_kind
         return next((item for item in self.parts if item.name == name), None) or cross_part(name)
 
@@ -39,22 +39,22 @@ def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str =
         raise ValueError(
             f"cross={name}: no such cross mechanism; {near_misses(name, ('auto', *registry.names(cross=True), 'none'))}"
         )
-    return Part(name=name, settings=settings_of("mechanisms", name, settings or {}, path=path))
+    return Part(name=name, settings=validate_settings("mechanisms", name, settings or {}, path=path))
 
 
-def cross_choice(value: Any) -> Part | CrossOfEach | None:
+def parse_cross(value: Any) -> Part | CrossOfEach | None:
     """Parse the value of ``cross=``; None for ``none``.
 
     Examples are ``ca``, ``{"name": "cc", "window": 4}`` and ``{"name": "auto", "cc": {"window": 4}}``.
     """
     if value is None or isinstance(value, Part | CrossOfEach):
         return value
-    name, settings = name_and_settings("mechanisms", value)
+    name, settings = split_part("mechanisms", value)
     if name == "none":
         return None
     if name != "auto":
         return cross_part(name, settings)
-    return CrossOfEach(parts=tuple(_of_auto(key, item) for key, item in settings.items()))
+    return CrossOfEach(parts=tuple(_build_auto(key, item) for key, item in settings.items()))
 
 
 def num_context_of(objective: Part) -> int:
@@ -67,7 +67,7 @@ def contexts_of(objective: Part) -> tuple[str, ...]:
     return Registry("objectives").load(objective.name).contexts_of(objective.settings)
 
 
-def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
+def check_cross(cross: Part, num_positions: int, objective: Part, key: str) -> None:
     """Check a cross mechanism's settings against the number of positions and the context length.
 
     Args:
@@ -79,10 +79,12 @@ def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> No
     Raises:
         ValueError: the settings do not fit the lengths.
     """
-    lengths_fit(cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key)
+    check_cross_lengths(
+        cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key
+    )
 
 
-def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> None:
+def check_cross_lengths(cross: Part, num_positions: int, num_context: int, key: str) -> None:
     """Check a cross mechanism's settings against a given context length.
 
     Args:
@@ -102,7 +104,7 @@ def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> 
         raise ValueError(str(error).replace("cross.", key)) from None
 
 
-def _of_auto(name: str, settings: Any) -> Part:
+def _build_auto(name: str, settings: Any) -> Part:
     if not isinstance(settings, dict):
         raise ValueError(f"cross.{name}={settings!r}: must hold settings of {name}")
     return cross_part(name, {key: item for key, item in settings.items() if key != "name"}, path=f"cross.{name}")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from stability.config.base import Settings
 
 
-def _yaml_true(value: Any) -> Any:
+def _read_true_as_text(value: Any) -> Any:
     return "true" if value is True else value  # YAML reads gradient=true as a truth value
 
 
@@ -40,7 +40,7 @@ class SpectraSpec(Settings):
     density_probes: int = Field(default=3, ge=1, description="random vectors of the spectral density")
     density_products: int = Field(default=24, ge=2, description="Hessian-vector products for each of these vectors")
 
-    def only(self, names: tuple[str, ...]) -> SpectraSpec:
+    def select(self, names: tuple[str, ...]) -> SpectraSpec:
         """Return a copy with the named settings; all others have their defaults."""
         return SpectraSpec(**{name: getattr(self, name) for name in names})
 
@@ -62,7 +62,7 @@ class CurvatureSpec(Settings):
     microbatch: int | None = Field(
         default=None, ge=1, description="sequences evaluated at a time, which bounds the memory; null: the whole batch"
     )
-    gradient: Annotated[Literal["auto", "true", "clipped"], BeforeValidator(_yaml_true)] = Field(
+    gradient: Annotated[Literal["auto", "true", "clipped"], BeforeValidator(_read_true_as_text)] = Field(
         default="auto",
         description=(
             "whose slope enters the formula: the loss's own, the clipped one, or (auto) clipped for state=paper, "

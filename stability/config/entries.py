@@ -45,7 +45,7 @@ class HessianSpec(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _protocol_is_written_flat(cls, values: Any) -> Any:
+    def _nest_protocol(cls, values: Any) -> Any:
         """Put keys that are no field of this spec into ``curvature``; a dumped spec has none."""
         if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
             return values
@@ -53,7 +53,7 @@ class HessianSpec(Settings):
         return own | {"curvature": {key: value for key, value in values.items() if key not in own}}
 
     @model_validator(mode="after")
-    def _one_subject(self) -> HessianSpec:
+    def _check_subject(self) -> HessianSpec:
         """Refuse anything but one of ckpt and hf, and settings that do not apply to it."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
@@ -87,7 +87,7 @@ class HessianSpec(Settings):
         return self
 
 
-def _several(value: Any) -> Any:
+def _split_names(value: Any) -> Any:
     """Split the text ``[a,b]`` at its commas; a name may be a path, so the value is not parsed as YAML."""
     if not isinstance(value, str):
         return value
@@ -101,7 +101,7 @@ def _several(value: Any) -> Any:
 class ReportSpec(Settings):
     """The settings of `stability.report`: tables, figures and PDF of studies."""
 
-    name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
+    name: Annotated[tuple[str, ...], BeforeValidator(_split_names), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
     together: str | None = Field(
@@ -114,7 +114,7 @@ class ReportSpec(Settings):
             "figures, model sizes × modalities"
         ),
     )
-    format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_several)] = Field(
+    format: Annotated[tuple[Literal["pdf", "html", "files"], ...], BeforeValidator(_split_names)] = Field(
         default=("pdf",),
         min_length=1,
         description=(
@@ -147,18 +147,18 @@ class ReportSpec(Settings):
     )
 
     @model_validator(mode="after")
-    def _captions_are_of_files(self) -> ReportSpec:
+    def _check_caption(self) -> ReportSpec:
         if self.caption == "long" and "files" not in self.format:
             raise ValueError("caption=long is of the LaTeX tables that format=files writes; add format=files")
         return self
 
 
-def _interval(value: Any) -> Any:
+def _parse_interval(value: Any) -> Any:
     """Return the seconds between refreshes; ``watch=true`` means 2 s, ``watch=false`` None."""
     return (2.0 if value else None) if isinstance(value, bool) else value
 
 
-def _unlisted(value: Any) -> Any:
+def _check_clean(value: Any) -> Any:
     """Refuse ``clean=NAME``, which is delete=NAME."""
     if isinstance(value, str) and value != "unlisted":
         raise ValueError(f"clean={value}: must be unlisted; delete={value} removes the study {value}")
@@ -174,10 +174,10 @@ class StatusSpec(Settings):
         description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each",
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    watch: Annotated[float | None, BeforeValidator(_interval)] = Field(
+    watch: Annotated[float | None, BeforeValidator(_parse_interval)] = Field(
         default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
     )
-    clean: Annotated[Literal["unlisted"] | None, BeforeValidator(_unlisted)] = Field(
+    clean: Annotated[Literal["unlisted"] | None, BeforeValidator(_check_clean)] = Field(
         default=None,
         description="unlisted: remove the runs that no study lists, and what dead processes left half-written",
     )
@@ -190,7 +190,7 @@ class StatusSpec(Settings):
     upgrade: bool = Field(default=False, description="rewrite the pool's files of older versions, once")
 
     @model_validator(mode="after")
-    def _one_task(self) -> StatusSpec:
+    def _check_task(self) -> StatusSpec:
         if self.watch is not None and self.name is None:
             raise ValueError("watch needs name=…, the study that is to be watched")
         if self.clean is not None and self.name is not None:
@@ -276,7 +276,7 @@ class ProbeSpec(Settings):
     )
 
     @model_validator(mode="after")
-    def _stand_ins(self) -> ProbeSpec:
+    def _check_stand_ins(self) -> ProbeSpec:
         """Refuse a missing or trainable mechanism, and a mechanism for another probe than training_free."""
         registry = Registry("mechanisms")
         choices = registry.names(cross=False, trainable=False)
@@ -292,7 +292,7 @@ class ProbeSpec(Settings):
         return self
 
     @model_validator(mode="after")
-    def _subject(self) -> ProbeSpec:
+    def _check_ckpt(self) -> ProbeSpec:
         if self.what not in ("connectivity", "pdmm") and self.ckpt is None:
             raise ValueError(
                 f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart"

@@ -31,11 +31,11 @@ def own_settings() -> type[Settings]:
     """
     registry = Registry("objectives")
     kinds = dict.fromkeys(registry.load(name).Sampling for name in registry.names())
-    return _together(tuple(kind for kind in kinds if kind is not Settings))
+    return _merge_settings(tuple(kind for kind in kinds if kind is not Settings))
 
 
 @cache
-def _together(kinds: tuple[type[Settings], ...]) -> type[Settings]:
+def _merge_settings(kinds: tuple[type[Settings], ...]) -> type[Settings]:
     return create_model("OwnSettings", __base__=kinds) if kinds else Settings
 
 
@@ -82,7 +82,7 @@ class GenerationSpec(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_is_written_flat(cls, values: Any) -> Any:
+    def _nest_own(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         kinds = own_settings()
@@ -91,13 +91,13 @@ class GenerationSpec(Settings):
         return {"own": kinds.model_validate(own), **shared}
 
     @model_serializer(mode="wrap")
-    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _flatten_own(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values = handler(self)
         return values | values.pop("own")
 
     @field_validator("oracle")
     @classmethod
-    def _known_kind(cls, value: str | None) -> str | None:
+    def _check_kind(cls, value: str | None) -> str | None:
         kind, _, place = (value or "").partition(":")
         if value is not None and (kind not in KINDS or not place):
             raise ValueError(
@@ -105,7 +105,7 @@ class GenerationSpec(Settings):
             )
         return value
 
-    def absolute(self) -> GenerationSpec:
+    def resolve_oracle(self) -> GenerationSpec:
         """Return a copy with an absolute path to the oracle's folder: sweep workers run in other folders."""
         kind, _, place = (self.oracle or "").partition(":")
         there = Path(place).expanduser()
@@ -131,7 +131,7 @@ class GenerateSpec(GenerationSpec):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
 
-def asked_for(value: Any) -> Any:
+def parse_generation(value: Any) -> Any:
     """Return the composed field, or None for ``generate.num=null``: no generation.
 
     Raises:

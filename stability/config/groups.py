@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from stability.config.base import Settings, checked
+from stability.config.base import Settings, validate
 from stability.registry import near_misses
 
 GROUPS = "groups"  # key in an optimizer's plain values, beside its own settings
@@ -29,7 +29,7 @@ class Group(Settings):
         default=(), description="settings of the optimizer's own that are others for these parameters"
     )
 
-    def written(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, without neutral ones."""
         own: dict[str, Any] = dict(self.model_dump(mode="json")["settings"])
         return ({} if self.lr_scale == 1.0 else {LR_SCALE: self.lr_scale}) | own
@@ -39,7 +39,7 @@ class Group(Settings):
         return type(config).model_validate({**config.model_dump(), **dict(self.settings)})
 
 
-def groups_of(optimizer: Any, name: str, config: Settings, values: Any) -> tuple[Group, ...]:
+def parse_groups(optimizer: Any, name: str, config: Settings, values: Any) -> tuple[Group, ...]:
     """Parse ``optimizer.groups`` into groups in the order of `ROLES`, without neutral ones.
 
     Args:
@@ -52,27 +52,27 @@ def groups_of(optimizer: Any, name: str, config: Settings, values: Any) -> tuple
         ValueError: the values are no such dict, a role is unknown, or a setting is unknown or cannot differ by role;
             one line.
     """
-    given = _dict(values, f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
+    given = _require_dict(values, f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
     for role in given:
         if role not in ROLES:
             raise ValueError(f"optimizer.{GROUPS}.{role}: no such role of a parameter; {near_misses(role, ROLES)}")
-    groups = (_group(optimizer, name, config, role, given[role]) for role in ROLES if role in given)
-    return tuple(group for group in groups if group.written())
+    groups = (_parse_group(optimizer, name, config, role, given[role]) for role in ROLES if role in given)
+    return tuple(group for group in groups if group.dump())
 
 
-def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) -> Group:
-    """Return one role's group, validated by the optimizer's Config; errors as in `groups_of`."""
+def _parse_group(optimizer: Any, name: str, config: Settings, role: str, values: Any) -> Group:
+    """Return one role's group, validated by the optimizer's Config; errors as in `parse_groups`."""
     path, fields = f"optimizer.{GROUPS}.{role}", type(config).model_fields
-    given = {key: value for key, value in _dict(values, path, "lr_scale=0.5").items() if value is not None}
+    given = {key: value for key, value in _require_dict(values, path, "lr_scale=0.5").items() if value is not None}
     for key in given:
         if key not in (LR_SCALE, *fields):
             raise ValueError(f"{path}.{key}: {name} has no such setting; {near_misses(key, (LR_SCALE, *fields))}")
     scale = {LR_SCALE: given.pop(LR_SCALE)} if LR_SCALE in given else {}
     if scale and optimizer.is_multiplier:
         raise ValueError(f"{path}.{LR_SCALE}: {name} finds one rate for all parameters; leave {LR_SCALE} out")
-    own = checked(type(config), {**config.model_dump(), **given}, path)
+    own = validate(type(config), {**config.model_dump(), **given}, path)
     settings = tuple((key, getattr(own, key)) for key in fields if key in given)
-    group = checked(Group, {"role": role, **scale, "settings": settings}, path)
+    group = validate(Group, {"role": role, **scale, "settings": settings}, path)
     for key, value in group.settings:
         changed = config.model_copy(update={key: value})
         if changed != config and optimizer.by_group(changed) == optimizer.by_group(config):
@@ -80,34 +80,34 @@ def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) 
     return group
 
 
-def _dict(values: Any, path: str, example: str) -> dict[str, Any]:
+def _require_dict(values: Any, path: str, example: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"{path}={values!r}: holds settings and is no value itself, e.g. {path}.{example}")
     return {str(key): value for key, value in values.items()}
 
 
-def given_to_each(axis: dict[str, Any]) -> dict[str, Any]:
+def share_groups(axis: dict[str, Any]) -> dict[str, Any]:
     """Return a sweep's optimizers, each with the groups shared by all.
 
     The input is Hydra's ``{"adamw": {…}, "groups": {…}}``. An optimizer's own value for a role has precedence.
     """
-    shared = _dict(axis[GROUPS], f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
+    shared = _require_dict(axis[GROUPS], f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
 
-    def joined(settings: Any) -> Any:
+    def add_shared(settings: Any) -> Any:
         if not isinstance(settings or {}, dict):
             return settings  # refused as such
         own = (settings or {}).get(GROUPS, {})
-        roles = {role: _merged(shared.get(role), own.get(role)) for role in {**shared, **own}}
+        roles = {role: _merge_role(shared.get(role), own.get(role)) for role in {**shared, **own}}
         return {**(settings or {}), GROUPS: roles}
 
-    return {name: joined(settings) for name, settings in axis.items() if name != GROUPS}
+    return {name: add_shared(settings) for name, settings in axis.items() if name != GROUPS}
 
 
-def _merged(shared: Any, own: Any) -> Any:
+def _merge_role(shared: Any, own: Any) -> Any:
     return {**shared, **own} if isinstance(shared, dict) and isinstance(own, dict) else shared if own is None else own
 
 
-def written_out(values: Mapping[str, Any]) -> dict[str, Any]:
+def expand_groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's plain values with every role and setting in its groups.
 
     Values not given are neutral: null, and a scale of 1. Paths into the groups can then be resolved.

@@ -99,10 +99,10 @@ def tokenizer_id(spec: BaseModel) -> str:
 
 def essence(spec: BaseModel) -> str:
     """Return the settings that are part of a run's id, as canonical JSON: sorted keys, no spaces."""
-    return json.dumps(reduced(spec.model_dump(mode="json"), type(spec)), sort_keys=True, separators=(",", ":"))
+    return json.dumps(drop_excluded(spec.model_dump(mode="json"), type(spec)), sort_keys=True, separators=(",", ":"))
 
 
-def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type[BaseModel]) -> bool:
+def is_same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type[BaseModel]) -> bool:
     """Return whether two specs of a kind describe the same run; either may lack newer fields.
 
     Args:
@@ -110,11 +110,11 @@ def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type
         values: plain JSON values of the other.
         schema: the class of both.
     """
-    first, second = (reduced(json.loads(json.dumps(each)), schema) for each in (on_disk, values))
+    first, second = (drop_excluded(json.loads(json.dumps(each)), schema) for each in (on_disk, values))
     return first == second
 
 
-def filled(
+def fill_newer_fields(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
     """Return plain JSON values with the neutral value of every missing `Since` field.
@@ -139,26 +139,28 @@ def filled(
             own = family_of(field.metadata) or (family if key == "parts" else None)
             if own is not None and isinstance(whole[key], str) and Bare() in field.metadata:
                 whole[key] = {"name": whole[key]}  # older files contain the name only
-            whole[key] = _filled_inside(whole[key], field.annotation, own)
+            whole[key] = _fill_nested(whole[key], field.annotation, own)
     return whole
 
 
-def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
+def _fill_nested(value: Any, annotation: Any, family: str | None) -> Any:
     """Return a field's value with its nested parts and groups filled."""
     if isinstance(value, list | tuple) and family is not None:
-        return [_filled_inside(item, annotation, family) for item in value]
+        return [_fill_nested(item, annotation, family) for item in value]
     if not isinstance(value, dict):
         return value
     name = value.get("name", "")
     if family is None or not name:
-        return filled(value, group_of(annotation), name)
+        return fill_newer_fields(value, group_of(annotation), name)
     return {
         "name": name,
-        **filled({key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family),
+        **fill_newer_fields(
+            {key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family
+        ),
     }
 
 
-def without_places(
+def shorten_places(
     values: Mapping[str, Any], schema: type[BaseModel] | None, family: str | None = None
 ) -> dict[str, Any]:
     """Return a spec's plain JSON values, each path cut to its last part.
@@ -179,17 +181,17 @@ def without_places(
         if is_place or (family == "data" and key in UNMARKED):
             shown[key] = _last_part(value)
         else:
-            shown[key] = _without_places_inside(value, None if field is None else field.annotation, own)
+            shown[key] = _shorten_nested_places(value, None if field is None else field.annotation, own)
     return shown
 
 
-def _without_places_inside(value: Any, annotation: Any, family: str | None) -> Any:
+def _shorten_nested_places(value: Any, annotation: Any, family: str | None) -> Any:
     if isinstance(value, list | tuple):
-        return [_without_places_inside(item, annotation, family) for item in value]
+        return [_shorten_nested_places(item, annotation, family) for item in value]
     if not isinstance(value, dict):
         return value
     schema = group_of(annotation) if family is None else _config(family, value.get("name", ""))
-    return without_places(value, schema, family)
+    return shorten_places(value, schema, family)
 
 
 def _last_part(value: Any) -> Any:
@@ -199,15 +201,15 @@ def _last_part(value: Any) -> Any:
     return re.sub(r"^((?:ckpt|hf):)?.*/(?=[^/])", r"\1", value, flags=re.DOTALL) if isinstance(value, str) else value
 
 
-def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
+def drop_excluded(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """Return a spec's plain JSON values without those excluded from its id.
 
     ``schema`` is the class with their fields; None: unknown in this process.
     """
-    return _reduced(values, schema)
+    return _drop_excluded(values, schema)
 
 
-def _reduced(
+def _drop_excluded(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
     """Return the plain values in the id; ``part`` and ``family`` name the part with these settings."""
@@ -219,7 +221,7 @@ def _reduced(
             continue
         # a user's pattern may leave `parts` unmarked: its items are of the pattern's own family
         own = family_of(markers) or (family if key == "parts" else None)
-        inner = _inner(value, None if field is None else field.annotation, own, markers)
+        inner = _drop_nested(value, None if field is None else field.annotation, own, markers)
         if not any(
             isinstance(marker, Since) and (not marker.of or part in marker.of) and inner == marker.neutral
             for marker in markers
@@ -237,10 +239,10 @@ def _is_outside(markers: Sequence[Any], value: Any) -> bool:
     )
 
 
-def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[Any]) -> Any:
+def _drop_nested(value: Any, annotation: Any, family: str | None, markers: Sequence[Any]) -> Any:
     """Return the value with its nested parts and groups reduced."""
     if isinstance(value, list) and family is not None:
-        return [_inner(item, annotation, family, markers) for item in value]
+        return [_drop_nested(item, annotation, family, markers) for item in value]
     if not isinstance(value, dict):
         return value
     if any(isinstance(marker, Fingerprinted) for marker in markers):
@@ -249,12 +251,12 @@ def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[An
     if family is not None and name:
         kept = {
             "name": name,
-            **_reduced(
+            **_drop_excluded(
                 {key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family
             ),
         }
     else:
-        kept = _reduced(value, group_of(annotation), name)
+        kept = _drop_excluded(value, group_of(annotation), name)
     return name if kept == {"name": name} and any(isinstance(marker, Bare) for marker in markers) else kept
 
 

@@ -68,11 +68,11 @@ class Kernels:
     def path(self) -> str:
         return self.setting.rpartition("=")[0]
 
-    def inside(self, name: str) -> Kernels:
+    def nest_in(self, name: str) -> Kernels:
         """Return a copy for a part nested in the part of this name."""
         return replace(self, setting=f"{name}.{self.setting}")
 
-    def written_behind(self, key: str, name: str) -> Kernels:
+    def add_field(self, key: str, name: str) -> Kernels:
         """Return a copy with the setting under a run's field.
 
         Settings on a sweep's axis include the part's name, ``mechanism.sc.impl``, since an axis has several parts.

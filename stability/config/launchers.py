@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from stability.config.base import Settings
 
 
-def _share(value: Any) -> Any:
+def _check_share(value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value == "auto" or (is_number and (0 <= value <= 1 or (value > 1 and float(value).is_integer()))):
         return value
@@ -19,7 +19,7 @@ def _share(value: Any) -> Any:
     )
 
 
-GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_share)]
+GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_check_share)]
 
 
 class RaySpec(Settings):
@@ -45,7 +45,7 @@ class RaySpec(Settings):
 
     @field_validator("address")
     @classmethod
-    def _a_member(cls, value: str | None) -> str | None:
+    def _check_address(cls, value: str | None) -> str | None:
         """Refuse an address that is neither auto nor HOST:PORT of a cluster's head."""
         if value is not None and value.startswith("ray://"):
             raise ValueError(
@@ -95,7 +95,7 @@ class SlurmSpec(Settings):
 
     @field_validator("grace_s")
     @classmethod
-    def _grace_is_short(cls, value: int, info) -> int:
+    def _check_grace(cls, value: int, info) -> int:
         if "minutes" in info.data and value >= 60 * info.data["minutes"]:
             raise ValueError(
                 f"slurm.grace_s={value} must be below the job's {60 * info.data['minutes']} s "

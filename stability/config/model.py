@@ -73,7 +73,7 @@ class ModelSpec(Settings):
         return self.dropout if place in places[self.dropout_at] else 0.0
 
     @model_validator(mode="after")
-    def _something_is_dropped(self) -> ModelSpec:
+    def _check_dropout(self) -> ModelSpec:
         if self.dropout_at != "all" and not self.dropout:
             raise ValueError(
                 f"model.dropout_at={self.dropout_at} changes nothing where model.dropout=0; give a share, e.g. 0.1"
@@ -81,12 +81,12 @@ class ModelSpec(Settings):
         return self
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> ModelSpec:
+    def _check_heads(self) -> ModelSpec:
         check_heads(self.heads, self.width, "model.")
         return self
 
     @model_validator(mode="after")
-    def _starts_are_read(self) -> ModelSpec:
+    def _check_initial_values(self) -> ModelSpec:
         """Refuse initial values that the chosen initialisation or model would ignore."""
         if self.embedding_std != 1 and self.init != "ours":
             raise ValueError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from stability.config.base import AnySettings, Settings, checked
+from stability.config.base import AnySettings, Settings, validate
 from stability.config.computed import COMPUTED
-from stability.config.cross import cross_choice
+from stability.config.cross import parse_cross
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.config.generation import GenerateSpec
-from stability.config.identity import filled
+from stability.config.identity import fill_newer_fields
 from stability.config.parts import part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
@@ -41,8 +41,8 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
     """
     add_plugins(values.get("plugins"))
     with uncollected():
-        spec = checked(kind, values)
-        return cast(AnySettings, spec.settled()) if isinstance(spec, SweepSpec) else spec
+        spec = validate(kind, values)
+        return cast(AnySettings, spec.resolve_auto()) if isinstance(spec, SweepSpec) else spec
 
 
 def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec:
@@ -57,7 +57,7 @@ def parse_run(values: dict[str, Any], place: Path | str = "this run") -> RunSpec
     Raises:
         ValueError: a value is invalid, or the command does not name a required plugin; plugins are not imported here.
     """
-    return checked(RunSpec, _fill_younger_fields(values, place))
+    return validate(RunSpec, _fill_younger_fields(values, place))
 
 
 def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
     """
     known = _fill_younger_fields(values, "this run")
     return {
-        key: cross_choice(known[key]) if key == "cross" else part(family, known[key])
+        key: parse_cross(known[key]) if key == "cross" else part(family, known[key])
         for key, family in COMPUTED.items()
         if key in known
     }
@@ -76,4 +76,4 @@ def computed_parts_of(values: dict[str, Any]) -> dict[str, Any]:
 def _fill_younger_fields(values: dict[str, Any], place: Path | str) -> dict[str, Any]:
     """Return a run's values with neutral ones for newer fields; ValueError if a plugin is missing."""
     require_plugins(values.get("plugins"), place)
-    return filled(values, RunSpec)
+    return fill_newer_fields(values, RunSpec)

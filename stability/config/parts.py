@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer
 
 from stability.config.base import AXES, Settings, explain
-from stability.config.groups import GROUPS, Group, given_to_each, groups_of
+from stability.config.groups import GROUPS, Group, parse_groups, share_groups
 from stability.registry import Registry
 
 _TRAINED = {"cross": False, "trainable": True}  # mechanisms allowed on a sweep's axis
@@ -30,9 +30,9 @@ class Part(Settings):
     )
 
     @model_serializer(mode="plain")
-    def _flat(self) -> dict[str, Any]:
+    def _flatten(self) -> dict[str, Any]:
         flat = {"name": self.name, **self.settings.model_dump(mode="json")}
-        return flat | {GROUPS: {group.role: group.written() for group in self.groups}} if self.groups else flat
+        return flat | {GROUPS: {group.role: group.dump() for group in self.groups}} if self.groups else flat
 
 
 def unusual_settings(item: Part) -> dict[str, Any]:
@@ -62,17 +62,17 @@ def part(family: str, value: Any) -> Part:
     """
     if isinstance(value, Part):
         return value
-    name, settings = name_and_settings(family, value)
+    name, settings = split_part(family, value)
     if family == "mechanisms" and Registry(family).load(name, **_TRAINED).cross:
         raise ValueError(f"mechanism={name} is a cross mechanism, it needs a context: cross={name}")
     by_role = settings.pop(GROUPS, {}) if family == "optimizers" else {}
-    own = settings_of(family, name, settings)
+    own = validate_settings(family, name, settings)
     if not by_role:
         return Part(name=name, settings=own)
-    return Part(name=name, settings=own, groups=groups_of(Registry(family).load(name), name, own, by_role))
+    return Part(name=name, settings=own, groups=parse_groups(Registry(family).load(name), name, own, by_role))
 
 
-def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
+def split_part(family: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, dict) or "name" not in value:
@@ -81,7 +81,7 @@ def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
     return value["name"], {key: item for key, item in value.items() if key != "name"}
 
 
-def named(family: str, name: str, settings: Any) -> dict[str, Any]:
+def add_name(family: str, name: str, settings: Any) -> dict[str, Any]:
     """Return one part of an axis composed by Hydra: ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``.
 
     Args:
@@ -100,7 +100,7 @@ def named(family: str, name: str, settings: Any) -> dict[str, Any]:
     return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}
 
 
-def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
+def validate_settings(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
     """Validate a part's settings by its Config.
 
     Args:
@@ -142,18 +142,18 @@ def some_parts(family: str) -> Any:
 
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # an axis composed by Hydra: {"sa": {…}, "sc": {…}}
-            value = [named(family, name, settings) for name, settings in axis_of(family, value).items()]
-        return agreeing(family, tuple(part(family, item) for item in value))
+            value = [add_name(family, name, settings) for name, settings in list_axis_parts(family, value).items()]
+        return require_agreement(family, tuple(part(family, item) for item in value))
 
     return _PartsOf(read, family=family)
 
 
-def axis_of(family: str, value: dict[str, Any]) -> dict[str, Any]:
+def list_axis_parts(family: str, value: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of an axis composed by Hydra, by name; optimizers include the shared groups."""
-    return given_to_each(value) if family == "optimizers" and GROUPS in value else value
+    return share_groups(value) if family == "optimizers" and GROUPS in value else value
 
 
-def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def require_agreement(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts of an axis unchanged if they agree in their `Settings.same_for_all` fields.
 
     Runs of one sweep are compared, so these fields must have one value.
@@ -168,12 +168,12 @@ def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
             first, expected = seen.setdefault(field, (key, value))
             if value != expected:
                 raise ValueError(
-                    f"{first}={_written(expected)} and {key}={_written(value)}: in one sweep they must be the same; "
-                    "set both, or sweep them apart"
+                    f"{first}={_format_value(expected)} and {key}={_format_value(value)}: "
+                    "in one sweep they must be the same; set both, or sweep them apart"
                 )
     return parts
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Write a value as on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

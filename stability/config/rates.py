@@ -59,7 +59,7 @@ class LearningRates(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_form(self) -> LearningRates:
+    def _check_form(self) -> LearningRates:
         """Refuse anything but values, or low, high and num; and rates not positive and distinct."""
         of_range = (self.low, self.high, self.num)
         given = [item is not None for item in of_range]
@@ -88,7 +88,7 @@ class LearningRates(Settings):
 
     def rates(self) -> tuple[float, ...]:
         """Return the rates in ascending order: with ``edge`` the first round's, with ``scaled`` the multiples."""
-        return self._numbers() if self.values is not None else tuple(map(rounded_lr, self._numbers()))
+        return self._list_numbers() if self.values is not None else tuple(map(round_lr, self._list_numbers()))
 
     def rates_of(self, reference: float) -> tuple[float, ...]:
         """Return an optimizer's rates in ascending order.
@@ -101,15 +101,16 @@ class LearningRates(Settings):
         """
         if not self.scaled:
             return self.rates()
-        found = tuple(rounded_lr(number * reference) for number in self._numbers())
+        numbers = self._list_numbers()
+        found = tuple(round_lr(number * reference) for number in numbers)
         if found[0] <= 0 or len(set(found)) < len(found):
             raise ValueError(
-                f"lr.scaled=true: {len(found)} multiples from {self._numbers()[0]:g} to {self._numbers()[-1]:g} of the "
+                f"lr.scaled=true: {len(found)} multiples from {numbers[0]:g} to {numbers[-1]:g} of the "
                 f"reference rate {reference:g} are not distinct rates in three digits; give fewer, or a wider range"
             )
         return found
 
-    def _numbers(self) -> tuple[float, ...]:
+    def _list_numbers(self) -> tuple[float, ...]:
         """Return the numbers of the list or the range, ascending and not rounded."""
         if self.values is not None:
             return tuple(sorted(self.values))
@@ -118,7 +119,7 @@ class LearningRates(Settings):
         return tuple(self.low * math.exp(index * ratio) for index in range(self.num))
 
 
-def rounded_lr(lr: float) -> float:
+def round_lr(lr: float) -> float:
     """Return the rate rounded to three digits.
 
     Equal rates computed in different ways then give one run id.

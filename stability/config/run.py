@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings
-from stability.config.cross import CrossOfEach, cross_choice, cross_fits
+from stability.config.cross import CrossOfEach, check_cross, parse_cross
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
 from stability.config.parts import Part, one_part
@@ -76,7 +76,7 @@ class AbstractRecipe(Settings):
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
     @model_validator(mode="after")
-    def _keeps_rules_of_recipe(self) -> AbstractRecipe:
+    def _check_recipe(self) -> AbstractRecipe:
         check_rules(OF_RECIPE, self)
         return self
 
@@ -112,27 +112,27 @@ class RunSpec(AbstractRecipe):
 
     @field_validator("cross", mode="before")
     @classmethod
-    def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
+    def _resolve_cross(cls, value: Any, info: ValidationInfo) -> Any:
         """Return the cross mechanism in place of ``auto``."""
         # lengths are checked here because only here is the settings' key on the command line known
-        choice, known = cross_choice(value), info.data
+        choice, known = parse_cross(value), info.data
         auto = isinstance(choice, CrossOfEach)
         if isinstance(choice, CrossOfEach) and "mechanism" in known:
-            choice = choice.beside(known["mechanism"])
+            choice = choice.choose_for(known["mechanism"])
         if isinstance(choice, Part) and {"model", "objective"} <= known.keys():
-            cross_fits(
+            check_cross(
                 choice, known["model"].positions, known["objective"], f"cross.{choice.name}." if auto else "cross."
             )
         return choice
 
     @field_validator("weights")
     @classmethod
-    def _weights_are_known_by_their_content(cls, value: WeightsSpec | None) -> WeightsSpec | None:
+    def _check_weights(cls, value: WeightsSpec | None) -> WeightsSpec | None:
         if value is not None and value.sha256 is None:
             raise ValueError(f"weights.sha256: a value is missing; what {value.source} holds makes the run's id")
         return value
 
     @model_validator(mode="after")
-    def _keeps_rules_of_run(self) -> RunSpec:
+    def _check_run(self) -> RunSpec:
         check_rules(OF_RUN, self)
         return self

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stability.config.base import AXES, Settings, explain, parts_listed
-from stability.config.groups import GROUPS, written_out
+from stability.config.base import AXES, Settings, explain, list_parts
+from stability.config.groups import GROUPS, expand_groups
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numeric fields of a run that cannot be searched
@@ -35,7 +35,7 @@ class Dimension(Settings):
     log: bool = Field(default=False, description="whether equal ratios count as equally far")
 
     @model_validator(mode="after")
-    def _in_order(self) -> Dimension:
+    def _check_order(self) -> Dimension:
         if self.low >= self.high:
             raise ValueError(f"search.space.{self.path}: low={self.low:g} must be below high={self.high:g}")
         if self.log and self.low <= 0:
@@ -47,7 +47,7 @@ class Dimension(Settings):
         return math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
 
 
-def _dimensions(value: Any) -> Any:
+def _parse_dimensions(value: Any) -> Any:
     """Parse Hydra's nested dict into the fields of each `Dimension`; null removes one."""
     if not isinstance(value, dict):  # Hydra composes {"mechanism": {"sc": {"step_size": {"low": …, "high": …}}}}
         return value
@@ -85,7 +85,7 @@ class SearchSpec(Settings):
         default=None, ge=1, description="points chosen at a time of each kind; null: as many as run side by side"
     )
     seed: int = Field(default=0, ge=0, description="seed of the draws; the same seed and batch choose the same points")
-    space: Annotated[tuple[Dimension, ...], BeforeValidator(_dimensions)] = Field(
+    space: Annotated[tuple[Dimension, ...], BeforeValidator(_parse_dimensions)] = Field(
         default={"lr_peak": {"low": 1e-4, "high": 1e-1, "log": True}},
         validate_default=True,
         min_length=1,
@@ -176,7 +176,7 @@ class PbtSpec(Settings):
         return (*range(length, steps, length), steps)
 
 
-def halving_as_asha(values: dict[str, Any]) -> dict[str, Any]:
+def convert_halving(values: dict[str, Any]) -> dict[str, Any]:
     """Return a sweep's values with ``search=asha search.synchronous=true`` for its older words ``halving.…``.
 
     Raises:
@@ -201,7 +201,7 @@ AnySearch = SearchSpec | AshaSpec | PbtSpec
 KINDS: dict[str, type[AnySearch]] = {"optuna": SearchSpec, "asha": AshaSpec, "pbt": PbtSpec}
 
 
-def chosen(value: Any) -> Any:
+def parse_search(value: Any) -> Any:
     """Validate the plain values of a search by its name; None for ``search=none``.
 
     Raises:
@@ -223,7 +223,7 @@ def chosen(value: Any) -> Any:
         raise ValueError(explain(error, KINDS[name], "search")) from None
 
 
-def applies(path: str, recipe: Mapping[str, Any]) -> bool:
+def has_field(path: str, recipe: Mapping[str, Any]) -> bool:
     """Return whether a run of this recipe (plain JSON) has the field's part.
 
     For example, sa has no mechanism.sc.window.
@@ -232,13 +232,13 @@ def applies(path: str, recipe: Mapping[str, Any]) -> bool:
     return axis not in AXES or (bool(rest) and recipe[axis]["name"] == rest[0])
 
 
-def current(path: str, recipe: Mapping[str, Any]) -> int | float:
+def read_number(path: str, recipe: Mapping[str, Any]) -> int | float:
     """Return the number at a path of a recipe.
 
     Raises:
         ValueError: the field does not exist or is no number; one line.
     """
-    holder, key = _holder(path, copy.deepcopy(dict(recipe)))
+    holder, key = _find_holder(path, copy.deepcopy(dict(recipe)))
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(
@@ -248,23 +248,23 @@ def current(path: str, recipe: Mapping[str, Any]) -> int | float:
     return value
 
 
-def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
+def replace_numbers(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
     """Return a copy of the recipe with the given values at their paths."""
     result = copy.deepcopy(dict(recipe))
     for path, value in values.items():
-        holder, key = _holder(path, result)
+        holder, key = _find_holder(path, result)
         holder[key] = value
     return result
 
 
-def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
+def _find_holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the dict with a path's field, and the field's key."""
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
         if step == GROUPS and steps[0] == "optimizer":
-            held |= written_out(held)  # in place: the caller changes a group's setting in this dict
-        inner = {name: item for name, item in held.items() if isinstance(item, dict)} | parts_listed(held)
+            held |= expand_groups(held)  # in place: the caller changes a group's setting in this dict
+        inner = {name: item for name, item in held.items() if isinstance(item, dict)} | list_parts(held)
         if held.get("name") == step:  # mechanism.sc: `held` is that part already
             continue
         if step not in inner:

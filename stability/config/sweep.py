@@ -11,26 +11,26 @@ from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model
 
 from stability.config.ablation import Ablation, Variant
 from stability.config.ablation import read as read_ablations
-from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, checked
-from stability.config.cross import CrossOfEach, cross_choice
+from stability.config.base import AXES, LONGEST_NAME, STUDY_NAME, validate
+from stability.config.cross import CrossOfEach, parse_cross
 from stability.config.curvature import CurvatureSpec
-from stability.config.generation import GenerationSpec, asked_for
+from stability.config.generation import GenerationSpec, parse_generation
 from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec
 from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.rules import OF_SWEEP, check_rules
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.search import AnySearch, chosen, halving_as_asha
-from stability.config.settled import settled
-from stability.config.training import Precision, WeightsSpec, weights_asked_for
+from stability.config.search import AnySearch, convert_halving, parse_search
+from stability.config.settled import resolve_auto
+from stability.config.training import Precision, WeightsSpec, parse_weights
 from stability.config.wandb import WandbSpec
 from stability.registry import Registry
 
 Logger = Literal["files", "wandb", "tensorboard", "mlflow"]
 
 
-def _listed(value: Any) -> Any:
+def _make_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
@@ -46,19 +46,19 @@ class SweepSpec(AbstractRecipe):
     residual: Annotated[tuple[Part, ...], some_parts("residuals")] = Field(min_length=1, description="residual schemes")
     optimizer: Annotated[tuple[Part, ...], some_parts("optimizers")] = Field(min_length=1, description="optimizers")
     norm: Annotated[tuple[Part, ...], some_parts("norms")] = Field(min_length=1, description="normalisations")
-    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
+    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(parse_cross)] = Field(
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
-    precision: Annotated[tuple[Precision, ...], BeforeValidator(_listed)] = Field(
+    precision: Annotated[tuple[Precision, ...], BeforeValidator(_make_tuple)] = Field(
         default=("float32",),
         min_length=1,
         description="float32, tf32 (CUDA) or bf16; of several the first is the base, the others variants of it",
     )
     lr: LearningRates = Field(description="peak learning rates")
-    search: Annotated[AnySearch | None, BeforeValidator(chosen)] = Field(
+    search: Annotated[AnySearch | None, BeforeValidator(parse_search)] = Field(
         default=None, description="what chooses among the product's runs, or beyond them; null: nothing"
     )
-    init: Annotated[WeightsSpec | None, BeforeValidator(weights_asked_for)] = Field(
+    init: Annotated[WeightsSpec | None, BeforeValidator(parse_weights)] = Field(
         default=None, description="finished run whose weights every run starts from; init.source=null: none"
     )
     seeds: int = Field(default=1, ge=1, le=1000, description="number of seeds, counted from 0")
@@ -69,7 +69,7 @@ class SweepSpec(AbstractRecipe):
     )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
     curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
-    generate: Annotated[GenerationSpec | None, BeforeValidator(asked_for)] = Field(
+    generate: Annotated[GenerationSpec | None, BeforeValidator(parse_generation)] = Field(
         default=None,
         description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none",
     )
@@ -102,7 +102,7 @@ class SweepSpec(AbstractRecipe):
     )
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
-    logger: Annotated[tuple[Logger, ...], BeforeValidator(_listed)] = Field(
+    logger: Annotated[tuple[Logger, ...], BeforeValidator(_make_tuple)] = Field(
         default=("files",),
         min_length=1,
         description="where metrics go beside the run's files: one, or several in brackets",
@@ -129,33 +129,33 @@ class SweepSpec(AbstractRecipe):
     @model_validator(mode="before")
     @classmethod
     def _read_older_words(cls, values: Any) -> Any:
-        return halving_as_asha(values) if isinstance(values, dict) and "halving" in values else values
+        return convert_halving(values) if isinstance(values, dict) and "halving" in values else values
 
     @field_validator("precision")
     @classmethod
-    def _each_precision_once(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
+    def _check_precisions(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
         if len(set(value)) < len(value):
             raise ValueError(f"precision=[{','.join(value)}] names one twice; give each once")
         return value
 
     @field_validator("logger")
     @classmethod
-    def _each_logger_once(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
+    def _check_loggers(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
         if len(set(value)) < len(value):
             raise ValueError(f"logger=[{','.join(value)}] names one twice; give each once")
         return value
 
     @model_validator(mode="after")
-    def _keeps_rules_of_sweep(self) -> SweepSpec:
+    def _check_sweep(self) -> SweepSpec:
         check_rules(OF_SWEEP, self)
         return self
 
-    def settled(self) -> SweepSpec:
+    def resolve_auto(self) -> SweepSpec:
         """Return a copy with each ``impl=auto`` resolved (`stability.config.settled`), and reasons in `choices`."""
-        changes, choices = settled(self)
+        changes, choices = resolve_auto(self)
         if not changes:
             return self
-        found = checked(SweepSpec, {name: getattr(self, name) for name in SweepSpec.model_fields} | changes)
+        found = validate(SweepSpec, {name: getattr(self, name) for name in SweepSpec.model_fields} | changes)
         found._choices = choices
         return found
 
@@ -187,7 +187,7 @@ class SweepSpec(AbstractRecipe):
         """
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
         bases: list[dict[str, Any]] = [dict(zip(AXES, kind, strict=True)) for kind in kinds]
-        return tuple((label, choice) for base in bases for label, choice in self._around(base))
+        return tuple((label, choice) for base in bases for label, choice in self._vary(base))
 
     def rates(self) -> tuple[tuple[float, ...], ...]:
         """Return the learning rates of each of `curves`, in ascending order.
@@ -215,7 +215,7 @@ class SweepSpec(AbstractRecipe):
             "lr_peak": 1.0,
             "seed": 0,
         }
-        return tuple((label, checked(RunSpec, shared | choice)) for label, choice in self.curves())
+        return tuple((label, validate(RunSpec, shared | choice)) for label, choice in self.curves())
 
     def points(
         self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
@@ -235,7 +235,7 @@ class SweepSpec(AbstractRecipe):
             for seed in range(self.seeds)
         )
 
-    def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _vary(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the base, then its other precisions, then the variants of its parts."""
         first, *others = self.precision
         base = base | {"precision": first}

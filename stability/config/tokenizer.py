@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from stability.config.base import Settings, check_heads, checked
-from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
+from stability.config.base import Settings, check_heads, validate
+from stability.config.cross import CrossOfEach, check_cross_lengths, parse_cross
 from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
-from stability.config.parts import Part, axis_of, named, one_part, part
+from stability.config.parts import Part, add_name, list_axis_parts, one_part, part
 from stability.config.rules.model import require_trainable
 from stability.registry import Registry
 
@@ -20,21 +20,21 @@ MOST_LEVELS = 512  # from 1,002 on, the quantizer's margin would exceed the oute
 MOST_CODES = 2**20
 
 
-def _single(family: str) -> Any:
+def _validate_one_part(family: str) -> Any:
     """Return the validator for a field with one part; also parses an axis, ``{"sa": {…}}``."""
 
     def read(value: Any) -> Part:
         """Return the part; ValueError unless an axis lists exactly one."""
         if not isinstance(value, dict) or "name" in value:
             return part(family, value)
-        value = axis_of(family, value)
+        value = list_axis_parts(family, value)
         if len(value) != 1:
             noun = Registry(family).noun
             raise ValueError(
                 f"{noun}=[{','.join(value)}]: a tokenizer has one {noun}"
                 + "; patterns over layers are mechanism=mix" * (noun == "mechanism")
             )
-        return part(family, *(named(family, name, settings) for name, settings in value.items()))
+        return part(family, *(add_name(family, name, settings) for name, settings in value.items()))
 
     return BeforeValidator(read)
 
@@ -51,19 +51,19 @@ class AbstractTokenizerRecipe(Settings):
     """Settings that determine the trained tokenizer, except for the data's content."""
 
     data: Annotated[Part, one_part("data"), Fingerprinted()] = Field(description="protein chains")
-    mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(
+    mechanism: Annotated[Part, _validate_one_part("mechanisms"), Family("mechanisms")] = Field(
         description="sequence mechanism of encoder and decoders"
     )
-    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
+    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(parse_cross)] = Field(
         description=(
             "cross mechanism by which the stage-2 decoder reads the sequence; auto: ca beside attention, cc beside "
             "consensus"
         )
     )
-    optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(
+    optimizer: Annotated[Part, _validate_one_part("optimizers"), Family("optimizers")] = Field(
         description="optimizer and its settings but for the learning rate"
     )
-    norm: Annotated[Part, _single("norms"), Family("norms"), Bare()] = Field(
+    norm: Annotated[Part, _validate_one_part("norms"), Family("norms"), Bare()] = Field(
         default="layernorm", validate_default=True, description="normalisation before each branch"
     )
     ffn: Annotated[Part, one_part("ffns"), Bare(), Since("mlp")] = Field(
@@ -109,7 +109,7 @@ class AbstractTokenizerRecipe(Settings):
     )
 
     @model_validator(mode="after")
-    def _mechanism_fits(self) -> AbstractTokenizerRecipe:
+    def _check_mechanism(self) -> AbstractTokenizerRecipe:
         """Refuse a mechanism that is untrainable or unfit for direction, edges, depth, length or heads."""
         require_trainable("mechanism", self.mechanism)
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
@@ -132,7 +132,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @field_validator("optimizer")
     @classmethod
-    def _takes_all_parameters_alike(cls, value: Part) -> Part:
+    def _check_groups(cls, value: Part) -> Part:
         if value.groups:
             raise ValueError(
                 f"optimizer.groups.{value.groups[0].role}: a tokenizer's optimizer takes all parameters alike; leave "
@@ -142,7 +142,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @field_validator("optimizer")
     @classmethod
-    def _needs_gradients_alone(cls, value: Part) -> Part:
+    def _check_optimizer(cls, value: Part) -> Part:
         optimizer = Registry("optimizers").load(value.name)
         if optimizer.averages or optimizer.takes_hessian:
             what = "keeps an average of its weights" if optimizer.averages else "takes Hessian-vector products"
@@ -151,7 +151,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @field_validator("levels")
     @classmethod
-    def _codes_can_be_used(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_codes(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if (num := math.prod(value)) > MOST_CODES:
             raise ValueError(
                 f"levels=[{','.join(map(str, value))}] makes {num:,} codes, each a row of an embedding; at most "
@@ -160,7 +160,7 @@ class AbstractTokenizerRecipe(Settings):
         return value
 
     @model_validator(mode="after")
-    def _numbers_fit(self) -> AbstractTokenizerRecipe:
+    def _check_numbers(self) -> AbstractTokenizerRecipe:
         """Refuse heads, kernel, warm-up and cross mechanism that do not fit the other settings."""
         for name in ("encoder", "decoder", "atom_decoder"):
             check_heads(getattr(self, name).heads, getattr(self, name).width, f"{name}.")
@@ -180,10 +180,10 @@ class AbstractTokenizerRecipe(Settings):
                 "cross=none: the stage-2 decoder reads the sequence by a cross mechanism; add cross=auto, or "
                 "atom_steps=0"
             )
-        cross = self.cross.beside(self.mechanism) if isinstance(self.cross, CrossOfEach) else self.cross
+        cross = self.cross.choose_for(self.mechanism) if isinstance(self.cross, CrossOfEach) else self.cross
         if cross is not None:
             require_trainable("cross", cross)
-            lengths_fit(cross, self.positions, self.positions, "cross.")
+            check_cross_lengths(cross, self.positions, self.positions, "cross.")
         return self
 
 
@@ -200,11 +200,11 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
 
     @field_validator("cross", mode="before")
     @classmethod
-    def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
+    def _resolve_cross(cls, value: Any, info: ValidationInfo) -> Any:
         """Return the cross mechanism in place of ``auto``: a later version might resolve it differently."""
-        choice = cross_choice(value)
+        choice = parse_cross(value)
         return (
-            choice.beside(info.data["mechanism"])
+            choice.choose_for(info.data["mechanism"])
             if isinstance(choice, CrossOfEach) and "mechanism" in info.data
             else choice
         )
@@ -234,4 +234,4 @@ class TokenizerSpec(AbstractTokenizerRecipe):
     def run(self, data_fingerprint: str) -> TokenizerRunSpec:
         """Return the part of the spec that determines the trained tokenizer."""
         values = {name: getattr(self, name) for name in AbstractTokenizerRecipe.model_fields}
-        return checked(TokenizerRunSpec, {**values, "data_fingerprint": data_fingerprint})
+        return validate(TokenizerRunSpec, {**values, "data_fingerprint": data_fingerprint})

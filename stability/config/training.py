@@ -82,7 +82,7 @@ class WeightsSpec(Settings):
 
     @field_validator("source")
     @classmethod
-    def _known_kind(cls, value: str) -> str:
+    def _check_kind(cls, value: str) -> str:
         kind, _, place = value.partition(":")
         if kind not in ("ckpt", "hf") or not place:
             raise ValueError(
@@ -97,7 +97,7 @@ class WeightsSpec(Settings):
         return self.source.partition(":")[2]
 
 
-def weights_asked_for(value: Any) -> Any:
+def parse_weights(value: Any) -> Any:
     """Return a sweep's composed field ``init``, or None if it has no source.
 
     Raises:
@@ -158,7 +158,7 @@ class CheckpointSpec(Settings):
     )
 
     @model_validator(mode="after")
-    def _something_rolls(self) -> CheckpointSpec:
+    def _check_keep_last(self) -> CheckpointSpec:
         if self.keep_last is not None and not self.every_steps:
             raise ValueError(
                 f"checkpoint.keep_last={self.keep_last} keeps the newest of checkpoint.every_steps=…, which is 0; "
@@ -197,7 +197,7 @@ class GuardSpec(Settings):
     )
 
     @model_validator(mode="after")
-    def _budget_belongs_to_what_spends_it(self) -> GuardSpec:
+    def _check_budget(self) -> GuardSpec:
         """Refuse retries without a guard, the reverse, and skip_step without checks at every step."""
         if self.on_nonfinite == "stop" and self.retries:
             raise ValueError(

@@ -20,7 +20,7 @@ def build(name: str, *, width: int, ffn_multiple: float = 4.0, **settings: Any):
         ffn_multiple: the model's hidden width in widths D.
         settings: fields of the network's Config.
     """
-    from stability.config.parts import settings_of
+    from stability.config.parts import validate_settings
     from stability.registry import Registry
 
-    return Registry("ffns").load(name).build(settings_of("ffns", name, settings), width, ffn_multiple)
+    return Registry("ffns").load(name).build(validate_settings("ffns", name, settings), width, ffn_multiple)

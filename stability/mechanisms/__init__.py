@@ -57,9 +57,9 @@ def build(
         ValueError: unknown name, unknown or ill-typed setting, width not divisible by ``heads``, or unsupported
             direction.
     """
-    from stability.config.parts import settings_of
+    from stability.config.parts import validate_settings
     from stability.registry import Registry
 
     mechanism = Registry("mechanisms").load(name)
-    config = settings_of("mechanisms", name, settings)
+    config = validate_settings("mechanisms", name, settings)
     return mechanism.build(config, MixerShape(width, heads, direction, layer, num_layers))

@@ -118,7 +118,7 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
 def _check_kernels(mechanism: type[KernelUser], config: Any, shape: MixerShape) -> None:
     """Raise a one-line ``ValueError`` if the chosen kernels do not support other settings."""
     for asked in mechanism.kernels(config):
-        asked.inside("mechanism").check(shape.use)
+        asked.nest_in("mechanism").check(shape.use)
 
 
 class AbstractMechanism(KernelUser, OwnInit):

@@ -145,7 +145,7 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def kernels(cls, config: Any) -> tuple[Kernels, ...]:
-        return tuple(found.inside("mix") for item in config.parts for found in load(item.name).kernels(item.settings))
+        return tuple(found.nest_in("mix") for item in config.parts for found in load(item.name).kernels(item.settings))
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

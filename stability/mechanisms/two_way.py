@@ -112,7 +112,7 @@ class TwoWay(AbstractMechanism):
     def kernels(cls, config: Any) -> tuple[Kernels, ...]:
         found = load(config.of.name).kernels(config.of.settings)
         return tuple(
-            replace(each, lacks=lambda use, lacks=each.lacks: lacks(replace(use, direction=CAUSAL))).inside("two_way")
+            replace(each, lacks=lambda use, lacks=each.lacks: lacks(replace(use, direction=CAUSAL))).nest_in("two_way")
             for each in found
         )
 

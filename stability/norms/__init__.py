@@ -17,7 +17,7 @@ def build(name: str, *, width: int, **settings: Any):
         width: the model's width D.
         **settings: fields of the norm's Config.
     """
-    from stability.config.parts import settings_of
+    from stability.config.parts import validate_settings
     from stability.registry import Registry
 
-    return Registry("norms").load(name).build(settings_of("norms", name, settings), width)
+    return Registry("norms").load(name).build(validate_settings("norms", name, settings), width)

@@ -58,10 +58,10 @@ def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: 
     Raises:
         ValueError: a setting is invalid, or an optimizer of matrices got a list; one line.
     """
-    from stability.config.parts import settings_of
+    from stability.config.parts import validate_settings
     from stability.registry import Registry
 
-    config, part = settings_of("optimizers", name, settings), Registry("optimizers").load(name)
+    config, part = validate_settings("optimizers", name, settings), Registry("optimizers").load(name)
     # embeddings are recognised by their modules
     if part.takes_matrices and not isinstance(of, nn.Module):
         raise ValueError(f"{name} takes matrices and leaves embeddings alone; give the model, not its parameters")

@@ -22,7 +22,7 @@ def build(name: str, *, width: int, layer: int = 0, **settings: Any):
         layer: the connection's number in the model, from 0.
         **settings: fields of the scheme's Config.
     """
-    from stability.config.parts import settings_of
+    from stability.config.parts import validate_settings
     from stability.registry import Registry
 
-    return Registry("residuals").load(name)(settings_of("residuals", name, settings), width=width, layer=layer)
+    return Registry("residuals").load(name)(validate_settings("residuals", name, settings), width=width, layer=layer)

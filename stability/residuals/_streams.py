@@ -65,7 +65,7 @@ class AbstractStreams(AbstractResidual):
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__(config, width=width, layer=layer)
         for asked in self.kernels(config):
-            asked.inside("residual").check(Use(width, heads=1))
+            asked.nest_in("residual").check(Use(width, heads=1))
         self.config = config
         self.first_stream = layer % config.streams
 

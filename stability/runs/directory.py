@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stability.config.base import Settings
-from stability.config.identity import same_run
+from stability.config.identity import is_same_run
 from stability.config.run import RunSpec
 from stability.runs.leftovers import remove, temporary
 from stability.runs.older import BARE, OlderFile, is_older_spec
@@ -195,7 +195,7 @@ class RunDirectory:
             found = read_json(self.spec_file)
         if is_older_spec(found):
             raise OlderFile(self.spec_file)
-        if not same_run(found, spec, schema):
+        if not is_same_run(found, spec, schema):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stability.config.identity import without_places
+from stability.config.identity import shorten_places
 from stability.config.run import RunSpec
 from stability.printable import print_text
 from stability.runs.directory import RunDirectory, write_atomically
@@ -39,7 +39,7 @@ class Told:
     resume_after: int | None = -1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", without_places(self.config, RunSpec))
+        object.__setattr__(self, "config", shorten_places(self.config, RunSpec))
 
     @property
     def run_id(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from stability.config.base import AXES
-from stability.config.identity import filled, same_run
+from stability.config.identity import fill_newer_fields, is_same_run
 from stability.config.parts import part
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
@@ -58,8 +58,8 @@ def _upgrade_run(directory: RunDirectory) -> bool:
         raise ValueError(f"{directory.run_id}: {lock.owner() or 'another process'} works on it; repeat the command")
     try:
         values = read_json(directory.spec_file)
-        newer = filled(values, RunSpec)
-        assert same_run(values, newer, RunSpec), directory.run_id
+        newer = fill_newer_fields(values, RunSpec)
+        assert is_same_run(values, newer, RunSpec), directory.run_id
         write_json(directory.spec_file, newer)
     finally:
         lock.release()
@@ -106,7 +106,7 @@ def _younger_tables(study: StudyFolder) -> dict[Path, pa.Table]:
 
 def _newer_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a study's record with all words, whole parts, and the rungs of runs left early."""
-    spec = filled(record["spec"], SweepSpec)
+    spec = fill_newer_fields(record["spec"], SweepSpec)
     spec |= {
         key: [{"name": each} if isinstance(each, str) else each for each in spec[key]] for key in AXES if key in spec
     }

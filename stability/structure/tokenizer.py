@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stability.config.base import checked
-from stability.config.identity import filled, tokenizer_id
+from stability.config.base import validate
+from stability.config.identity import fill_newer_fields, tokenizer_id
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.proteins.alphabets import NUM_ATOMS
 from stability.printable import line_of
@@ -130,7 +130,7 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
     """
     manifest = checkpoint.verify_manifest(folder)
     tokenizer = build_tokenizer(
-        checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
+        validate(TokenizerRunSpec, fill_newer_fields(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
     )
     try:
         tokenizer.load_state_dict(load_file(folder / checkpoint.MODEL))

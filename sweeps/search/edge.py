@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from stability.config.rates import EdgeSettings, rounded_lr
+from stability.config.rates import EdgeSettings, round_lr
 
 ROUNDING = 0.0044  # decades by which rounding to three digits can separate two neighbours
 NEAR = 1 / 3  # of the resolution: minimum distance between two rates
@@ -185,7 +185,7 @@ class Curve:
         for position in positions:
             if all(abs(position - other) > NEAR * self._settings.resolution_decades for other in taken):
                 taken.append(position)
-                kept.append(rounded_lr(10**position))
+                kept.append(round_lr(10**position))
         return tuple(kept)
 
     def _extension(self) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.config.search import Dimension, SearchSpec, applies, changed, current
+from stability.config.search import Dimension, SearchSpec, has_field, read_number, replace_numbers
 from stability.config.sweep import SweepSpec
 from stability.registry import near_misses
 from stability.runs.directory import FINISHED
@@ -79,9 +79,9 @@ class _Curve:
     def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int, by_tune: bool):
         self._recipe, self._search, self._seeds, self._batch = base.model_dump(mode="json"), search, seeds, batch
         self._by_tune = by_tune
-        self._space = tuple(dimension for dimension in search.space if applies(dimension.path, self._recipe))
+        self._space = tuple(dimension for dimension in search.space if has_field(dimension.path, self._recipe))
         self._whole = {
-            dimension.path for dimension in self._space if isinstance(current(dimension.path, self._recipe), int)
+            dimension.path for dimension in self._space if isinstance(read_number(dimension.path, self._recipe), int)
         }
         _check(self._space, self._whole, self._recipe)
         self.key = run_id(base)  # identifies the recipe, so that points of another recipe are not reused
@@ -144,7 +144,7 @@ class _Curve:
         ]
 
     def _runs(self, values: Values) -> list[RunSpec]:
-        recipe = changed(self._recipe, values)
+        recipe = replace_numbers(self._recipe, values)
         return [parse_run(recipe | {"seed": seed}) for seed in range(self._seeds)]
 
     def _propose(self, wanted: int) -> list[Values]:
@@ -259,7 +259,7 @@ def _finite_nll(result: Mapping[str, Any]) -> float:
 
 def _is_valid(recipe: Mapping[str, Any], values: Values) -> bool:
     try:
-        parse_run(changed(recipe, values))
+        parse_run(replace_numbers(recipe, values))
     except ValueError:
         return False
     return True
@@ -276,14 +276,14 @@ def _check(space: Sequence[Dimension], whole: set[str], recipe: Mapping[str, Any
                 raise ValueError(f"search.space.{dimension.path}: {end:g} is no integer, as this field's values are")
             value = int(end) if dimension.path in whole else end
             try:
-                parse_run(changed(recipe, {dimension.path: value}))
+                parse_run(replace_numbers(recipe, {dimension.path: value}))
             except ValueError as error:
                 raise ValueError(f"search.space.{dimension.path}: {value:g} makes no run; {error}") from None
 
 
 def _require_used(search: SearchSpec, recipes: Sequence[Mapping[str, Any]]) -> None:
     for dimension in search.space:
-        if not any(applies(dimension.path, recipe) for recipe in recipes):
+        if not any(has_field(dimension.path, recipe) for recipe in recipes):
             axis = dimension.path.split(".")[0]
             names = tuple(dict.fromkeys(f"{axis}.{recipe[axis]['name']}" for recipe in recipes))
             raise ValueError(

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.identity import run_id
-from stability.config.rates import rounded_lr
+from stability.config.rates import round_lr
 from stability.config.run import RunSpec
 from stability.config.search import PbtSpec
 from stability.config.sweep import SweepSpec
@@ -149,7 +149,7 @@ class _Population:
         """Return the run of a member's next segment."""
         done = len(self._rows)
         init = None if member.parent is None else {"run": member.parent, "step": self._ends[done - 1]}
-        return checked(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
+        return validate(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
 
     def _next(self, scores: list[float]) -> list[_Member]:
         """Return the next segment's members.
@@ -181,7 +181,7 @@ class _Population:
             source = draws.choice(best)
             change = draws.choice((self._settings.factor, 1 / self._settings.factor))
             is_fresh, fresh = draws.random() < self._settings.resample, math.exp(draws.uniform(low, high))
-            lr = rounded_lr(fresh if is_fresh else self._members[source].lr * change)
+            lr = round_lr(fresh if is_fresh else self._members[source].lr * change)
             if (ids[source], lr) not in taken:
                 break
         return _Member(lr, ids[source], took_over=True)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import stability
 import sweeps
 from stability import config
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.parse import parse, parse_run
@@ -66,18 +66,18 @@ def test_lr_ranges_are_equal_ratios_and_include_both_ends():
 )
 def test_bad_learning_rates_say_what_would_be_right(values, message):
     with pytest.raises(ValueError, match=message):
-        checked(LearningRates, values)
+        validate(LearningRates, values)
 
 
 def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
     with pytest.raises(ValueError) as wrong:
-        checked(CurvatureSpec, {"measure": ["alpha"]})
+        validate(CurvatureSpec, {"measure": ["alpha"]})
     assert str(wrong.value).startswith("measure='alpha': input should be 'alpha_max'")
     assert len(str(wrong.value).splitlines()) == 1
     with pytest.raises(ValueError, match=r"measure=\[\]: must list at least 1"):
-        checked(CurvatureSpec, {"measure": []})
+        validate(CurvatureSpec, {"measure": []})
     with pytest.raises(ValueError) as both:
-        checked(CurvatureSpec, {"measure": ["alpha"], "state": []})
+        validate(CurvatureSpec, {"measure": ["alpha"], "state": []})
     assert [line.split("=")[0] for line in str(both.value).splitlines()] == ["state", "measure"]
 
 

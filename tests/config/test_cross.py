@@ -11,7 +11,7 @@ from torch import nn
 
 from stability import sweep
 from stability.build import build_model, build_objective
-from stability.config.cross import cross_choice
+from stability.config.cross import parse_cross
 from stability.config.parts import part
 from stability.mechanisms import build
 from stability.mechanisms._base import AbstractMechanism
@@ -63,7 +63,7 @@ def test_auto_names_the_cross_mechanism_of_each_mechanisms_kind(lab):
     named = {run.mechanism.name: run.model_dump(mode="json")["cross"] for run in spec.expand("f" * 64)}
     assert {name: cross["name"] for name, cross in named.items()} == {"sa": "ca", "sw": "ca", "sc": "cc", "mix": "cc"}
     assert {named["sc"]["rank"], named["mix"]["rank"]} == {2}
-    assert lab.spec(objective=CONTEXT, mechanism={"name": "sc"}, cross="auto").cross == cross_choice("cc")
+    assert lab.spec(objective=CONTEXT, mechanism={"name": "sc"}, cross="auto").cross == parse_cross("cc")
 
 
 def test_no_cross_mechanism_is_the_default(lab):
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused_in_one_line(lab, changes, message):
 
 
 def test_a_window_that_is_never_read_is_not_refused(lab):
-    assert lab.spec(objective=CONTEXT, cross={"name": "cc", "window": 100}).cross == cross_choice(
+    assert lab.spec(objective=CONTEXT, cross={"name": "cc", "window": 100}).cross == parse_cross(
         {"name": "cc", "window": 100}
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config.identity import reduced, run_id
+from stability.config.identity import drop_excluded, run_id
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory
@@ -123,7 +123,7 @@ def test_the_folder_of_a_run_from_before_a_setting_is_that_run_s(tmp_path):
     spec = parse_run(BASE)
     directory = RunDirectory(tmp_path, run_id(spec))
     whole = spec.model_dump(mode="json")
-    old = reduced(whole, RunSpec) | {part: whole[part] for part in ("norm", "ffn", "position", "linear")}
+    old = drop_excluded(whole, RunSpec) | {part: whole[part] for part in ("norm", "ffn", "position", "linear")}
     assert "guards" not in old and "keep_best" not in old["checkpoint"]
     directory.write_spec(old)
     directory.write_spec(spec.model_dump(mode="json"))

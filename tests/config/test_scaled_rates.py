@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.entries import HessianSpec
 from stability.config.rates import LearningRates
 from stability.optimizers.adamw import AdamW
@@ -93,7 +93,7 @@ def test_what_multiples_do_not_go_with_is_refused_in_a_line(words, message):
 
 def test_rates_that_are_asked_about_are_no_multiples():
     with pytest.raises(ValueError, match="lr.scaled=true is of a sweep's optimizers"):
-        checked(
+        validate(
             HessianSpec,
             {"hf": "x", "lr": {"values": [1.0], "scaled": True}, "data": {"name": "text", "path": "README.md"}},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.parts import part
 from stability.config.tokenizer import TokenizerSpec
 from stability.mechanisms import build
@@ -53,7 +53,7 @@ def test_a_sweep_on_the_command_line_refuses_it_before_anything_runs(entered, tm
 def test_a_tokenizer_refuses_it():
     values = read_spec("train_tokenizer", []).model_dump(mode="json")
     with pytest.raises(ValueError, match=f"^mechanism=skipping {REFUSAL}"):
-        checked(TokenizerSpec, {**values, "cross": "auto", "mechanism": {"name": "skipping"}})
+        validate(TokenizerSpec, {**values, "cross": "auto", "mechanism": {"name": "skipping"}})
 
 
 def test_a_cross_mechanism_is_refused_too(lab, monkeypatch):

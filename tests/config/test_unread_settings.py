@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.sweep import SweepSpec
 from tests.reading import read_spec
 
@@ -81,4 +81,4 @@ def test_what_the_chosen_launcher_does_not_read_is_refused_in_a_line(words, mess
 )
 def test_what_is_read_is_taken_and_so_is_the_record_of_it(words):
     spec = read_spec("sweep", words)
-    assert checked(SweepSpec, json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
+    assert validate(SweepSpec, json.loads(json.dumps(spec.model_dump(mode="json")))) == spec

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._examples import drawn, format_of, objectives
 from stability.build import build_model, build_objective, build_optimizer
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.run import RunSpec
 from stability.curvature import GradientWithGraph, directional, hvp, paper_state, step_direction
 from stability.mechanisms._attention import AbstractSoftmaxAttention
@@ -136,7 +136,7 @@ def spec_of(mechanism, norm, objective):
         "optimizer": {"name": "adamw"},
         "norm": norm,
     }
-    return checked(
+    return validate(
         RunSpec,
         values
         | {"steps": 1, "batch": SEQUENCES, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.registry import Registry
 from tests.data import checks, faults
 from tests.data.sources import ELSEWHERE, MADE
@@ -41,12 +41,12 @@ def test_source_keeps_the_contract_and_every_setting_of_it_shows(name, tmp_path,
     source, changes = REGISTRY.load(name), MADE[name](tmp_path, monkeypatch)
     known = {field for field in changes if field} | {field for owner, field in ELSEWHERE if owner == name}
     assert known == set(source.Config.model_fields), "a setting without a change that would show it"
-    base = settings_of("data", name, next(iter(changes.values()))[0])
+    base = validate_settings("data", name, next(iter(changes.values()))[0])
     for check in CHECKS:
         check(source, base)
     for field, pair in changes.items():
         if field:
-            checks.check_setting_shows(source, *(settings_of("data", name, settings) for settings in pair))
+            checks.check_setting_shows(source, *(validate_settings("data", name, settings) for settings in pair))
 
 
 @pytest.mark.parametrize(("check", "fault"), PLANTED)

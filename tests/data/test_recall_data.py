@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.registry import Registry
 
 SPLITS = ("train", "val")
 
 
 def prepared(name, **settings):
-    return Registry("data").load(name).prepare(settings_of("data", name, {"num": 400, "held_out": 100, **settings}))
+    return (
+        Registry("data").load(name).prepare(validate_settings("data", name, {"num": 400, "held_out": 100, **settings}))
+    )
 
 
 def rows(corpus, split):
@@ -174,7 +176,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
 def test_what_cannot_fit_is_refused_in_a_line(name, settings, message):
     with pytest.raises(ValueError, match=message) as caught:
-        settings_of("data", name, settings)
+        validate_settings("data", name, settings)
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -220,7 +220,7 @@ class Sandbox:
 
 
 def _corpus(root: Path) -> Any:
-    from stability.config.parts import Part, settings_of
+    from stability.config.parts import Part, validate_settings
     from stability.corpora.cache import prepare
 
     page = root / "page.txt"
@@ -229,7 +229,7 @@ def _corpus(root: Path) -> Any:
             f"a line of the page that stands for the library, number {number * number % 997}" for number in range(3000)
         )
     )
-    part = Part(name="text", settings=settings_of("data", "text", {"path": str(page)}))
+    part = Part(name="text", settings=validate_settings("data", "text", {"path": str(page)}))
     return prepare(part, root / "cache")
 
 

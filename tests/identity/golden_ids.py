@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.identity import run_id, tokenizer_id
 from stability.config.parse import parse_run
 from stability.config.parts import part as part_of
@@ -319,7 +319,7 @@ def run_of(values: dict[str, Any]) -> RunSpec:
 
 
 def tokenizer_of(values: dict[str, Any]) -> TokenizerRunSpec:
-    return checked(TokenizerRunSpec, with_former_defaults(values))
+    return validate(TokenizerRunSpec, with_former_defaults(values))
 
 
 def with_former_defaults(values: dict[str, Any]) -> dict[str, Any]:

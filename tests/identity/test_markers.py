@@ -17,13 +17,13 @@ from stability.config.identity import (
     Fingerprinted,
     Place,
     Since,
+    drop_excluded,
     essence,
     family_of,
-    filled,
+    fill_newer_fields,
     group_of,
-    reduced,
+    is_same_run,
     run_id,
-    same_run,
     tokenizer_id,
 )
 from stability.config.parse import parse_run
@@ -260,8 +260,8 @@ OLD = {"model": {"name": "nano", "width": 8}, "norm": "layernorm", "optimizer": 
     ],
 )
 def test_a_new_field_of_any_part_of_a_spec_can_leave_old_runs_their_ids(changes, is_same):
-    assert same_run(OLD, OLD | changes, Recipe) is is_same
-    assert (reduced(OLD | changes, Recipe) == OLD) is is_same
+    assert is_same_run(OLD, OLD | changes, Recipe) is is_same
+    assert (drop_excluded(OLD | changes, Recipe) == OLD) is is_same
 
 
 class LayerNorm:
@@ -290,14 +290,14 @@ def test_norm_could_become_a_part_of_a_family_of_its_own(monkeypatch):
     """From ``"layernorm"`` to ``{"name": "layernorm", …settings}``, and no id moves."""
     monkeypatch.setattr("stability.config.identity.Registry", Norms)
     assert (
-        reduced({"norm": {"name": "layernorm", "epsilon": 1e-5}}, WithNorms)
+        drop_excluded({"norm": {"name": "layernorm", "epsilon": 1e-5}}, WithNorms)
         == {"norm": "layernorm"}
-        == reduced({"norm": "layernorm"}, WithNorms)
+        == drop_excluded({"norm": "layernorm"}, WithNorms)
     )
-    assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-6}}, WithNorms) == {
+    assert drop_excluded({"norm": {"name": "layernorm", "epsilon": 1e-6}}, WithNorms) == {
         "norm": {"name": "layernorm", "epsilon": 1e-6}
     }
-    assert reduced({"norm": {"name": "unknown", "epsilon": 1e-5}}, WithNorms) == {
+    assert drop_excluded({"norm": {"name": "unknown", "epsilon": 1e-5}}, WithNorms) == {
         "norm": {"name": "unknown", "epsilon": 1e-5}
     }
 
@@ -336,8 +336,8 @@ def test_an_old_file_has_the_neutral_values_whatever_the_defaults_are_today():
         younger: Annotated[Group, Since({})] = Group(young=4)
         own: Annotated[int, Since(5, of=("other",))] = 6
 
-    assert filled({"group": {"old": 7}}, Whole) == {"group": {"old": 7, "young": 2}, "younger": {"young": 2}}
-    assert filled({"group": {"young": 8}, "younger": {"young": 9}}, Whole) == {
+    assert fill_newer_fields({"group": {"old": 7}}, Whole) == {"group": {"old": 7, "young": 2}, "younger": {"young": 2}}
+    assert fill_newer_fields({"group": {"young": 8}, "younger": {"young": 9}}, Whole) == {
         "group": {"young": 8},
         "younger": {"young": 9},
     }

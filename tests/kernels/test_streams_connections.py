@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from stability.build import build_model
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.curvature import NoSecondDerivative, directional
 from stability.models.precision import computing_in
 from stability.residuals import build
@@ -169,4 +169,4 @@ def test_what_the_kernels_do_not_compute_is_refused_when_a_connection_is_built(n
 
 
 def test_a_scheme_is_computed_by_torch_unless_it_is_told_otherwise():
-    assert settings_of("residuals", "mhc", {}).impl == "reference"
+    assert validate_settings("residuals", "mhc", {}).impl == "reference"

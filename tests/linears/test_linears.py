@@ -13,7 +13,7 @@ from torch import nn
 from stability.build import build_model
 from stability.config.identity import essence
 from stability.config.parse import parse_run
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.curvature import directional
 from stability.ffns import build as build_ffn
 from stability.linears import replace_linears
@@ -28,7 +28,7 @@ MECHANISMS = Registry("mechanisms")
 
 
 def made(name: str, dense: nn.Linear, **settings) -> nn.Linear:
-    return Registry("linears").load(name).of(settings_of("linears", name, settings), dense)
+    return Registry("linears").load(name).of(validate_settings("linears", name, settings), dense)
 
 
 def a_map(bias: bool = True) -> nn.Linear:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
 from tests.mechanisms.checks import build_seeded, inputs, padding
@@ -23,7 +23,7 @@ SHAPE = MixerShape(WIDTH, HEADS, "causal")
 def module(name: str, **settings: Any) -> Any:
     """Return a layer in float64 of which no parameter is where it begins: scales of 1 and biases of 0 hide mistakes."""
     layer: Any = build_seeded(
-        lambda: Registry("mechanisms").load(name).build(settings_of("mechanisms", name, settings), SHAPE)
+        lambda: Registry("mechanisms").load(name).build(validate_settings("mechanisms", name, settings), SHAPE)
     ).double()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

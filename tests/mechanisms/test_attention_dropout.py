@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import AbstractAttention, AbstractCrossMechanism, MixerShape
 from stability.registry import Registry
 
@@ -39,7 +39,7 @@ ATTENTION = [
 def built(name, settings, direction, dropout, width=N, heads=1):
     shape = MixerShape(width, heads, direction, num_layers=2, rope=None, dropout=dropout)
     torch.manual_seed(0)
-    return Registry("mechanisms").load(name).build(settings_of("mechanisms", name, settings), shape)
+    return Registry("mechanisms").load(name).build(validate_settings("mechanisms", name, settings), shape)
 
 
 def shows_its_weights(name, settings, direction, dropout):
@@ -78,7 +78,7 @@ def test_a_share_of_the_weights_is_dropped_and_the_rest_scaled(name, settings, d
 
 @pytest.mark.parametrize("name", Registry("mechanisms").names(cross=False, trainable=True))
 def test_what_is_no_attention_leaves_its_weights_alone(name):
-    directions = Registry("mechanisms").load(name).supported_directions(settings_of("mechanisms", name, {}))
+    directions = Registry("mechanisms").load(name).supported_directions(validate_settings("mechanisms", name, {}))
     direction = "bidirectional" if "bidirectional" in directions else "causal"
     layer = built(name, {}, direction, SHARE, width=16, heads=2)
     plain = built(name, {}, direction, 0.0, width=16, heads=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.attentionx import AttentionX
@@ -199,7 +199,7 @@ def test_costs_what_self_attention_costs():
     for direction in ("bidirectional", "causal"):
         shape = MixerShape(16, 2, direction)
         costs = [
-            mechanism.cost(settings_of("mechanisms", name, {}), shape, 32)
+            mechanism.cost(validate_settings("mechanisms", name, {}), shape, 32)
             for name, mechanism in (("attentionx", AttentionX), ("sa", SoftmaxAttention))
         ]
         assert costs[0] == costs[1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.bigbird import block_links
@@ -25,7 +25,7 @@ SETTINGS = OTHER["bigbird"]
 
 def layer_of(layer=0, direction="bidirectional", **settings):
     shape = replace(MixerShape(checks.WIDTH, checks.HEADS, direction), layer=layer, num_layers=9)
-    return Registry("mechanisms").load("bigbird").build(settings_of("mechanisms", "bigbird", settings), shape)
+    return Registry("mechanisms").load("bigbird").build(validate_settings("mechanisms", "bigbird", settings), shape)
 
 
 def blocks_without_links(direction, num_blocks, block, window, global_blocks):
@@ -128,7 +128,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"block": 9}, "bigbird.block=9 must fit in model.positions=8"),
         ({"global_blocks": 3}, "bigbird.global_blocks=3 of 4 positions must fit in model.positions=8"),
     ):
-        config = settings_of("mechanisms", "bigbird", settings)
+        config = validate_settings("mechanisms", "bigbird", settings)
         mechanism.check_positions(config, 12)
         with pytest.raises(ValueError, match=message):
             mechanism.check_positions(config, 8)

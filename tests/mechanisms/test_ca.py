@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.ca import CrossAttention
@@ -122,5 +122,5 @@ def test_cost_is_what_the_flop_counter_counts():
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         module().float()(torch.zeros(1, 32, 16), torch.zeros(1, 20, 16))
     assert counter.get_total_flops() == 2 * CrossAttention.cost(
-        settings_of("mechanisms", "ca", {}), MixerShape(16, 2), 32, 20
+        validate_settings("mechanisms", "ca", {}), MixerShape(16, 2), 32, 20
     )

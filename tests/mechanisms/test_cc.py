@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build, cc
 from stability.mechanisms._base import MixerShape
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding
@@ -197,8 +197,8 @@ def test_an_empty_context_leaves_the_two_projections(settings):
 
 
 def test_cost_counts_the_edges_of_its_graph():
-    shape, config = MixerShape(WIDTH, HEADS), settings_of("mechanisms", "cc", {})
-    complete = settings_of("mechanisms", "cc", {"graph": "complete"})
+    shape, config = MixerShape(WIDTH, HEADS), validate_settings("mechanisms", "cc", {})
+    complete = validate_settings("mechanisms", "cc", {"graph": "complete"})
     assert cc.EXPORT.cost(config, shape, 32, 32) < cc.EXPORT.cost(complete, shape, 32, 32)
     assert cc.EXPORT.cost(config, shape, 32, 31) == cc.EXPORT.cost(complete, shape, 32, 31)
     of_edges = [cc.EXPORT.cost(complete, shape, 32, count) for count in (8, 16, 24)]

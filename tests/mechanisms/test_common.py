@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
@@ -142,7 +142,9 @@ SPLITS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
 
 
 def directions_of(name: str, settings: dict[str, Any]) -> list[str]:
-    return sorted(Registry("mechanisms").load(name).supported_directions(settings_of("mechanisms", name, settings)))
+    return sorted(
+        Registry("mechanisms").load(name).supported_directions(validate_settings("mechanisms", name, settings))
+    )
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
@@ -171,7 +173,7 @@ def test_cost_is_what_the_flop_counter_counts(name, settings, heads, num_positio
         layer = build(name, width=width, heads=heads, direction=direction, **settings)
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             layer(torch.randn(1, num_positions, width, generator=torch.Generator().manual_seed(1)))
-        shape, config = MixerShape(width, heads, direction), settings_of("mechanisms", name, settings)
+        shape, config = MixerShape(width, heads, direction), validate_settings("mechanisms", name, settings)
         told = Registry("mechanisms").load(name).cost(config, shape, num_positions)
         counted = counter.get_total_flops() / 2 + unseen(name, settings, direction, num_positions)
         assert told == pytest.approx(counted, rel=1e-12), direction
@@ -192,7 +194,7 @@ class CountProducts(TorchDispatchMode):
 @pytest.mark.parametrize("num_positions", [1, 32, 50])
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
 def test_cost_of_a_state_space_is_what_is_multiplied(name, num_positions):
-    layer, config = moved(name, chunk=16).float(), settings_of("mechanisms", name, {"chunk": 16})
+    layer, config = moved(name, chunk=16).float(), validate_settings("mechanisms", name, {"chunk": 16})
     with FlopCounterMode(display=False) as counter, CountProducts() as products, torch.no_grad():
         layer(torch.zeros(1, num_positions, WIDTH))
     told = Registry("mechanisms").load(name).cost(config, MixerShape(WIDTH, HEADS, "causal"), num_positions)

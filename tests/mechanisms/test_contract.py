@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import MixerShape
@@ -24,7 +24,7 @@ CASES = [
     pytest.param(name, settings, direction, id=f"{name}-{'small-' if settings else ''}{direction}")
     for name in NAMES
     for settings in ({}, *([SMALL[name]] if name in SMALL else []))
-    for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings)))
+    for direction in sorted(REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, settings)))
 ]
 ORDERED = [
     *(pytest.param(name, {}, id=name) for name in NAMES if name != "mix"),  # a pattern is longer than one layer
@@ -120,7 +120,7 @@ def test_mechanism_sees_what_its_direction_says(name, settings, direction):
 
 @pytest.mark.parametrize(("name", "settings"), [(name, settings) for name in OTHER for settings in OTHER[name]])
 def test_a_mechanism_with_other_settings_keeps_the_contract(name, settings):
-    for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings))):
+    for direction in sorted(REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, settings))):
         make = builder(name, settings, direction)
         reaches_neighbours = name not in ("bigbird", "sparse_transformer") and settings.get("dilation", 1) == 1
         if reaches_neighbours:
@@ -154,7 +154,7 @@ def test_weights_with_other_settings_reproduce_forward(name, settings, direction
 
 @pytest.mark.parametrize(("name", "settings"), ORDERED)
 def test_a_mechanism_tells_a_text_from_its_mirror_image_or_says_that_it_is_blind(name, settings):
-    config, mechanism = settings_of("mechanisms", name, settings), REGISTRY.load(name)
+    config, mechanism = validate_settings("mechanisms", name, settings), REGISTRY.load(name)
     causal = "bidirectional" not in mechanism.supported_directions(config)
     shape = {"width": direction_checks.WIDTH, "heads": direction_checks.HEADS}
     direction_checks.check_the_mirror_image_is_told(
@@ -169,10 +169,11 @@ def test_a_pattern_is_blind_to_order_if_all_of_its_mechanisms_are():
     patterns = {("sa", "sc"): False, ("sc",): True, ("sa",): False}
     absolute = {"sc": {"rope": "absolute"}}
     found = {
-        pattern: blind(settings_of("mechanisms", "mix", {"pattern": list(pattern), **absolute})) for pattern in patterns
+        pattern: blind(validate_settings("mechanisms", "mix", {"pattern": list(pattern), **absolute}))
+        for pattern in patterns
     }
     assert found == patterns
-    assert not blind(settings_of("mechanisms", "mix", {"pattern": ["sc"], "sc": {"rope": "gradient"}}))
+    assert not blind(validate_settings("mechanisms", "mix", {"pattern": ["sc"], "sc": {"rope": "gradient"}}))
 
 
 def test_given_edges_that_point_one_way_tell_a_text_from_its_mirror_image():
@@ -187,7 +188,7 @@ def test_given_edges_that_point_one_way_tell_a_text_from_its_mirror_image():
         def forward(self, x_BND):
             return self.mixer(x_BND, edges=edges)
 
-    config, mechanism = settings_of("mechanisms", "sc", {"graph": "given", "rope": "none"}), REGISTRY.load("sc")
+    config, mechanism = validate_settings("mechanisms", "sc", {"graph": "given", "rope": "none"}), REGISTRY.load("sc")
     direction_checks.check_the_mirror_image_is_told(Given, blind=mechanism.blind_to_order(config))
 
 
@@ -222,7 +223,7 @@ def test_directions_are_as_listed():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_grows_with_length_and_covers_the_output_projection(name):
-    mechanism, config = REGISTRY.load(name), settings_of("mechanisms", name, {})
+    mechanism, config = REGISTRY.load(name), validate_settings("mechanisms", name, {})
     shape = MixerShape(checks.WIDTH, checks.HEADS)
     costs = [mechanism.cost(config, shape, num_positions) for num_positions in (8, 16, 32)]
     assert costs[0] >= 8 * checks.WIDTH**2
@@ -231,7 +232,7 @@ def test_cost_grows_with_length_and_covers_the_output_projection(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_undone_direction_is_refused_by_name(name):
-    possible = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {}))
+    possible = REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, {}))
     for direction in {"causal", "bidirectional"} - possible:
         with pytest.raises(ValueError, match=f"cannot be {direction}"):
             build(name, width=16, heads=2, direction=direction, num_layers=2)
@@ -267,7 +268,7 @@ def test_what_is_written_down_is_of_mechanisms_that_there_are():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_a_mechanism_is_trained(name):
     settings = SMALL.get(name, {})
-    directions = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings))
+    directions = REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, settings))
     for direction in sorted(directions):
         checks.check_every_parameter_is_trained(checks.build_seeded(builder(name, settings, direction)))
 
@@ -277,7 +278,7 @@ def test_every_parameter_of_a_mechanism_is_trained(name):
     [*OWN_DECAY, *((name, {}, {}) for name in NAMES if name not in {listed for listed, *_ in OWN_DECAY})],
 )
 def test_what_a_mechanism_leaves_out_of_weight_decay_is_written_down(name, settings, expected):
-    directions = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, settings))
+    directions = REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, settings))
     for direction in sorted(directions):
         checks.check_own_decay(builder(name, settings, direction)(), expected)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
@@ -67,7 +67,7 @@ def test_cross_mechanism_is_reproducible(name, check):
 def test_cost_grows_with_source_and_context_and_covers_the_projections(name):
     mechanism, config, shape = (
         REGISTRY.load(name),
-        settings_of("mechanisms", name, {}),
+        validate_settings("mechanisms", name, {}),
         MixerShape(checks.WIDTH, checks.HEADS),
     )
     cost = mechanism.cost(config, shape, 8, 6)

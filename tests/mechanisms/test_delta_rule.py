@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._delta_rule import delta_rule
 from stability.models.init import initialise
@@ -157,7 +157,7 @@ def test_in_bfloat16_decays_strengths_and_the_state_are_in_float32(name):
 @pytest.mark.parametrize("settings", [{}, {"expand_v": 2, "chunk": 8, "conv": 2}])
 def test_cost_is_what_is_counted_and_grows_linearly(name, settings):
     """The counter sees matrix products; triangular systems, convolutions and their sizes are written down here."""
-    kind, config = Registry("mechanisms").load(name), settings_of("mechanisms", name, settings)
+    kind, config = Registry("mechanisms").load(name), validate_settings("mechanisms", name, settings)
     layer, num = module(name, **settings).float(), 64
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         layer(torch.zeros(1, num, WIDTH))

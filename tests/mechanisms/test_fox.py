@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stability.build import build_model
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.fox import ForgettingAttention
@@ -25,7 +25,9 @@ TURN = Rope()
 
 def module(turn=TURN, **settings):
     shape = MixerShape(16, 2, "causal", rope=turn)
-    layer = build_seeded(lambda: ForgettingAttention.build(settings_of("mechanisms", "fox", settings), shape)).double()
+    layer = build_seeded(
+        lambda: ForgettingAttention.build(validate_settings("mechanisms", "fox", settings), shape)
+    ).double()
     with torch.no_grad():
         layer.forget.bias.add_(torch.tensor([0.3, 2.0]))
         layer.forget.weight.mul_(3)
@@ -71,7 +73,7 @@ def test_equals_a_loop_over_the_gates_between_two_positions(num_positions, setti
 def test_where_nothing_is_forgotten_it_is_sa(rope, padded):
     layer = module(rope=rope)
     shape = MixerShape(16, 2, "causal", rope=Rope() if rope == "absolute" else None)
-    attention = type(build("sa", width=16, heads=2)).build(settings_of("mechanisms", "sa", {}), shape).double()
+    attention = type(build("sa", width=16, heads=2)).build(validate_settings("mechanisms", "sa", {}), shape).double()
     attention.load_state_dict({key: value for key, value in layer.state_dict().items() if "forget" not in key})
     mask_BN = padding() if padded else torch.ones_like(padding())
     expected = attention(inputs(), mask_BN=mask_BN if padded else None)[mask_BN]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stability.build import build_model, build_optimizer
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.gated_softmax import GatedSoftmaxAttention
@@ -141,7 +141,9 @@ def test_a_model_without_biases_has_none_of_gates_either_as_in_the_paper(lab):
 
 def test_dropped_weights_are_those_of_the_softmax_and_not_the_gates():
     shape = MixerShape(16, 2, rope=None, dropout=0.5)
-    layer = build_seeded(lambda: GatedSoftmaxAttention.build(settings_of("mechanisms", "gated_softmax", {}), shape))
+    layer = build_seeded(
+        lambda: GatedSoftmaxAttention.build(validate_settings("mechanisms", "gated_softmax", {}), shape)
+    )
     x_BND = inputs(torch.float32)
     assert not torch.equal(layer.train()(x_BND), layer(x_BND)) and torch.equal(layer.eval()(x_BND), layer(x_BND))
     with torch.no_grad():

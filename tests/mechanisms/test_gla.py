@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.gla import GatedLinearAttention
@@ -25,7 +25,7 @@ VARIED = OTHER["gla"][0]
 
 
 def module(**settings):
-    config, shape = settings_of("mechanisms", "gla", settings), MixerShape(16, 2, "causal")
+    config, shape = validate_settings("mechanisms", "gla", settings), MixerShape(16, 2, "causal")
     layer = build_seeded(lambda: GatedLinearAttention.build(config, shape)).double()
     with torch.no_grad():
         layer.norm.weight.add_(torch.linspace(-0.5, 0.5, len(layer.norm.weight)))
@@ -106,7 +106,7 @@ def test_a_convolution_of_one_position_and_weight_one_is_the_swish_of_the_projec
 
 
 def test_the_runs_positions_do_not_matter():
-    config = settings_of("mechanisms", "gla", {})
+    config = validate_settings("mechanisms", "gla", {})
     outputs = [
         build_seeded(lambda: GatedLinearAttention.build(config, MixerShape(16, 2, "causal", rope=rope)))(  # noqa: B023
             inputs(torch.float32)
@@ -118,7 +118,7 @@ def test_the_runs_positions_do_not_matter():
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, 4), ({"expand_k": 1.0}, 5), ({"expand_v": 2.0, "conv": 3}, 7)])
 def test_widths_are_as_declared(settings, expected):
-    layer, config = module(**settings), settings_of("mechanisms", "gla", settings)
+    layer, config = module(**settings), validate_settings("mechanisms", "gla", settings)
     assert layer.qkvg.weight.numel() + layer.out.weight.numel() == expected * 16 * 16
     assert sum(layer.own_splits["qkvg"]) == layer.qkvg.out_features
     of_keys, of_values = len(layer.forget.bias), layer.out.in_features
@@ -142,7 +142,8 @@ def test_gates_begin_where_they_keep_most_under_every_rule(rule):
 def test_cost_of_a_convolution_is_its_taps_of_each_query_key_and_value():
     shape = MixerShape(16, 2, "causal")
     without, with_conv = (
-        GatedLinearAttention.cost(settings_of("mechanisms", "gla", {"conv": conv}), shape, 30) for conv in (None, 3)
+        GatedLinearAttention.cost(validate_settings("mechanisms", "gla", {"conv": conv}), shape, 30)
+        for conv in (None, 3)
     )
     assert with_conv - without == 3 * 30 * (8 + 8 + 16)
 

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 
 from stability.build import build_model
-from stability.config.parts import part, settings_of
+from stability.config.parts import part, validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.hgrn2 import ExpandedRecurrence
@@ -26,7 +26,7 @@ from tests.mechanisms.fla_naive import fla_naive
 
 
 def module(layer=2, num_layers=4, **settings):
-    config, shape = settings_of("mechanisms", "hgrn2", settings), MixerShape(16, 2, "causal", layer, num_layers)
+    config, shape = validate_settings("mechanisms", "hgrn2", settings), MixerShape(16, 2, "causal", layer, num_layers)
     mixer = build_seeded(lambda: ExpandedRecurrence.build(config, shape)).double()
     with torch.no_grad():
         mixer.norm.weight.add_(torch.linspace(-0.5, 0.5, 16))
@@ -236,7 +236,7 @@ def test_a_run_trains_the_bounds_and_its_checkpoint_holds_them(lab):
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, 4), ({"expand_k": 0.5}, 3)])
 def test_widths_are_as_declared(settings, expected):
-    mixer, config = module(**settings), settings_of("mechanisms", "hgrn2", settings)
+    mixer, config = module(**settings), validate_settings("mechanisms", "hgrn2", settings)
     matrices = (mixer.qi.weight, mixer.forget.weight, mixer.out.weight)
     assert sum(value.numel() for value in matrices) == expected * 16 * 16
     assert sum(mixer.own_splits["qi"]) == mixer.qi.out_features

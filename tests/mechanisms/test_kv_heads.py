@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._inner import load
 from stability.mechanisms.sa import SoftmaxAttention
@@ -127,10 +127,10 @@ def test_heads_that_cannot_be_grouped_are_refused_in_one_line():
     assert str(caught.value) == message
     inside = message.replace("mechanism.sa", "mechanism.two_way.sa")
     with pytest.raises(ValueError) as caught:
-        load("two_way").check_heads(settings_of("mechanisms", "two_way", {"sa": {"kv_heads": 3}}), HEADS)
+        load("two_way").check_heads(validate_settings("mechanisms", "two_way", {"sa": {"kv_heads": 3}}), HEADS)
     assert str(caught.value) == inside
     with pytest.raises(ValueError) as caught:
-        load("mix").check_heads(settings_of("mechanisms", "mix", {"sa": {"kv_heads": 3}}), HEADS)
+        load("mix").check_heads(validate_settings("mechanisms", "mix", {"sa": {"kv_heads": 3}}), HEADS)
     assert str(caught.value) == message.replace("mechanism.sa", "mechanism.mix.sa")
 
 

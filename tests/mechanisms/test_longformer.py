@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry
@@ -80,7 +80,7 @@ def test_equals_a_loop_over_the_papers_sets(settings, direction, num_positions):
 @pytest.mark.parametrize("global_tokens", [0, 1, 3])
 def test_equals_the_public_longformer(global_tokens, padded, monkeypatch):
     window, num_positions, width, heads = 4, 24, checks.WIDTH, checks.HEADS
-    config = settings_of("mechanisms", "longformer", {"window": window, "global_tokens": global_tokens})
+    config = validate_settings("mechanisms", "longformer", {"window": window, "global_tokens": global_tokens})
     shape = MixerShape(width, heads, rope=None)
     layer = apart(checks.build_seeded(lambda: Registry("mechanisms").load("longformer").build(config, shape))).double()
     theirs = LongformerSelfAttention(
@@ -152,7 +152,7 @@ def test_settings_that_cannot_be_are_refused():
         with pytest.raises(ValueError, match=f"{name}={least - 1}: input should be greater than or equal to {least}"):
             build("longformer", width=8, heads=2, **{name: least - 1})
     for name in ("dilation", "global_tokens"):
-        config = settings_of("mechanisms", "longformer", {name: 8})
+        config = validate_settings("mechanisms", "longformer", {name: 8})
         mechanism.check_positions(config, 9)
         with pytest.raises(ValueError, match=rf"longformer.{name}=8 must be below model.positions=8"):
             mechanism.check_positions(config, 8)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stability.config.parts import part, settings_of
+from stability.config.parts import part, validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.mix import Mix
@@ -13,7 +13,7 @@ from tests.reading import compose
 
 
 def mix(**settings):
-    return settings_of("mechanisms", "mix", settings)
+    return validate_settings("mechanisms", "mix", settings)
 
 
 def names(num_layers: int, **settings) -> list[str]:
@@ -52,7 +52,7 @@ def test_order_of_a_pattern_survives_json_and_is_one_of_two():
 def test_cost_of_a_cycled_layer_is_that_of_its_part():
     shape = MixerShape(16, 2, layer=1, num_layers=4)
     assert Mix.cost(mix(order="cycled"), shape, 32) == Registry("mechanisms").load("sc").cost(
-        settings_of("mechanisms", "sc", {}), shape, 32
+        validate_settings("mechanisms", "sc", {}), shape, 32
     )
     assert Mix.cost(mix(), shape, 32) != Mix.cost(mix(order="cycled"), shape, 32)
 
@@ -88,7 +88,7 @@ def test_cost_is_that_of_the_layers_part():
     shapes = [MixerShape(16, 2, layer=layer, num_layers=2) for layer in (0, 1)]
     for shape, name in zip(shapes, ("sa", "sc"), strict=True):
         assert Mix.cost(mix(), shape, 32) == Registry("mechanisms").load(name).cost(
-            settings_of("mechanisms", name, {}), shape, 32
+            validate_settings("mechanisms", name, {}), shape, 32
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.nsa import NativeSparseAttention
@@ -192,7 +192,9 @@ def test_a_branch_that_sees_everything_is_attention(branch, with_padding, kv_hea
     rope = None if branch == 0 else Rope()
     shape = MixerShape(WIDTH, HEADS, "causal", rope=rope)
     layer, plain = (
-        Registry("mechanisms").load(name).build(settings_of("mechanisms", name, {**own, "kv_heads": kv_heads}), shape)
+        Registry("mechanisms")
+        .load(name)
+        .build(validate_settings("mechanisms", name, {**own, "kv_heads": kv_heads}), shape)
         for name, own in (("nsa", sizes), ("sa", {}))
     )
     of_keys = kv_heads * WIDTH // HEADS
@@ -295,7 +297,7 @@ def test_no_tensor_has_a_number_for_each_pair_of_positions():
 
 def test_each_branch_drops_a_share_of_its_weights_in_training():
     shape = MixerShape(WIDTH, HEADS, "causal", dropout=0.4)
-    config = settings_of("mechanisms", "nsa", {**SMALL, "kv_heads": 2})
+    config = validate_settings("mechanisms", "nsa", {**SMALL, "kv_heads": 2})
     torch.manual_seed(0)
     layer, x_BND = NativeSparseAttention(config, shape).double(), checks.inputs()[:1]
     for branch in range(3):

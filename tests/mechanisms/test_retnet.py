@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.retnet import MultiScaleRetention
@@ -23,7 +23,7 @@ TURN = Rope()
 
 def module(turn=TURN, **settings):
     shape = MixerShape(16, 2, "causal", rope=turn)
-    config = settings_of("mechanisms", "retnet", settings)
+    config = validate_settings("mechanisms", "retnet", settings)
     layer = build_seeded(lambda: MultiScaleRetention.build(config, shape)).double()
     with torch.no_grad():
         layer.norm.weight.add_(torch.linspace(-0.5, 0.5, len(layer.norm.weight)))
@@ -93,7 +93,7 @@ def test_the_norm_reads_no_other_position_and_no_other_head():
 
 def test_odd_heads_are_refused_under_rotation_only():
     shape = MixerShape(9, 3, "causal", rope=None)
-    layer = MultiScaleRetention.build(settings_of("mechanisms", "retnet", {}), shape)
+    layer = MultiScaleRetention.build(validate_settings("mechanisms", "retnet", {}), shape)
     assert layer(torch.ones(1, 4, 9)).shape == (1, 4, 9)
     with pytest.raises(ValueError, match="head width 9/3 = 3 is odd"):
         build("retnet", width=9, heads=3, direction="causal")
@@ -101,7 +101,7 @@ def test_odd_heads_are_refused_under_rotation_only():
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, 5), ({"expand_v": 2.0}, 8), ({"expand_v": 0.5}, 3.5)])
 def test_widths_are_as_declared(settings, expected):
-    layer, config = module(**settings), settings_of("mechanisms", "retnet", settings)
+    layer, config = module(**settings), validate_settings("mechanisms", "retnet", settings)
     matrices = [value for value in layer.parameters() if value.ndim == 2]
     assert sum(value.numel() for value in matrices) == expected * 16 * 16
     assert sum(layer.own_splits["qkvg"]) == layer.qkvg.out_features

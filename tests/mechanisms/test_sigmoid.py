@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stability.build import build_model
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sigmoid import SigmoidAttention
@@ -25,7 +25,9 @@ TURN = Rope()
 def module(direction="bidirectional", num_positions=None, rope=TURN, dropout=0.0, **settings):
     """A layer at a place that knows the model's length, or not, every parameter moved off its start."""
     shape = MixerShape(16, 2, direction, rope=rope, dropout=dropout, num_positions=num_positions)
-    layer = build_seeded(lambda: SigmoidAttention.build(settings_of("mechanisms", "sigmoid", settings), shape)).double()
+    layer = build_seeded(
+        lambda: SigmoidAttention.build(validate_settings("mechanisms", "sigmoid", settings), shape)
+    ).double()
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -185,7 +187,7 @@ def test_in_bfloat16_weights_stay_in_float32_and_small_ones_differ():
 
 def test_begins_local_under_rotation_only():
     for rope, expected in ((Rope(), 2.0), (None, 0.0)):
-        layer = SigmoidAttention.build(settings_of("mechanisms", "sigmoid", {}), MixerShape(16, 2, rope=rope))
+        layer = SigmoidAttention.build(validate_settings("mechanisms", "sigmoid", {}), MixerShape(16, 2, rope=rope))
         torch.nn.init.zeros_(layer.qkv.bias)
         layer.start_local(2.0)
         assert (layer.qkv.bias[:32] == expected).all() and not layer.qkv.bias[32:].any()

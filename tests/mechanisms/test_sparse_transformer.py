@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.probes.layers.attention import attention_statistics
 from stability.registry import Registry
@@ -116,6 +116,6 @@ def test_one_head_and_settings_that_cannot_be_are_refused(lab):
     with pytest.raises(ValueError, match=r"stride=1: input should be greater than or equal to 2"):
         build("sparse_transformer", width=8, heads=2, stride=1)
     mechanism, config = Registry("mechanisms").load("sparse_transformer"), {"stride": 9}
-    mechanism.check_positions(settings_of("mechanisms", "sparse_transformer", config), 9)
+    mechanism.check_positions(validate_settings("mechanisms", "sparse_transformer", config), 9)
     with pytest.raises(ValueError, match=r"sparse_transformer.stride=9 must be at most model.positions=8"):
-        mechanism.check_positions(settings_of("mechanisms", "sparse_transformer", config), 8)
+        mechanism.check_positions(validate_settings("mechanisms", "sparse_transformer", config), 8)

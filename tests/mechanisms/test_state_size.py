@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._recurrent import AbstractRecurrent
@@ -93,7 +93,7 @@ LOOKED_AT = [
 
 
 def size(name, settings, num_positions, shape=SHAPE):
-    return REGISTRY.load(name).state_size(settings_of("mechanisms", name, settings), shape, num_positions)
+    return REGISTRY.load(name).state_size(validate_settings("mechanisms", name, settings), shape, num_positions)
 
 
 def made(name, settings) -> Any:
@@ -143,7 +143,7 @@ def test_numbers_that_a_recurrence_carries_are_measured_without_its_word():
 
 @pytest.mark.parametrize("name", names.ALL)
 def test_only_what_is_causal_has_a_state(name):
-    directions = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {}))
+    directions = REGISTRY.load(name).supported_directions(validate_settings("mechanisms", name, {}))
     if "bidirectional" in directions:
         both_sides = size(name, {}, 12, MixerShape(16, 2, "bidirectional", 0, 2))
         assert both_sides is None, "earlier positions see later ones"

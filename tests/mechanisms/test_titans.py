@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms._neural_memory import linear_block
@@ -189,7 +189,7 @@ SIZES = [  # settings, numbers in the state at N = 40 and what is in units of DÂ
 @pytest.mark.parametrize(("settings", "size", "matrices"), SIZES, ids=str)
 def test_sizes_of_state_and_parameters_and_the_cost_that_the_flop_counter_counts(settings, size, matrices):
     layer, shape, num = module(**settings).float(), MixerShape(WIDTH, HEADS, "causal", rope=Rope()), 80
-    config = settings_of("mechanisms", "titans", settings)
+    config = validate_settings("mechanisms", "titans", settings)
     assert Titans.state_size(config, shape, num) == size
     of_maps = [value.numel() for name, value in layer.named_parameters() if name.endswith(("qkv.weight", "out.weight"))]
     of_maps += [layer.attention.weight.numel()] if hasattr(layer, "attention") else []
@@ -206,7 +206,7 @@ def test_sizes_of_state_and_parameters_and_the_cost_that_the_flop_counter_counts
 
 
 def test_cost_and_state_grow_linearly_and_not_at_all():
-    config, shape = settings_of("mechanisms", "titans", {}), MixerShape(128, 4, "causal")
+    config, shape = validate_settings("mechanisms", "titans", {}), MixerShape(128, 4, "causal")
     assert Titans.cost(config, shape, 4096) == 8 * Titans.cost(config, shape, 512)
     assert Titans.state_size(config, shape, 4096) == Titans.state_size(config, shape, 64)
 
@@ -214,7 +214,7 @@ def test_cost_and_state_grow_linearly_and_not_at_all():
 def test_the_window_drops_a_share_of_its_weights_in_training_and_a_memory_none():
     for settings, drops in (({}, False), ({**GATED, "memory": "none"}, True)):
         shape = MixerShape(WIDTH, HEADS, "causal", dropout=0.5)
-        config = settings_of("mechanisms", "titans", settings)
+        config = validate_settings("mechanisms", "titans", settings)
         layer = build_seeded(lambda: Titans.build(config, shape))  # noqa: B023
         x_BND = inputs(torch.float32)
         assert torch.equal(layer.eval()(x_BND), layer(x_BND))
@@ -223,7 +223,7 @@ def test_the_window_drops_a_share_of_its_weights_in_training_and_a_memory_none()
 
 def test_only_the_window_is_rotated():
     for settings, turned in (({}, False), (GATED, True)):
-        config = settings_of("mechanisms", "titans", settings)
+        config = validate_settings("mechanisms", "titans", settings)
         found = [
             build_seeded(
                 lambda: Titans.build(config, MixerShape(WIDTH, HEADS, "causal", rope=rope))  # noqa: B023

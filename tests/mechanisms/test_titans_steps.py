@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.mechanisms import _neural_memory, build
 from stability.mechanisms._neural_memory import Gates, linear_memory
 from tests.mechanisms import checks
@@ -84,7 +84,7 @@ def test_no_periodic_sequence_of_keys_makes_a_linear_memory_s_error_grow(momentu
     """The eigenvalues of a period's map of error and momentum, of a matrix's row, are within the unit circle, wherever
     η jumps between 0 and its largest, and θ between 0 and its largest."""
     generator = torch.Generator().manual_seed(9)
-    rate = 2 * settings_of("mechanisms", "titans", {"momentum": momentum}).largest_rate
+    rate = 2 * validate_settings("mechanisms", "titans", {"momentum": momentum}).largest_rate
     one = torch.eye(2, dtype=torch.float64).expand(300, -1, -1)
     for period in (2, 3, 5, 8):
         through = torch.eye(4, dtype=torch.float64).expand(300, -1, -1)

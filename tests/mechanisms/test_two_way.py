@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability.config.parts import part, settings_of
+from stability.config.parts import part, validate_settings
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sw import SlidingWindowAttention
@@ -124,7 +124,7 @@ def test_an_objective_from_left_to_right_refuses_it_and_one_of_both_sides_trains
 
 def test_cost_is_that_of_two_and_lengths_are_the_part_s(monkeypatch):
     shape = MixerShape(16, 2)
-    settings = settings_of("mechanisms", "two_way", {"of": "sw", "sw": {"window": 63}})
+    settings = validate_settings("mechanisms", "two_way", {"of": "sw", "sw": {"window": 63}})
     of_one = Registry("mechanisms").load("sw").cost(settings.of.settings, MixerShape(16, 2, "causal"), 32)
     assert TwoWay.cost(settings, shape, 32) == 2 * of_one
     TwoWay.check_positions(settings, 64)
@@ -157,6 +157,6 @@ def test_cost_is_that_of_two_and_lengths_are_the_part_s(monkeypatch):
 )
 def test_error_is_one_line_and_names_the_nearest_choice(settings, message):
     with pytest.raises(ValueError) as caught:
-        settings_of("mechanisms", "two_way", settings)
+        validate_settings("mechanisms", "two_way", settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

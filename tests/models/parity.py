@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stability.build import build_model, count_parameters
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from tests.identity.golden_ids import BASE
@@ -20,7 +20,7 @@ TOKENS = torch.randint(29, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
 def spec_of(**changes: Any) -> RunSpec:
-    return checked(RunSpec, BASE | changes)
+    return validate(RunSpec, BASE | changes)
 
 
 def ours(data_format: Any, **changes: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import nn
 
 from stability.build import build_model
 from stability.config.parse import parse_run
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.corpora.images.corpus import ImageBatch
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.questions.corpus import UNASKED, QuestionBatch
@@ -38,7 +38,7 @@ def subject(name: str, **settings: Any) -> Subject:
     """Return an objective of the registry with these settings."""
     made = Registry("objectives").load(name)
     given = REQUIRED.get(name, {}) | settings
-    return subject_of(made(settings_of("objectives", name, given), FORMATS[made.corpus_kind]), name, given)
+    return subject_of(made(validate_settings("objectives", name, given), FORMATS[made.corpus_kind]), name, given)
 
 
 def subject_of(objective: Any, name: str, settings: dict[str, Any] | None = None) -> Subject:

@@ -13,7 +13,7 @@ from stability.build import build_model, build_objective
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.parse import parse
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import load
 from stability.corpora.images.corpus import ImageBatch
@@ -37,7 +37,7 @@ def generator(seed=0):
 
 def classify(height=8, width=8, **settings):
     image = ImageFormat(height, width, 3, CLASSES, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0))
-    return Classification(settings_of("objectives", "classify", settings), image._asdict())
+    return Classification(validate_settings("objectives", "classify", settings), image._asdict())
 
 
 def batch(num=6, height=8, width=8, seed=0):
@@ -114,7 +114,7 @@ def test_rand_augment_is_refused_where_it_would_change_nothing_or_has_no_colours
         classify(magnitude=9.0)
     grey = ImageFormat(8, 8, 1, CLASSES, (100.0,), (50.0,))._asdict()
     with pytest.raises(ValueError, match="rand_augment=2 works on colours, and these images have 1 channel; 0: none"):
-        Classification(settings_of("objectives", "classify", {"rand_augment": 2}), grey).require()
+        Classification(validate_settings("objectives", "classify", {"rand_augment": 2}), grey).require()
 
 
 def test_a_crop_is_a_window_of_the_image_with_a_black_border():

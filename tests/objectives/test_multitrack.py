@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from stability.build import build_model
-from stability.config.base import checked
-from stability.config.parts import settings_of
+from stability.config.base import validate
+from stability.config.parts import validate_settings
 from stability.config.run import RunSpec
 from stability.corpora.proteins.alphabets import BOS, EOS, LETTERS, MASK, NO_SS, PAD, UNK, encode
 from stability.corpora.proteins.batch import batch_of
@@ -54,7 +54,7 @@ def some_proteins() -> list[ProteinChain]:
 
 def objective(**settings) -> MultitrackMaskedModel:
     defaults = {"tokenizer": "0" * 12} if "structure" in settings.get("sources", ("structure",)) else {}
-    return MultitrackMaskedModel(settings_of("objectives", "multitrack", defaults | settings), SIZES)
+    return MultitrackMaskedModel(validate_settings("objectives", "multitrack", defaults | settings), SIZES)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -62,7 +62,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def run_spec(mechanism: str = "sa", cross: str | None = "auto", **settings) -> RunSpec:
-    return checked(
+    return validate(
         RunSpec,
         {
             "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 20},
@@ -260,7 +260,7 @@ def test_frequencies_of_content_alone_are_the_baseline():
 )
 def test_what_does_not_fit_is_refused_in_a_line(settings, message):
     with pytest.raises(ValueError, match=message) as refused:
-        settings_of("objectives", "multitrack", settings)
+        validate_settings("objectives", "multitrack", settings)
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -279,7 +279,7 @@ def test_contexts_without_a_cross_mechanism_and_the_reverse_are_refused():
 
 def test_the_order_in_which_tracks_are_named_makes_no_other_run():
     one, two = (
-        settings_of("objectives", "multitrack", {"sources": ["sequence"], "contexts": names})
+        validate_settings("objectives", "multitrack", {"sources": ["sequence"], "contexts": names})
         for names in (["ss", "sasa"], ["sasa", "ss"])
     )
     assert one == two

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, stats
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.objectives._base import Examples, weighted_cross_entropy
 from stability.objectives._mask_rates import mask_rates, random_mask
 from stability.objectives.ar import Autoregressive
@@ -20,7 +20,7 @@ def generator(seed=0):
 
 
 def mlm(**settings):
-    return MaskedLanguageModel(settings_of("objectives", "mlm", settings), vocab_size=10)
+    return MaskedLanguageModel(validate_settings("objectives", "mlm", settings), vocab_size=10)
 
 
 def test_masked_positions_hold_the_mask_token_and_the_others_their_own():
@@ -159,7 +159,7 @@ def test_clean_probabilities_are_the_softmax_over_the_vocabulary():
         mlm().clean_probs(lambda tokens: logits.bfloat16(), torch.zeros(2, 4)), logits.bfloat16().float().softmax(-1)
     )
     with pytest.raises(ValueError, match="hides no tokens"):
-        Autoregressive(settings_of("objectives", "ar", {}), vocab_size=10).clean_probs(
+        Autoregressive(validate_settings("objectives", "ar", {}), vocab_size=10).clean_probs(
             torch.nn.Identity(), torch.zeros(2, 4)
         )
 
@@ -180,7 +180,7 @@ def test_positions_that_count_become_sequences_of_one_with_their_noise():
 
 
 def test_next_token_targets_are_the_inputs_shifted_by_one():
-    objective = Autoregressive(settings_of("objectives", "ar", {}), vocab_size=10)
+    objective = Autoregressive(validate_settings("objectives", "ar", {}), vocab_size=10)
     tokens = torch.randint(10, (3, objective.tokens_needed(8)), generator=generator())
     examples = objective.examples(tokens, generator())
     assert examples.inputs_BN.shape == (3, 8)

@@ -15,7 +15,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.entries import ProbeSpec
 from stability.config.generation import GenerationSpec
 from stability.config.parse import parse
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import load
 from stability.corpora.questions.corpus import QuestionBatch
@@ -38,7 +38,7 @@ def generator(seed=0):
 
 
 def recall(**settings):
-    return Recall(settings_of("objectives", "recall", settings), VOCABULARY)
+    return Recall(validate_settings("objectives", "recall", settings), VOCABULARY)
 
 
 class Saying(torch.nn.Module):

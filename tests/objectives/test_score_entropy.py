@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.objectives._graph import Absorbing, Uniform
 from stability.objectives.score_entropy import Geometric, LogLinear, ScoreEntropy, times
 from tests.within import assert_within
@@ -24,7 +24,7 @@ def generator(seed=0):
 
 
 def score_entropy(vocab_size=V, **settings):
-    return ScoreEntropy(settings_of("objectives", "score_entropy", settings), vocab_size)
+    return ScoreEntropy(validate_settings("objectives", "score_entropy", settings), vocab_size)
 
 
 def batch(objective, sequences=5, positions=12, seed=0):

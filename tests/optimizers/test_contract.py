@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.optimizers import Averaging, FindingRate, TakingHessian
 from stability.registry import Registry
 from tests.optimizers import checks, faults
@@ -103,7 +103,7 @@ def test_what_is_said_of_an_optimizer_is_what_it_has(name):
 @pytest.mark.parametrize(("name", "field"), SETTINGS)
 def test_every_setting_changes_the_step(name, field):
     part = REGISTRY.load(name)
-    base = settings_of("optimizers", name, NEEDED.get((name, field), {}))
+    base = validate_settings("optimizers", name, NEEDED.get((name, field), {}))
     if "weight_decay" in part.Config.model_fields and field != "weight_decay":
         base = base.model_copy(update={"weight_decay": 0.3})
     checks.check_setting_changes_the_step(part, base, field, other(name, field))

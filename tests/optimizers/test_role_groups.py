@@ -13,7 +13,7 @@ from stability.config.groups import ROLES
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from stability.config.parts import part
-from stability.config.search import changed, current
+from stability.config.search import read_number, replace_numbers
 from stability.optimizers import roles, set_lr
 from stability.training import checkpoint
 from stability.training.schedule import lr_factor
@@ -185,8 +185,8 @@ def test_the_command_line_gives_a_group_to_every_optimizer_of_the_sweep():
     own["sgd"] = {"groups": {"mixer": {"beta1": None}}}
     values = {**spec.model_dump(mode="json"), "optimizer": own}
     both = type(spec).model_validate(values).optimizer
-    assert both[0].groups[0].written() == {"lr_scale": 2.0, "beta1": 0.5}
-    assert both[1].groups[0].written() == {"lr_scale": 2.0}
+    assert both[0].groups[0].dump() == {"lr_scale": 2.0, "beta1": 0.5}
+    assert both[1].groups[0].dump() == {"lr_scale": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_a_role_varies_around_the_base_as_plain_sweeps_would_make_it():
 def test_a_search_finds_a_roles_scale(lab):
     recipe = lab.spec().model_dump(mode="json")
     before, path = copy.deepcopy(recipe), "optimizer.adamw.groups.mixer.lr_scale"
-    assert current(path, recipe) == 1.0
-    found = parse_run(changed(recipe, {path: 0.25}))
+    assert read_number(path, recipe) == 1.0
+    found = parse_run(replace_numbers(recipe, {path: 0.25}))
     assert recipe == before
     assert found == lab.spec(optimizer={"name": "adamw", "groups": {"mixer": {"lr_scale": 0.25}}})
 

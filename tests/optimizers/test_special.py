@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.parts import part
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.optimizers import use_averages
@@ -119,4 +119,4 @@ def test_a_tokenizer_refuses_what_its_training_does_not_have(name, why):
     with pytest.raises(
         ValueError, match=f"optimizer={name}: {why}.*, which training a tokenizer does not; choose adamw"
     ):
-        checked(TokenizerRunSpec, {**values, "optimizer": {"name": name}})
+        validate(TokenizerRunSpec, {**values, "optimizer": {"name": name}})

@@ -11,7 +11,7 @@ import torch
 from stability.build import build_model
 from stability.config.identity import essence
 from stability.config.parse import parse_run
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.curvature import directional
 from stability.mechanisms._base import MixerShape
 from stability.models.position import Rope
@@ -49,7 +49,7 @@ def layer_of(name: str, turn: Rope | None, **settings) -> torch.nn.Module:
     mechanism = Registry("mechanisms").load(name)
     direction = "bidirectional" if mechanism.cross or "bidirectional" in mechanism.directions else "causal"
     shape = MixerShape(WIDTH, HEADS, direction, rope=turn)
-    return mechanism.build(settings_of("mechanisms", name, settings), shape).double()
+    return mechanism.build(validate_settings("mechanisms", name, settings), shape).double()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +96,7 @@ def test_every_setting_changes_what_the_model_gives(lab, name, key):
 @pytest.mark.parametrize("base", [10_000.0, 100.0])
 def test_a_rotation_of_any_base_multiplies_complex_numbers(base):
     u_NK = torch.randn(7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    turned = Registry("positions").load("rope").rope(settings_of("positions", "rope", {"base": base}))(u_NK)
+    turned = Registry("positions").load("rope").rope(validate_settings("positions", "rope", {"base": base}))(u_NK)
     torch.testing.assert_close(turned, rotated(u_NK, base=base), rtol=0, atol=1e-12)
 
 
@@ -151,7 +151,7 @@ def test_a_cross_mechanism_without_rotation_is_that_of_its_own_setting(name):
 
     def given(rope: Rope | None, own: str) -> torch.Tensor:
         torch.manual_seed(0)
-        config = settings_of("mechanisms", name, {"rope": own})
+        config = validate_settings("mechanisms", name, {"rope": own})
         return (
             Registry("mechanisms")
             .load(name)

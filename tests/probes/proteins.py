@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stability.build import as_read
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.generation import GenerateSpec
 from stability.config.identity import run_id
 from stability.config.parts import part
@@ -63,7 +63,7 @@ class ProteinLab:
             "lr_peak": 1e-2,
             "data_fingerprint": as_read(self.corpus, objective, self.pool).fingerprint,
         }
-        return checked(RunSpec, values | changes)
+        return validate(RunSpec, values | changes)
 
     def train(self, run: RunSpec) -> RunDirectory:
         directory = RunDirectory(self.pool, run_id(run))
@@ -73,7 +73,7 @@ class ProteinLab:
 
 
 def generate_spec(**changes: Any) -> GenerateSpec:
-    return checked(GenerateSpec, {"ckpt": "x", "num": 5, "batch": 2, "device": "cpu", **changes})
+    return validate(GenerateSpec, {"ckpt": "x", "num": 5, "batch": 2, "device": "cpu", **changes})
 
 
 def sample(lab: ProteinLab, directory: RunDirectory, **changes: Any) -> GenerateSpec:

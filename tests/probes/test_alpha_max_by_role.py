@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from stability.config.groups import groups_of
+from stability.config.groups import parse_groups
 from stability.config.parts import part
 from stability.curvature.adam import preconditioned_sharpness
 from stability.optimizers import optimizer_of
@@ -63,7 +63,7 @@ def built(name: str, **settings):
     config = part("optimizers", {"name": name, **settings}).settings
     own = (*type(config).model_fields, "lr_scale")
     groups = {role: {key: value for key, value in each.items() if key in own} for role, each in GROUPS.items()}
-    return model, optimizer_of(optimizer, config, groups_of(optimizer, name, config, groups), model, LR)
+    return model, optimizer_of(optimizer, config, parse_groups(optimizer, name, config, groups), model, LR)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", *Registry("optimizers").names(takes_matrices=True)])

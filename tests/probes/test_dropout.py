@@ -13,7 +13,7 @@ import torch
 from analysis.study.load import load
 from analysis.study.protocol import stated
 from stability.build import build_model
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.generation import GenerateSpec
 from stability.curvature import directional
 from stability.curvature._differences import PARITY_EPSILON
@@ -147,7 +147,7 @@ def test_samples_are_those_of_a_model_without_dropout_and_the_same_twice(trained
     plain.load_state_dict(model.state_dict())
     drawn = []
     for read in (model, model, plain):
-        asked = checked(GenerateSpec, {"ckpt": "x", "num": 3, "device": "cpu"})
+        asked = validate(GenerateSpec, {"ckpt": "x", "num": 3, "device": "cpu"})
         source = Source(spec, read, corpus, asked, "top_prob", torch.device("cpu"))
         tokens = source.start(range(3))
         list(source.steps(tokens))

@@ -14,7 +14,7 @@ import torch
 
 from analysis.sections.generation import generation_tables
 from analysis.study.load import load
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.generation import GenerateSpec
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.generate import main
@@ -69,7 +69,7 @@ def fresh(request):
 
 
 def spec_of(**changes):
-    return checked(GenerateSpec, {"ckpt": "x", "num": 5, "batch": 2, "device": "cpu", **changes})
+    return validate(GenerateSpec, {"ckpt": "x", "num": 5, "batch": 2, "device": "cpu", **changes})
 
 
 def run(lab, directory, **changes):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
@@ -27,7 +27,7 @@ from tests.probes.proteins import ProteinLab
 from tests.within import assert_within
 
 QUICK = ["what=mirror", "device=cpu"]
-PROBE = checked(ProbeSpec, {"what": "mirror", "ckpt": "x", "device": "cpu"})
+PROBE = validate(ProbeSpec, {"what": "mirror", "ckpt": "x", "device": "cpu"})
 UNIT = 2.0**-23  # twice the rounding of float32: of the examples' weights, and of their sum
 BLIND = {"name": "sc", "rope": "none"}
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.checkpoints import corpus_of
@@ -29,7 +29,7 @@ def table(directory, name, phase="terminal"):
 
 
 def spec_of(**changes):
-    return checked(ProbeSpec, {"what": "spectra", "ckpt": "x", "probes": 2, "products": 4, "device": "cpu", **changes})
+    return validate(ProbeSpec, {"what": "spectra", "ckpt": "x", "probes": 2, "products": 4, "device": "cpu", **changes})
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.entries import HessianSpec
 from stability.curvature.critical import loss_along
@@ -228,7 +228,7 @@ def test_a_hugging_face_model_is_refused_what_it_cannot_be_asked():
             "lr": {"values": [1e-3]},
             "curvature": {"measure": ["density"]},
         }
-        checked(HessianSpec, values)
+        validate(HessianSpec, values)
 
 
 def test_a_study_collects_what_its_runs_have_and_forgets_what_they_lost(measured, capsys):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.build import build_model, build_objective, build_optimizer, shapes
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.config.training import WeightsSpec
 from stability.curvature import directional
 from stability.curvature.taylor import missing_rule
@@ -127,7 +127,7 @@ def test_a_gate_that_has_left_the_half_is_of_first_order():
 )
 def test_what_is_no_scheme_is_refused_in_a_line(settings, message):
     with pytest.raises(ValueError) as caught:
-        settings_of("residuals", "ode", settings)
+        validate_settings("residuals", "ode", settings)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

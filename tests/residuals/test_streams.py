@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from stability.config.parts import Part, settings_of, some_parts
+from stability.config.parts import Part, some_parts, validate_settings
 from stability.models.precision import computing_in
 from stability.residuals import build
 from stability.residuals._streams import sinkhorn
@@ -254,7 +254,7 @@ def test_gradients_are_those_of_differences(name):
 )
 def test_a_number_of_permutations_that_is_none_is_refused_in_one_line(given, message):
     with pytest.raises(ValueError, match=message) as caught:
-        settings_of("residuals", "mhc_lite", {"permutations": given})
+        validate_settings("residuals", "mhc_lite", {"permutations": given})
     assert str(caught.value).startswith("residual.mhc_lite.permutations=") and "\n" not in str(caught.value)
 
 
@@ -298,7 +298,7 @@ def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
 )
 def test_permutations_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError) as caught:
-        settings_of("residuals", "mhc_lite", settings)
+        validate_settings("residuals", "mhc_lite", settings)
     assert str(caught.value).endswith(message)
     assert len(str(caught.value).splitlines()) == 1
 

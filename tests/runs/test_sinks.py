@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec
-from stability.config.identity import without_places
+from stability.config.identity import shorten_places
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.log import RunLog
@@ -126,7 +126,7 @@ def test_a_measured_checkpoint_gives_its_median_and_the_share_of_stable_steps(la
     from stability.probes.curvature.medians import medians
 
     directory = lab.train(lab.spec())
-    curvature = checked(CurvatureSpec, {"warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 3})
+    curvature = validate(CurvatureSpec, {"warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 3})
     list(measure(directory, curvature, cache_dir=lab.cache, device="cpu"))
     table = pd.read_parquet(directory.curvature_file("terminal"))
     (found,) = medians(directory, curvature)
@@ -161,13 +161,13 @@ def test_what_is_sent_of_a_run_names_its_files_and_not_where_they_lie(lab):
     [("/home/me/x.txt", "x.txt"), ("../x", "x"), ("x", "x"), ("folder/", "folder/"), ("a/b/", "b/"), ("~/p q", "p q")],
 )
 def test_the_last_part_of_a_path_is_sent(typed, sent):
-    assert without_places({"data": {"name": "text", "path": typed}}, RunSpec) == {
+    assert shorten_places({"data": {"name": "text", "path": typed}}, RunSpec) == {
         "data": {"name": "text", "path": sent}
     }
 
 
 def test_a_dataset_of_the_hub_keeps_its_whole_name():
     data = {"name": "hf", "dataset": "roneneldan/TinyStories"}
-    assert without_places({"data": data}, RunSpec) == {"data": data}
-    folder = without_places({"data": data | {"dataset": "/home/me/stories"}}, RunSpec)
+    assert shorten_places({"data": data}, RunSpec) == {"data": data}
+    folder = shorten_places({"data": data | {"dataset": "/home/me/stories"}}, RunSpec)
     assert folder == {"data": data | {"dataset": "stories"}}

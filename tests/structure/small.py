@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.identity import tokenizer_id
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, decode, encode
@@ -79,7 +79,7 @@ def spec(**changes: Any) -> TokenizerRunSpec:
         "seed": 0,
         "data_fingerprint": "made up",
     }
-    return checked(TokenizerRunSpec, values | changes)
+    return validate(TokenizerRunSpec, values | changes)
 
 
 def train(pool: Path, recipe: TokenizerRunSpec, leave_after: int | None = None) -> RunDirectory:

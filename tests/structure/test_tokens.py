@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stability.build import as_read, build_objective
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.parts import part
@@ -64,7 +64,7 @@ def run_spec(lab, **changes) -> RunSpec:
         "evaluation": {"every_steps": 3, "sequences": 8},
         "data_fingerprint": as_read(corpus, goal, pool).fingerprint,
     }
-    return checked(RunSpec, values | changes)
+    return validate(RunSpec, values | changes)
 
 
 def test_every_residue_has_the_token_of_its_whole_chain_and_crops_keep_them(lab):
@@ -126,7 +126,7 @@ def test_the_tokenizer_is_part_of_what_a_run_is(lab):
     spec = run_spec(lab)
     other = spec.model_dump(mode="json")
     other["objective"]["tokenizer"] = "0123456789ab"
-    assert run_id(checked(RunSpec, other)) != run_id(spec) != run_id(run_spec(lab, objective=objective(None)))
+    assert run_id(validate(RunSpec, other)) != run_id(spec) != run_id(run_spec(lab, objective=objective(None)))
 
 
 def test_a_run_left_and_resumed_equals_an_undisturbed_one_bit_for_bit_and_carries_its_components(lab, tmp_path):
@@ -180,7 +180,7 @@ def test_alpha_max_of_a_checkpoint_is_exact(lab, tmp_path, mechanism):
     directory = RunDirectory(tmp_path, run_id(spec))
     for _ in train(spec, directory, cache_dir=lab[0] / "cache", device="cpu"):
         pass
-    curvature = checked(
+    curvature = validate(
         CurvatureSpec, {"warmup_batches": 2, "warmup_steps": 1, "recorded_steps": 2, "batch": 4, "microbatch": 2}
     )
     for _ in measure(directory, curvature, cache_dir=lab[0] / "cache", device="cpu"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stability import status, sweep
-from stability.config.identity import reduced
+from stability.config.identity import drop_excluded
 from stability.config.run import RunSpec
 from stability.runs.cleaning import listed, unlisted_runs
 from stability.runs.results import collect
@@ -136,7 +136,7 @@ def test_both_values_of_a_setting_that_the_id_leaves_out_at_its_neutral_value_ar
     """A whole spec: mechanism.sa.temperature is a younger setting, and fixed does not enter the id."""
     _, (real, *_) = make_sweep(Path(pool.runs_dir).parent)
     assert real.spec["mechanism"]["temperature"] == "fixed"
-    assert "temperature" not in reduced(real.spec, RunSpec)["mechanism"]
+    assert "temperature" not in drop_excluded(real.spec, RunSpec)["mechanism"]
     changes = {key: value for key, value in real.spec.items() if key not in ("seed", "lr_peak")}
     first, second, third = trials_of(
         pool.runs_dir,

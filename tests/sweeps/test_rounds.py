@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.identity import run_id
 from stability.config.search import AshaSpec, Dimension, SearchSpec
 from stability.config.sweep import SweepSpec
@@ -445,8 +445,8 @@ def test_the_older_words_of_synchronous_asha_are_read(tmp_path):
     )
     assert one.spec.search == AshaSpec(name="asha", reduction=4, first_step=20, synchronous=True)
     older = one.spec.model_dump(mode="json") | {"search": None, "halving": {"reduction": 4, "first_step": 20}}
-    assert checked(SweepSpec, older) == one.spec
-    assert checked(SweepSpec, older | {"halving": None}).search is None
+    assert validate(SweepSpec, older) == one.spec
+    assert validate(SweepSpec, older | {"halving": None}).search is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.sweep import SweepSpec
 from sweeps.search.edge import most_rates
 from sweeps.search.rounds import search_of
@@ -96,7 +96,7 @@ def test_the_record_has_reference_rates_and_multiples_for_the_report(tmp_path):
 
 def test_a_recorded_scaled_sweep_is_read_again(tmp_path):
     spec = Sweep(tmp_path, "lr=edge", *SCALED, "lr.num=7").spec
-    assert checked(SweepSpec, json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
+    assert validate(SweepSpec, json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stability.config.identity import run_id
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.registry import Registry
 from stability.training import captured
 from stability.training import step as step_module
@@ -189,7 +189,7 @@ def test_a_read_on_the_host_is_noticed():
 
 @pytest.mark.parametrize("name", Registry("mechanisms").names(cross=False))
 def test_no_mechanism_s_pass_reads_on_the_host(lab, graphs_on_a_cpu, name):
-    mechanism, settings = Registry("mechanisms").load(name), settings_of("mechanisms", name, {})
+    mechanism, settings = Registry("mechanisms").load(name), validate_settings("mechanisms", name, {})
     if mechanism.untrained(settings):
         pytest.skip("it is not trained")
     objective = "mlm" if "bidirectional" in mechanism.supported_directions(settings) else "ar"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stability.config.parts import settings_of
+from stability.config.parts import validate_settings
 from stability.registry import Registry
 from stability.training.evaluate import Validation
 
@@ -31,7 +31,7 @@ class DrawnOneByOne:
 
 
 def validation(name, *, sequences=4, positions=16, seed=0, **settings):
-    objective = Registry("objectives").load(name)(settings_of("objectives", name, settings), V)
+    objective = Registry("objectives").load(name)(validate_settings("objectives", name, settings), V)
     spec = SimpleNamespace(
         precision="float32", evaluation=SimpleNamespace(sequences=sequences), model=SimpleNamespace(positions=positions)
     )

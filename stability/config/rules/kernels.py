@@ -28,7 +28,7 @@ def kernels_compute_the_run(run: RunSpec) -> None:
 
 def kernels_are_measured_through(sweep: SweepSpec) -> None:
     for _, choice in sweep.curves() if sweep.hessian else ():
-        cross = sweep.cross.beside(choice["mechanism"]) if isinstance(sweep.cross, CrossOfEach) else sweep.cross
+        cross = sweep.cross.choose_for(choice["mechanism"]) if isinstance(sweep.cross, CrossOfEach) else sweep.cross
         asked = kernels_of_loss({**choice, "objective": sweep.objective, "cross": cross})
         require_alpha_max(asked, sweep.curvature, "hessian=true measures", "use hessian=false, or impl=reference")
 

@@ -28,7 +28,7 @@ def ablated_parts_are_swept(sweep: SweepSpec) -> None:
     sweep.ablations()
 
 
-def one_way_of_searching(sweep: SweepSpec) -> None:
+def searches_exclude_each_other(sweep: SweepSpec) -> None:
     """Refuse conflicts between search, lr=edge, lr=scaled and ablate, and equal rates."""
     search, lr = sweep.search, sweep.lr
     if isinstance(search, AshaSpec) and lr.edge is not None:
@@ -78,4 +78,4 @@ def reference_is_swept(sweep: SweepSpec) -> None:
         )
 
 
-OF_SWEEP = (reference_is_swept, ablated_parts_are_swept, one_way_of_searching, search_fits_sweep)
+OF_SWEEP = (reference_is_swept, ablated_parts_are_swept, searches_exclude_each_other, search_fits_sweep)

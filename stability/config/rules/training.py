@@ -80,7 +80,7 @@ def schedule_fits_each_optimizer(sweep: SweepSpec) -> None:
         _require_schedule(item, sweep.schedule.name)
 
 
-def starts_before_its_end(run: RunSpec) -> None:
+def initial_step_is_below_steps(run: RunSpec) -> None:
     if run.init is not None and run.init.step >= run.steps:
         raise ValueError(f"init.step={run.init.step} must be below steps={run.steps}")
 
@@ -101,5 +101,5 @@ OF_RECIPE = (
     graphs_replay_one_pass,
     microbatch_is_a_part,
 )
-OF_RUN = (schedule_fits_optimizer, starts_before_its_end)
+OF_RUN = (schedule_fits_optimizer, initial_step_is_below_steps)
 OF_SWEEP = (schedule_fits_each_optimizer,)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
-from stability.config.settled import on_reference
+from stability.config.settled import use_reference
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph, RecordedLoss
 from stability.curvature.alpha_max import has_paper_state
@@ -117,7 +117,7 @@ class Probe:
     def _loss_in_double(self) -> LossSum:
         """Return the loss on a float64 copy of the model and its buffers."""
         # kernels are replaced by torch operations
-        spec = self.spec.model_copy(update=on_reference(self.spec))
+        spec = self.spec.model_copy(update=use_reference(self.spec))
         objective, model = build_objective(spec, self.corpus.format), copy.deepcopy(self.model)
         if spec != self.spec:
             model = build_model(spec, self.corpus.format).to(self.device)

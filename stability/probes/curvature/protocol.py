@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.probes.stored import Stored
 from stability.runs.parquet import holds_columns, read_metadata, read_table, write_parquet
@@ -26,7 +26,7 @@ def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
     ``reads`` lists the table's settings of `SpectraSpec` besides the critical rate's.
     """
     critical = "critical_lr" in curvature.measure
-    spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
+    spectra = curvature.spectra.select((*(("critical_resolution",) if critical else ()), *reads))
     measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
     values = curvature.model_dump(mode="json", exclude={"phase", PARITY, "spectra"})
     gradients = {curvature.gradient_of(state) for state in curvature.state}
@@ -46,7 +46,7 @@ def spec_of(protocol: str) -> CurvatureSpec | None:
     default.
     """
     try:
-        return checked(CurvatureSpec, BEFORE | json.loads(protocol))
+        return validate(CurvatureSpec, BEFORE | json.loads(protocol))
     except (ValueError, TypeError, RecursionError):  # or the file is damaged
         return None
 
