@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Send a study's missing runs, its study run, and its workspace."""
     spec = read(DashboardSpec, Invocation.of(argv, first="name"))
     from stability.cli.publish import publish
-    from stability.cli.study_on_wandb import sent
+    from stability.cli.study_on_wandb import send_study
     from stability.dashboards.workspace import Shown, require_workspaces
     from stability.runs.mark import wandb_id
     from stability.runs.study import StudyFolder
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     place = {"project": spec.project, "entity": spec.entity}
     publish(study, spec.reports_dir, unless_same=True)
     series = _send_runs(study, spec.send, mode, place)
-    content, where = sent(study, Path(spec.reports_dir) / f"{study.path.name}.pdf", mode, place)
+    content, where = send_study(study, Path(spec.reports_dir) / f"{study.path.name}.pdf", mode, place)
     print_text(f"the run about the study: {where}")
     run_ids = tuple(wandb_id(run.path, run.run_id, study.pool) for run in study.runs())
     shown = Shown(study.path.name, run_ids, series, content.table_keys, content.figure_keys)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
-from stability.cli.publish import collected, print_tables
+from stability.cli.publish import collect_and_load, print_tables
 from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
@@ -108,7 +108,7 @@ def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
     for directory in study.runs():
         for phase in phases(directory, spec.phase):
             _print_samples(directory, phase, 1)
-    loaded = collected(study)
+    loaded = collect_and_load(study)
     tables = generation_tables(loaded) + generative_component_tables(loaded)
     nothing = "no oracle has scored the terminal samples of these runs; add oracle=hf:… or oracle=ckpt:…"
     print_tables(study, tables, nothing)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stability.cli.entry import run_entry
-from stability.cli.publish import collected, print_tables, tell_what_draws
+from stability.cli.publish import collect_and_load, print_report_command, print_tables
 from stability.cli.subjects import Work, read_about, select_pending, take_steps
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
@@ -119,7 +119,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
     if spec.what == "pdmm":
         write_graphs(spec.what, _graph_frame(spec), study.results)
-    loaded = collected(study)
+    loaded = collect_and_load(study)
     own = {
         "pdmm": discrepancy.study_tables,
         "streams": stream_tables.study_tables,
@@ -196,7 +196,7 @@ def _graphs(spec: ProbeSpec) -> int:
         )
     else:
         write_graphs(spec.what, frame, study.results)
-        tell_what_draws(study)
+        print_report_command(study)
     return 0
 
 

@@ -69,7 +69,7 @@ def _print_all(pool: Path, console: Console) -> int:
     """Print a line for each study of the pool; ValueError if it has none."""
     from sweeps.view.study_view import StudyView
 
-    studies = StudyFolder.all_of(pool)
+    studies = StudyFolder.list_studies(pool)
     if not studies:
         raise ValueError(f"no studies in {pool}; give runs_dir=…, or run python -m stability.sweep first")
     for study in studies:
@@ -128,13 +128,13 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
 
 def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     """Remove unlisted runs and partial files after confirmation; runs with an active process stay."""
-    from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
+    from stability.runs.cleaning import find_debris, remove_debris, remove_run, unlisted_runs
 
     if not pool.is_dir():
         raise ValueError(
             f"runs_dir: there is no folder {pool}, so nothing to clean; give runs_dir=… as the sweep had it"
         )
-    runs, rests = unlisted_runs(pool), debris(pool)
+    runs, rests = unlisted_runs(pool), find_debris(pool)
     idle = [run for run in runs if not run.owner]
     for run in runs:
         print_line(console, _line(run) + (f"  stays: {run.owner} works on it" if run.owner else ""))

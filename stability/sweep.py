@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stability.cli.compose import composed
+from stability.cli.compose import compose_values
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
 from stability.cli.study_on_wandb import send_after_sweep
@@ -44,7 +44,7 @@ A preset (study=…) sets several keys; its data, objective, … apply while you
 
 
 def main(argv: list[str]) -> int:
-    values = composed(SweepSpec, Invocation.of(argv))
+    values = compose_values(SweepSpec, Invocation.of(argv))
     if values.get("dry_run") is True:
         _plan_without_what_is_not_trained(values)
     with ray_begun_early(values):

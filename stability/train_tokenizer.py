@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stability.cli.compose import read
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.progress import follow
-from stability.cli.subjects import locked
+from stability.cli.subjects import run_locked
 from stability.cli.words import Invocation
 from stability.config.tokenizer import TokenizerRunSpec, TokenizerSpec
 from stability.printable import print_text
@@ -73,7 +73,7 @@ def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]
     from sweeps.interrupt import Interrupt
 
     with Interrupt() as interrupt:
-        follow([interrupt.until(locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])
+        follow([interrupt.until(run_locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])
     if interrupt.requested:
         raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_ou
         steps = measure_tokenizer(
             tokenizer, directory, train, held_out, rotations=spec.rotations, structures=spec.structures
         )
-        follow([locked(directory, steps)], [f"{directory.run_id} on held-out chains"], [0])
+        follow([run_locked(directory, steps)], [f"{directory.run_id} on held-out chains"], [0])
     print_text(table(directory.path / "results"))
     print_text(
         f"figure: {write(directory.path / 'results', Path(spec.reports_dir) / f'tokenizer_{directory.run_id}.pdf')}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stability.runs.leftovers import remove, temporary
+from stability.runs.leftovers import name_temporary, remove
 from sweeps.trial import RunTrial, Trial, run_trial
 
 MARGIN = 1.15  # factor over the measured peak: batches differ in their masks, and allocators fragment
@@ -91,7 +91,7 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
     Other failures are ignored here: the trial itself will fail and report them.
     """
     # a temporary name, so that the next launch removes the folder if this process is killed
-    folder = temporary(Path(trial.pool) / "probe")
+    folder = name_temporary(Path(trial.pool) / "probe")
     folder.mkdir()
     try:
         (folder / "cache").symlink_to(Path(trial.pool).resolve() / "cache")

@@ -49,7 +49,7 @@ class Failure:
     @classmethod
     def of(cls, trial: Trial) -> Failure:
         reason = trial.directory.status().get("reason", "")
-        file, place = trial.directory.traceback_file, trial.directory.raised_at()
+        file, place = trial.directory.traceback_file, trial.directory.find_raising_line()
         return cls(trial.run_id, trial.label, reason, str(file), place)
 
 

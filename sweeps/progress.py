@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, read_tail
 from stability.runs.lock import RunLock
 from stability.runs.words import Words
 from sweeps.standing import standing_s
@@ -348,8 +348,8 @@ def _number(value: Any) -> float | None:
 def _read_logs(row: Row) -> None:
     """Set a row's step, loss, validation and speed from the ends of its logs."""
     directory = row.trial.directory
-    metrics = tail(directory.metrics_file)
-    timing = tail(directory.timing_file, numbers=("step", "wall_s", "tokens_per_s"))
+    metrics = read_tail(directory.metrics_file)
+    timing = read_tail(directory.timing_file, numbers=("step", "wall_s", "tokens_per_s"))
     if metrics:
         row.step = max(row.step, metrics[-1]["step"])
         row.loss = _number(metrics[-1].get("loss"))

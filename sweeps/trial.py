@@ -21,7 +21,7 @@ from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.registry import add_plugins
 from stability.runs.directory import INTERRUPTED, RUNNING, STOPPED, RunDirectory, step_of
-from stability.runs.leftovers import leftovers, remove
+from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
 from stability.runs.sinks import Sinks
@@ -211,7 +211,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
         _clear(trial.directory)
         with closing(Sinks(trial.directory, trial.sinks)) as sinks:  # measurements also go to the sinks
             for steps in _parts(trial, sinks) if work is None else [work(trial)]:
-                yield from lock.during(steps)
+                yield from lock.run_steps(steps)
     except LostLock:  # this machine paused for minutes: another process has the run and continues at its checkpoint
         return
     # the boundary of a trial: after any crash the sweep continues, with the traceback on file
@@ -224,7 +224,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
 def tidy(trial: Trial) -> None:
     """Remove a killed process's files from a run, unless the run is in use."""
     lock = trial.lock
-    if (lock.has_stale_claims() or leftovers(trial.directory.path)) and lock.acquire():
+    if (lock.has_stale_claims() or find_leftovers(trial.directory.path)) and lock.acquire():
         try:
             _clear(trial.directory)
         finally:
@@ -232,7 +232,7 @@ def tidy(trial: Trial) -> None:
 
 
 def _clear(directory: RunDirectory) -> None:
-    for path in leftovers(directory.path):
+    for path in find_leftovers(directory.path):
         remove(path)
 
 
@@ -302,4 +302,4 @@ def _measure(trial: Trial, curvature: CurvatureSpec, sinks: Sinks) -> Iterator[N
         return
     sinks.open(None)
     for row in medians(trial.directory, curvature):
-        sinks.measured(row)
+        sinks.write_measured(row)

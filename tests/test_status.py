@@ -16,7 +16,7 @@ import pytest
 
 from stability import status
 from stability.runs import cleaning
-from stability.runs.leftovers import temporary
+from stability.runs.leftovers import name_temporary
 from stability.runs.lock import RunLock
 from stability.runs.parquet import write_parquet
 from stability.runs.study import StudyFolder
@@ -27,7 +27,7 @@ from tests.sweeps import fakes
 ROOT = Path(__file__).resolve().parents[1]
 ASKED = {"hessian": True, "curvature": {"phase": "terminal", "measure": ["alpha_max"]}, "generate": None}
 LABEL = {"data": {"name": "text"}, "model": {"name": "nano"}, "objective": {"name": "mlm"}, "data_fingerprint": "f"}
-TEMPORARY_OF_THE_DEAD = re.sub(r"-\d+\.tmp$", "-99999999.tmp", temporary(Path("status.json")).name)
+TEMPORARY_OF_THE_DEAD = re.sub(r"-\d+\.tmp$", "-99999999.tmp", name_temporary(Path("status.json")).name)
 
 
 def make_study(pool, name="mine", count=6, first=0, **more):
@@ -315,7 +315,10 @@ def test_clean_removes_unlisted_runs_and_leftovers_and_nothing_else(pool, said, 
     outside = tmp_path / "outside"
     shutil.move(unlisted[3].directory.path, outside)
     unlisted[3].directory.path.symlink_to(outside)
-    dead, alive = listed[0].directory.path / TEMPORARY_OF_THE_DEAD, temporary(pool / "studies" / "mine" / "study.json")
+    dead, alive = (
+        listed[0].directory.path / TEMPORARY_OF_THE_DEAD,
+        name_temporary(pool / "studies" / "mine" / "study.json"),
+    )
     for path in (dead, alive):
         path.write_text("half")
     before = {path.name for path in pool.iterdir()}
@@ -404,9 +407,9 @@ def test_nothing_is_deleted_that_a_process_works_on_or_while_another_study_is_da
 def test_a_study_that_was_half_removed_is_no_study_and_is_cleaned(pool, said):
     make_study(pool, count=1)
     (trial,) = make_study(pool, "other", count=1, first=7)
-    half = pool / "studies" / re.sub(r"-\d+\.tmp$", "-99999999.tmp", temporary(pool / "studies" / "other").name)
+    half = pool / "studies" / re.sub(r"-\d+\.tmp$", "-99999999.tmp", name_temporary(pool / "studies" / "other").name)
     (pool / "studies" / "other").rename(half)
-    assert [study.path.name for study in StudyFolder.all_of(pool)] == ["mine"]
+    assert [study.path.name for study in StudyFolder.list_studies(pool)] == ["mine"]
     assert said("clean=unlisted", "yes=true")[-1] == "removed 1 run, 1 leftover"
     assert not half.exists() and not trial.directory.path.exists()
 

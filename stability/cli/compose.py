@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stability.cli.conf import defaults, keys_said
-from stability.cli.mistakes import check_words, explained, shown
+from stability.cli.conf import defaults, list_keys
+from stability.cli.mistakes import check_words, explain_error, shorten
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation, Word
 from stability.config.base import AXES, AnySettings, Settings, check_numbers
@@ -31,20 +31,20 @@ def read(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
     Raises:
         ValueError: a word or a value is invalid; one or two lines.
     """
-    return parse(kind, composed(kind, invocation))
+    return parse(kind, compose_values(kind, invocation))
 
 
-def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
+def compose_values(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
     """Return the plain values of a spec, not fully validated: no torch is imported.
 
     Raises:
         ValueError: as in `read`.
     """
     with uncollected():
-        add_named_plugins(invocation)
+        add_listed_plugins(invocation)
         values = compose(ROOTS[kind], invocation)
         if kind is SweepSpec:
-            _refuse_what_is_searched(invocation, values)
+            _refuse_searched(invocation, values)
             values["name"] = study_name(invocation) if values.get("name") is None else values["name"]
         check_numbers(kind, values)
         return values
@@ -60,15 +60,15 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from stability.cli.source import composing
+    from stability.cli.source import open_compose
 
     check_words(invocation, root)
     _refuse_repetitions(invocation)
-    invocation = _with_next_token(invocation) if root == PRESET_ROOT else invocation
+    invocation = _add_next_token(invocation) if root == PRESET_ROOT else invocation
     try:
-        with composing() as hydra_compose:
+        with open_compose() as hydra_compose:
             config = hydra_compose(root, overrides=[str(word) for word in invocation.overrides])
-            if anew := _chosen_anew(root, invocation):
+            if anew := _find_replaced_groups(root, invocation):
                 words = [str(word) for word in invocation.overrides if word.group in anew]
                 own = hydra_compose(root, overrides=["~study", *words])  # without the preset's settings
                 for group in anew:  # parts of an axis that are still chosen keep their settings from the preset
@@ -76,10 +76,10 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     # Hydra raises ValueError itself, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise ValueError(explained(error, root, invocation)) from None
+        raise ValueError(explain_error(error, root, invocation)) from None
 
 
-def _with_next_token(invocation: Invocation) -> Invocation:
+def _add_next_token(invocation: Invocation) -> Invocation:
     """Add next-token prediction for a text of the user's own, unless study or objective are typed."""
     given = invocation.given
     if given.get("data") not in OWN_TEXT or {"study", "objective"} & {word.group for word in invocation.words}:
@@ -96,7 +96,7 @@ def _refuse_repetitions(invocation: Invocation) -> None:
             raise ValueError(f"{axis}={value}: {repeated[0]} is named {names.count(repeated[0])} times; give each once")
 
 
-def _refuse_what_is_searched(invocation: Invocation, values: dict[str, Any]) -> None:
+def _refuse_searched(invocation: Invocation, values: dict[str, Any]) -> None:
     """Refuse a typed setting that every point of `search=optuna` would replace, e.g. ``search=optuna lr=1e-3``."""
     search, lr = values.get("search"), values.get("lr")
     # SweepSpec refuses lr=edge and lr=scaled beside a search
@@ -112,23 +112,23 @@ def _refuse_what_is_searched(invocation: Invocation, values: dict[str, Any]) -> 
             is_typed = any(f"{word.key}.".startswith(f"{ranges}.") for word in invocation.words)
             other = "that range" if is_typed else f"vary another setting instead and add {ranges}=null"
             raise ValueError(
-                f"{shown(str(word))}: search={search.get('name')} varies {path} from {varied['low']} to "
+                f"{shorten(str(word))}: search={search.get('name')} varies {path} from {varied['low']} to "
                 f"{varied['high']} and would not use it; leave it out, or {other}"
             )
 
 
-def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
+def _find_replaced_groups(root: str, invocation: Invocation) -> list[str]:
     """Return groups with settings in the preset but another choice in the command; axes if named."""
     given = invocation.given
     named = [group for group in CHOICES if group in given]
     if root != PRESET_ROOT or not named:
         return []
     study = f"study/{given.get('study') or defaults(root)['study']}"
-    preset, said = defaults(root) | defaults(study), keys_said(study)
+    preset, said = defaults(root) | defaults(study), list_keys(study)
     return [group for group in named if group in said and (group in AXES or given[group] != preset[group])]
 
 
-def named_plugins(invocation: Invocation) -> list[str]:
+def list_plugins(invocation: Invocation) -> list[str]:
     """Return the modules of ``plugins=[…]``.
 
     Raises:
@@ -141,7 +141,7 @@ def named_plugins(invocation: Invocation) -> list[str]:
     return re.findall(r"[^\s,\[\]'\"]+", listed.removeprefix("null"))
 
 
-def add_named_plugins(invocation: Invocation) -> None:
+def add_listed_plugins(invocation: Invocation) -> None:
     """Register the modules of ``plugins=[my_pkg.my_mechanism]``; each is then chosen like a part of this project."""
-    for module in named_plugins(invocation):
+    for module in list_plugins(invocation):
         add_plugin(module)

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from stability.cli.declared import attribute, declared, plain_default
+from stability.cli.declared import plain_default, read_attribute, read_settings
 from stability.config.base import AXES, Settings
 from stability.config.curvature import CurvatureSpec
 from stability.config.parse import SPECS
@@ -54,19 +54,19 @@ def declared_choices(group: str) -> tuple[str, ...]:
         return tuple(_groups_of_specs().get(group, ()))
     names = Registry(FAMILY_OF[group]).names()
     if FAMILY_OF[group] == "mechanisms":
-        names = tuple(name for name in names if attribute("mechanisms", name, "cross") == (group == "cross"))
+        names = tuple(name for name in names if read_attribute("mechanisms", name, "cross") == (group == "cross"))
     return (*NO_PART.get(group, ()), *names)
 
 
 def values_of(group: str, name: str) -> dict[str, Any]:
     """Return the default settings of a choice without a yaml, as plain values."""
     if group in AXES:
-        return _of_part(group, name)
+        return _collect_part_defaults(group, name)
     if name in NO_PART.get(group, ()):
         inner = declared_choices(group) if name == "auto" else ()
         return {key: values_of(group, key) for key in inner if key not in NO_PART[group]} | {"name": name}
     if group in FAMILY_OF:
-        return {"name": name} | _of_part(group, name)
+        return {"name": name} | _collect_part_defaults(group, name)
     return dict(_groups_of_specs()[group][name])
 
 
@@ -79,15 +79,15 @@ def preset_values(group: str, name: str) -> dict[str, Any]:
     """Return the values of a choice, from its yaml if it has one; a command's yaml has no group."""
     if group and name not in yamls(group):
         return values_of(group, name)
-    return {key: value for key, value in _plain(f"{group}/{name}".lstrip("/")).items() if key != "defaults"}
+    return {key: value for key, value in _load_yaml(f"{group}/{name}".lstrip("/")).items() if key != "defaults"}
 
 
 def spec_values(root: str) -> dict[str, Any]:
     """Return the default settings of a command but for its groups of choices; ``???`` for one without a default."""
-    return _of_class(SPECS[root], without={group.partition("@")[0] for group in defaults(root)})
+    return _collect_class_defaults(SPECS[root], without={group.partition("@")[0] for group in defaults(root)})
 
 
-def _of_part(group: str, name: str, owners: tuple[str, ...] = ()) -> dict[str, Any]:
+def _collect_part_defaults(group: str, name: str, owners: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a part's default settings, those of mechanisms within it included.
 
     Args:
@@ -95,34 +95,37 @@ def _of_part(group: str, name: str, owners: tuple[str, ...] = ()) -> dict[str, A
         name: name of the part.
         owners: mechanisms that it is within, none of which is in it again.
     """
-    values = {key: setting.default for key, setting in declared(FAMILY_OF[group], name).items()}
+    values = {key: setting.default for key, setting in read_settings(FAMILY_OF[group], name).items()}
     if group != "mechanism":
         return values
     values.pop("parts", None)  # typed by the names of the parts
-    directions = attribute("mechanisms", name, "Config.inner_directions")
+    directions = read_attribute("mechanisms", name, "Config.inner_directions")
     owners = (*owners, name)
-    outside = {*owners, *attribute("mechanisms", name, "Config.inner_without"), *plugins_of("mechanisms")}
+    outside = {*owners, *read_attribute("mechanisms", name, "Config.inner_without"), *plugins_of("mechanisms")}
     return values | {
-        inner: _of_part(group, inner, owners)
+        inner: _collect_part_defaults(group, inner, owners)
         for inner in declared_choices(group)
-        if inner not in outside and directions & attribute("mechanisms", inner, "directions")
+        if inner not in outside and directions & read_attribute("mechanisms", inner, "directions")
     }
 
 
 @cache
 def _groups_of_specs() -> dict[str, dict[str, dict[str, Any]]]:
     """Return the values of each choice of the groups whose choices are names of one class, or classes."""
-    schedule = _of_class(ScheduleSpec)
+    schedule = _collect_class_defaults(ScheduleSpec)
     return {
         "schedule": {
             name: {"name": name, **{key: schedule[key] for key in keys}} for name, keys in ScheduleSpec.read_by.items()
         },
-        "search": {"none": {"name": "none"}} | {name: _of_class(spec) | {"name": name} for name, spec in KINDS.items()},
-        "curvature": {"protocol": _of_class(CurvatureSpec)},
+        "search": {"none": {"name": "none"}}
+        | {name: _collect_class_defaults(spec) | {"name": name} for name, spec in KINDS.items()},
+        "curvature": {"protocol": _collect_class_defaults(CurvatureSpec)},
     }
 
 
-def _of_class(spec: type[BaseModel], without: set[str] | None = None, *, is_left_out: bool = False) -> dict[str, Any]:
+def _collect_class_defaults(
+    spec: type[BaseModel], without: set[str] | None = None, *, is_left_out: bool = False
+) -> dict[str, Any]:
     """Return the defaults of a class, nested ones included.
 
     Args:
@@ -139,10 +142,10 @@ def _of_class(spec: type[BaseModel], without: set[str] | None = None, *, is_left
         union = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
         nested: Any = next((each for each in (field.annotation, *union) if _is_spec(each)), None)
         if key == flat:  # settings of objectives' samples
-            kinds = [declared("objectives", name, "Sampling") for name in Registry("objectives").names()]
+            kinds = [read_settings("objectives", name, "Sampling") for name in Registry("objectives").names()]
             values |= {name: setting.default for kind in kinds for name, setting in kind.items()}
         elif nested is not None:
-            values[key] = _of_class(nested, is_left_out=not field.is_required() and field.default is None)
+            values[key] = _collect_class_defaults(nested, is_left_out=not field.is_required() and field.default is None)
         else:
             values[key] = None if is_left_out and field.is_required() else plain_default(field)
     return values
@@ -155,7 +158,7 @@ def _is_spec(annotation: Any) -> bool:
 def defaults(config: str) -> dict[str, str]:
     """Return the choices in a yaml's defaults list by group, its base yamls included."""
     found: dict[str, str] = {}
-    for entry in _plain(config).get("defaults", []):
+    for entry in _load_yaml(config).get("defaults", []):
         if isinstance(entry, dict):
             found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
         elif not _is_generated(entry):
@@ -163,11 +166,11 @@ def defaults(config: str) -> dict[str, str]:
     return found
 
 
-def keys_said(config: str) -> set[str]:
+def list_keys(config: str) -> set[str]:
     """Return the top-level keys set by a yaml, its base yamls included."""
-    values = _plain(config)
+    values = _load_yaml(config)
     bases = [entry for entry in values.pop("defaults", []) if isinstance(entry, str) and not _is_generated(entry)]
-    return {str(key) for key in values}.union(*(keys_said(_base(config, entry)) for entry in bases))
+    return {str(key) for key in values}.union(*(list_keys(_base(config, entry)) for entry in bases))
 
 
 def _is_generated(entry: str) -> bool:
@@ -175,7 +178,7 @@ def _is_generated(entry: str) -> bool:
     return entry == "_self_" or entry.startswith(f"{OF_SPEC}/")
 
 
-def _plain(config: str) -> dict[str, Any]:
+def _load_yaml(config: str) -> dict[str, Any]:
     """Return the values of a yaml, in its order; none without the yaml."""
     from omegaconf import OmegaConf
 
@@ -188,7 +191,7 @@ def _base(config: str, entry: str) -> str:
     return str(Path(config).parent / entry)
 
 
-def unknown_key(key: str, known: tuple[str, ...], chosen: Mapping[str, str]) -> str:
+def describe_unknown_key(key: str, known: tuple[str, ...], chosen: Mapping[str, str]) -> str:
     """Describe a key missing from the config in one line.
 
     A setting of another choice is reported as such, not as a misspelling.

@@ -45,7 +45,7 @@ class _Found(NamedTuple):
     node: Any
 
 
-def declared(family: str, name: str, config: str = "Config") -> dict[str, Setting]:
+def read_settings(family: str, name: str, config: str = "Config") -> dict[str, Setting]:
     """Return the settings of a part by key, in their order.
 
     Args:
@@ -55,14 +55,14 @@ def declared(family: str, name: str, config: str = "Config") -> dict[str, Settin
     """
     if name not in plugins_of(family):  # these are imported already
         try:
-            return _declared(family, name, config)
+            return _read_settings(family, name, config)
         except Unreadable:
             pass
     fields = getattr(Registry(family).load(name), config).model_fields
     return {key: Setting(plain_default(field), meaning_of(field)) for key, field in fields.items()}
 
 
-def attribute(family: str, name: str, key: str) -> Any:
+def read_attribute(family: str, name: str, key: str) -> Any:
     """Return an attribute of a part's class that is a literal, e.g. ``cross`` or ``Config.inner_without``.
 
     Args:
@@ -72,7 +72,7 @@ def attribute(family: str, name: str, key: str) -> Any:
     """
     if name not in plugins_of(family):
         try:
-            return _attribute(family, name, key)
+            return _read_attribute(family, name, key)
         except Unreadable:
             pass
     return attrgetter(key)(Registry(family).load(name))
@@ -80,15 +80,15 @@ def attribute(family: str, name: str, key: str) -> Any:
 
 def plain_default(field: Any) -> Any:
     """Return the default of a pydantic field as a plain value."""
-    return REQUIRED if field.is_required() else plain(field.get_default(call_default_factory=True))
+    return REQUIRED if field.is_required() else make_plain(field.get_default(call_default_factory=True))
 
 
 def meaning_of(field: Any) -> str:
     """Return a pydantic field's description, behind the words that the field may be."""
-    return _with_words(_words_of_type(field.annotation), field.description or "")
+    return _prefix_words(_words_of_type(field.annotation), field.description or "")
 
 
-def _with_words(words: tuple[Any, ...], meaning: str) -> str:
+def _prefix_words(words: tuple[Any, ...], meaning: str) -> str:
     return ": ".join(filter(None, [" | ".join(map(str, words)), meaning]))
 
 
@@ -99,25 +99,25 @@ def _words_of_type(annotation: Any) -> tuple[Any, ...]:
     return next((words for inner in get_args(annotation) if (words := _words_of_type(inner))), ())
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """Return a value with lists for tuples and dicts for specs."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return [make_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 @cache
-def _declared(family: str, name: str, config: str) -> dict[str, Setting]:
-    return _fields(_member(_export(family, name), config))
+def _read_settings(family: str, name: str, config: str) -> dict[str, Setting]:
+    return _fields(_find_member(_find_export(family, name), config))
 
 
 @cache
-def _attribute(family: str, name: str, key: str) -> Any:
-    return _value(*reduce(_member, key.split("."), _export(family, name)))
+def _read_attribute(family: str, name: str, key: str) -> Any:
+    return _value(*reduce(_find_member, key.split("."), _find_export(family, name)))
 
 
-def _export(family: str, name: str) -> _Found:
-    return _resolved(f"{PACKAGE}.{family}.{name}", ast.Name("EXPORT"))
+def _find_export(family: str, name: str) -> _Found:
+    return _resolve(f"{PACKAGE}.{family}.{name}", ast.Name("EXPORT"))
 
 
 @cache
@@ -132,11 +132,11 @@ def _names(module: str) -> dict[str, Any]:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] == PACKAGE:
             names |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
         else:
-            names |= _assigned(statement)
+            names |= _list_assigned(statement)
     return names
 
 
-def _assigned(statement: ast.stmt) -> dict[str, Any]:
+def _list_assigned(statement: ast.stmt) -> dict[str, Any]:
     """Return the class or value that a statement names."""
     match statement:
         case ast.ClassDef(name=name):
@@ -150,28 +150,28 @@ def _assigned(statement: ast.stmt) -> dict[str, Any]:
     return {}
 
 
-def _resolved(module: str, node: Any) -> _Found:
+def _resolve(module: str, node: Any) -> _Found:
     """Follow a name to its class or value."""
     match node:
         case ast.Name(id=name):
             found = _names(module).get(name)
             if found is None:
                 raise Unreadable(f"{module}: {name}")
-            return _resolved(found[0], ast.Name(found[1])) if isinstance(found, tuple) else _resolved(module, found)
+            return _resolve(found[0], ast.Name(found[1])) if isinstance(found, tuple) else _resolve(module, found)
         case ast.Attribute(value=owner, attr=name):
-            return _member(_resolved(module, owner), name)
+            return _find_member(_resolve(module, owner), name)
     return _Found(module, node)
 
 
-def _member(owner: _Found, name: str) -> _Found:
+def _find_member(owner: _Found, name: str) -> _Found:
     """Return a class attribute, inherited ones included."""
     if isinstance(owner.node, ast.ClassDef):
-        own = [held[name] for statement in owner.node.body if name in (held := _assigned(statement))]
+        own = [held[name] for statement in owner.node.body if name in (held := _list_assigned(statement))]
         if own:
-            return _resolved(owner.module, own[-1])
+            return _resolve(owner.module, own[-1])
         for base in owner.node.bases:
             try:
-                return _member(_resolved(owner.module, base), name)
+                return _find_member(_resolve(owner.module, base), name)
             except Unreadable:  # e.g. nn.Module
                 continue
     raise Unreadable(name)
@@ -185,7 +185,7 @@ def _fields(config: _Found) -> dict[str, Setting]:
         return {}
     fields: dict[str, Setting] = {}
     for base in reversed(config.node.bases):
-        fields |= _fields(_resolved(config.module, base))
+        fields |= _fields(_resolve(config.module, base))
     for statement in config.node.body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=key)) if "ClassVar" not in ast.unparse(statement.annotation):
@@ -202,8 +202,8 @@ def _setting(module: str, statement: ast.AnnAssign) -> Setting:
     meaning = told.get("description")
     text = _meaning_of_type(module, statement.annotation) if meaning is None else _value(module, meaning)
     return Setting(
-        REQUIRED if default is None else plain(_value(module, default)),
-        _with_words(_words(module, statement.annotation), text),
+        REQUIRED if default is None else make_plain(_value(module, default)),
+        _prefix_words(_words(module, statement.annotation), text),
     )
 
 
@@ -212,7 +212,7 @@ def _words(module: str, annotation: Any) -> tuple[Any, ...]:
     match annotation:
         case ast.Name() | ast.Attribute():
             try:
-                found = _resolved(module, annotation)
+                found = _resolve(module, annotation)
             except Unreadable:  # e.g. int
                 return ()
             return () if isinstance(found.node, ast.ClassDef) else _words(*found)
@@ -232,7 +232,7 @@ def _meaning_of_type(module: str, annotation: Any) -> str:
     match annotation:
         case ast.Name():
             try:
-                return _meaning_of_type(*_resolved(module, annotation))
+                return _meaning_of_type(*_resolve(module, annotation))
             except Unreadable:  # e.g. int
                 return ""
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, *markers])):
@@ -264,7 +264,7 @@ def _value(module: str, node: Any) -> Any:
         case ast.Call(func=ast.Name(id="frozenset"), args=inner, keywords=[]):
             return frozenset(*(_value(module, each) for each in inner))
         case ast.Name() | ast.Attribute():
-            found = _resolved(module, node)
+            found = _resolve(module, node)
             if not isinstance(found.node, ast.Name | ast.Attribute):
                 return _value(*found)
     raise Unreadable(f"{module}: {ast.unparse(node)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from stability.cli.help import help_text
-from stability.cli.mistakes import check_repetitions, printable
+from stability.cli.mistakes import check_repetitions, make_printable
 from stability.cli.words import Invocation
 from stability.printable import print_text, replace_unencodable
 from stability.startup import end_at_once
@@ -59,13 +59,13 @@ def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
         check_repetitions(Invocation.of(argv))
         return main(argv)
     except (ValueError, RuntimeError) as error:
-        print_text(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)
+        print_text(f"error: {make_printable(str(error), Invocation.of(argv))}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         raise
     except OSError as error:  # an unwritable folder, a full disk
-        reason = _of_the_machine(error, Invocation.of(argv))
-        print_text(f"error: {printable(reason, Invocation.of(argv))}", file=sys.stderr)
+        reason = _describe_os_error(error, Invocation.of(argv))
+        print_text(f"error: {make_printable(reason, Invocation.of(argv))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt as stop:
         print_text("stopped; the same command goes on from here", file=sys.stderr)
@@ -77,7 +77,7 @@ def _print_help(root: str, head: str, argv: list[str]) -> int:
     return 0
 
 
-def _of_the_machine(error: OSError, invocation: Invocation) -> str:
+def _describe_os_error(error: OSError, invocation: Invocation) -> str:
     """Return the error and path of a failed operation, and the word with this path."""
     place = str(error.filename or "")
     holders = (Path(place).absolute(), *Path(place).absolute().parents)

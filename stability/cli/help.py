@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from stability.cli.compose import add_named_plugins
+from stability.cli.compose import add_listed_plugins
 from stability.cli.conf import choices, conf_dir, defaults, is_group, yamls
-from stability.cli.declared import attribute
+from stability.cli.declared import read_attribute
 from stability.cli.settings import Row, choice_rows, command_rows
 from stability.cli.words import Invocation, Word
 
@@ -29,9 +29,9 @@ def help_text(root: str, head: str, argv: Sequence[str]) -> str:
         ValueError: a plugin cannot be imported.
     """
     invocation = Invocation.of(argv)
-    add_named_plugins(invocation)
+    add_listed_plugins(invocation)
     rows = command_rows(root)
-    if asked := [text for word in invocation.words for text in _of_word(root, rows, word)]:
+    if asked := [text for word in invocation.words for text in _find_rows(root, rows, word)]:
         return "\n\n".join(dict.fromkeys(asked))
     groups = [group.partition("@")[0] for group in defaults(root)]
     shown = "".join(_choices(root, group, rows) for group in groups if group in {row.key for row in rows})
@@ -39,7 +39,7 @@ def help_text(root: str, head: str, argv: Sequence[str]) -> str:
     return f"{head.strip()}{chosen}\n\nKeys: key=default\n{_keys(rows, groups)}{MORE}"
 
 
-def _of_word(root: str, rows: Iterable[Row], word: Word) -> Iterable[str]:
+def _find_rows(root: str, rows: Iterable[Row], word: Word) -> Iterable[str]:
     """Yield the settings of the choices and keys that a word names."""
     names = [name.strip() for name in (word.value or "").strip("[] ").split(",")]
     if word.key in {group.partition("@")[0] for group in defaults(root)} and is_group(word.key):
@@ -68,7 +68,7 @@ def _choices(root: str, group: str, rows: Iterable[Row]) -> str:
     default = next(row.default for row in rows if row.key == group)
     names = choices(group)
     if group == "mechanism":  # of the probe: those that stand in for a trained one
-        names = tuple(name for name in names if attribute("mechanisms", name, "trainable") == (root != "probe"))
+        names = tuple(name for name in names if read_attribute("mechanisms", name, "trainable") == (root != "probe"))
     return _entry(f"{group}={default}", ", ".join(names))
 
 

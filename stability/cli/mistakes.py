@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, is_group, unknown_key, yamls
+from stability.cli.conf import FAMILY_OF, NO_PART, choices, defaults, describe_unknown_key, is_group, yamls
 from stability.cli.words import A_RATE, Invocation, Word
 from stability.config.base import AXES, choices_of, describe_missing
 from stability.config.parse import SPECS
@@ -26,7 +26,7 @@ MORE = "(-h shows more)"
 LISTED = (*AXES, "lr", "plugins", "logger")  # keys of a sweep with several values in brackets
 
 
-def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
+def shorten(text: str, longest: int = LONGEST_SHOWN) -> str:
     """Return the text on one line; a long one is cut and its length added.
 
     Control characters and invalid UTF-8 are escaped.
@@ -35,13 +35,13 @@ def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
     return visible(short)
 
 
-def printable(message: str, invocation: Invocation) -> str:
-    """Return a message safe for a terminal: quoted words as in `shown`, and no line longer than a few rows."""
+def make_printable(message: str, invocation: Invocation) -> str:
+    """Return a message safe for a terminal: quoted words as in `shorten`, and no line longer than a few rows."""
     parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
     unprintable = [part for part in parts if len(part) > LONGEST_PART or visible(part) != part]
     for part in sorted(unprintable, key=len, reverse=True):
-        message = message.replace(part, shown(part, LONGEST_PART))
-    return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))
+        message = message.replace(part, shorten(part, LONGEST_PART))
+    return "\n".join(shorten(line, LONGEST_LINE) for line in message.split("\n"))
 
 
 def check_repetitions(invocation: Invocation) -> None:
@@ -52,25 +52,25 @@ def check_repetitions(invocation: Invocation) -> None:
     """
     first: dict[str, tuple[Word, str | None]] = {}
     for word in invocation.words:
-        for set_by_it in word.for_hydra():
+        for set_by_it in word.to_hydra():
             if not set_by_it.key or set_by_it.value is None or set_by_it.sign.startswith("~"):
                 continue
             other, value = first.setdefault(set_by_it.key, (word, set_by_it.value))
             if value != set_by_it.value:
-                raise ValueError(_repeated(invocation, set_by_it.key, other, word))
+                raise ValueError(_describe_repetition(invocation, set_by_it.key, other, word))
 
 
-def _repeated(invocation: Invocation, key: str, first: Word, second: Word) -> str:
+def _describe_repetition(invocation: Invocation, key: str, first: Word, second: Word) -> str:
     """Describe two words for one key; ``key`` is the one given to Hydra."""
     if first.key != second.key:  # e.g. init=… and init.source=…
-        return f"{shown(str(first))} and {shown(str(second))} both set {key}; give one of them"
+        return f"{shorten(str(first))} and {shorten(str(second))} both set {key}; give one of them"
     values = list(dict.fromkeys(word.value or "" for word in invocation.words if word.key == first.key))
     names = list(dict.fromkeys(name for value in values for name in _names(value)))
     are_listed = first.key in LISTED and (first.key != "lr" or all(A_RATE.match(name) for name in names))
     whole = f"{first.key}=[{','.join(names)}]"
-    remedy = f"several: {shown(whole)}" if are_listed else "give it once"
+    remedy = f"several: {shorten(whole)}" if are_listed else "give it once"
     times = "twice" if len(values) == 2 else f"{len(values)} times"
-    return f"{shown(first.key)} is given {times} ({shown(', '.join(values))}); {remedy}"
+    return f"{shorten(first.key)} is given {times} ({shorten(', '.join(values))}); {remedy}"
 
 
 def check_words(invocation: Invocation, root: str) -> None:
@@ -82,7 +82,7 @@ def check_words(invocation: Invocation, root: str) -> None:
         ValueError: there is such a word; one line.
     """
     for word in invocation.words:
-        typed = shown(str(word))
+        typed = shorten(str(word))
         if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:
             raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
@@ -97,7 +97,7 @@ def check_words(invocation: Invocation, root: str) -> None:
         if word.group == "hydra":
             raise ValueError(f"{typed}: settings of Hydra itself are not read here; leave it out {MORE}")
         if word.key in _groups(root):
-            for override in word.for_hydra():  # lr=1e-3 becomes lr=values lr.values=[1e-3]
+            for override in word.to_hydra():  # lr=1e-3 becomes lr=values lr.values=[1e-3]
                 if override.key == word.key and override.value is not None:
                     _check_choice(override.sign, override.key, override.value)
 
@@ -110,7 +110,7 @@ def _example(root: str, word: Word) -> str:
         subject = "what"
     if root == "train_tokenizer":
         return "data=protein data.path=FOLDER"
-    return "mechanism=sc lr=range" if root == "sweep" else f"{subject}={shown(word.key)}"
+    return "mechanism=sc lr=range" if root == "sweep" else f"{subject}={shorten(word.key)}"
 
 
 @cache
@@ -123,15 +123,15 @@ def _check_choice(sign: str, group: str, value: str) -> None:
     """Raise a ValueError if a word for a group names none of its choices."""
     if sign.startswith("+"):
         raise ValueError(
-            f"{shown(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write "
-            f"{group}={shown(value)}"
+            f"{shorten(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write "
+            f"{group}={shorten(value)}"
         )
     if sign.startswith("~"):
         return
     names = _names(value)
     if group not in AXES and names != [value.strip()]:
         wanted = "a rate like 1e-3, a list like [1e-4,1e-3], or one name" if group == "lr" else "one name"
-        raise ValueError(f"{group}={shown(value)}: takes {wanted}; {near_misses(value, choices(group))}")
+        raise ValueError(f"{group}={shorten(value)}: takes {wanted}; {near_misses(value, choices(group))}")
     known = choices(group)
     wrong = next((name for name in names if name not in known), None)
     if group == "mechanism" and wrong in set(choices("cross")) - set(NO_PART["cross"]):
@@ -139,14 +139,14 @@ def _check_choice(sign: str, group: str, value: str) -> None:
             f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64"
         )
     if group in AXES and "," in value and not value.strip().startswith("["):
-        raise ValueError(f"{group}={shown(value)}: a list is written in brackets: {group}=[{shown(value)}]")
+        raise ValueError(f"{group}={shorten(value)}: a list is written in brackets: {group}=[{shorten(value)}]")
     for name in names:
         _check_code(group, name)
     if wrong is not None or not names:
         raise ValueError(
-            f"{group}={shown(value if wrong is None else wrong)}: no such choice"
+            f"{group}={shorten(value if wrong is None else wrong)}: no such choice"
             f"{' and no rate like 1e-3' if group == 'lr' else ''}; "
-            f"{near_misses(shown(wrong or value), known)}"
+            f"{near_misses(shorten(wrong or value), known)}"
         )
 
 
@@ -173,7 +173,7 @@ def _names(value: str) -> list[str]:
     ]
 
 
-def explained(error: Exception, root: str, invocation: Invocation) -> str:
+def explain_error(error: Exception, root: str, invocation: Invocation) -> str:
     """Describe an error of Hydra's parser or composition in one line.
 
     Args:
@@ -182,39 +182,37 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
         invocation: the command line.
     """
     for word in invocation.words:
-        if reason := _unreadable(word):
+        if reason := _describe_syntax_error(word):
             return reason
     text = str(error).strip()
     if match := re.search(r"Could not override '([^']+)'", text):
         chosen = {key: value for key, value in invocation.given.items() if key in _groups(root) and is_group(key)}
-        return unknown_key(match.group(1), _keys(root, chosen), chosen)
+        return describe_unknown_key(match.group(1), _keys(root, chosen), chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
         return describe_missing(key, SPECS[root], key.split("."))
-    word = _at_fault(root, invocation)
+    word = _find_wrong_word(root, invocation)
     if word is None:
         return f"conf/{root}.yaml cannot be composed without any word: {line_of(text)}"
-    return f"{shown(str(word))}: {_reason(text)}"
+    return f"{shorten(str(word))}: {_reason(text)}"
 
 
-def _unreadable(word: Word) -> str | None:
+def _describe_syntax_error(word: Word) -> str | None:
     """Describe the syntax error in a word; None if there is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    key, value, typed = f"{word.sign}{word.key}", word.value or "", shown(str(word))
+    key, value, typed = f"{word.sign}{word.key}", word.value or "", shorten(str(word))
     parser = OverridesParser.create()
     try:
-        several = [
-            override for override in word.for_hydra() if parser.parse_override(str(override)).is_sweep_override()
-        ]
+        several = [override for override in word.to_hydra() if parser.parse_override(str(override)).is_sweep_override()]
     except (HydraException, ValueError, RecursionError):  # ValueError: a number with more digits than Python parses
         if re.search(r"\d{1000}", value):
             return f"{typed}: a number of that many digits cannot be read"
         as_text = (
             ""
             if "'" in value or not value.strip()
-            else f", or in quotes if it is meant as it stands: \"{shown(key)}='{shown(value)}'\""
+            else f", or in quotes if it is meant as it stands: \"{shorten(key)}='{shorten(value)}'\""
         )
         return f"{typed}: this value cannot be read; give a number, a name or a list like [1,2]{as_text}"
     return f"{typed}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
@@ -224,27 +222,27 @@ def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Return the dotted keys of an entry's config with the given choices."""
     from omegaconf import OmegaConf
 
-    from stability.cli.source import composing
+    from stability.cli.source import open_compose
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
         for key, value in node.items() if isinstance(node, dict) else ():
             yield f"{prefix}{key}"
             yield from walk(value, f"{prefix}{key}.")
 
-    with composing() as compose:
+    with open_compose() as compose:
         config = compose(root, overrides=[f"{group}={choice}" for group, choice in chosen.items()])
     return tuple(walk(OmegaConf.to_container(config), ""))
 
 
-def _at_fault(root: str, invocation: Invocation) -> Word | None:
+def _find_wrong_word(root: str, invocation: Invocation) -> Word | None:
     """Return the word at which composing fails: all words before it compose; None if it fails without words."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from stability.cli.source import composing
+    from stability.cli.source import open_compose
 
-    with composing() as compose:
+    with open_compose() as compose:
         for number in range(len(invocation.words)):
             words = [str(word) for word in Invocation(invocation.words[:number]).overrides]
             try:
@@ -261,7 +259,7 @@ def _reason(text: str) -> str:
         return (
             "there is nothing of that name to take away"
             if held is None
-            else f"holds {shown(held.group(1))}; write only ~ and the key to take it away"
+            else f"holds {shorten(held.group(1))}; write only ~ and the key to take it away"
         )
     if "An item is already at" in text:
         return "there is such a key already; leave the + out"

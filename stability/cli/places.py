@@ -23,7 +23,7 @@ WORD = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORE
 ELEMENT = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)\s*(?:,|$)""")
 
 
-def quoted(key: str, value: str) -> str | None:
+def quote_value(key: str, value: str) -> str | None:
     """Return the value of ``key=value`` in Hydra's quotes; None if it needs none.
 
     Never quoted: a value that begins with a quote, ``null``, and a word (`WORD`). Any other value of a place is quoted;
@@ -33,27 +33,27 @@ def quoted(key: str, value: str) -> str | None:
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None
-    if "/" in value and "\\" not in value and not _in_brackets(value) and not is_group(key):
-        return _in_quotes(value)
-    holds = places_in(key)
-    if holds == "several" and _in_brackets(value):
+    if "/" in value and "\\" not in value and not _is_bracketed(value) and not is_group(key):
+        return _add_quotes(value)
+    holds = count_places(key)
+    if holds == "several" and _is_bracketed(value):
         elements = [found.group(1).strip() for found in ELEMENT.finditer(value[1:-1])]
-        return f"[{','.join(item if item[:1] in QUOTES else _in_quotes(item) for item in elements)}]"
-    return None if holds is None else _in_quotes(value)
+        return f"[{','.join(item if item[:1] in QUOTES else _add_quotes(item) for item in elements)}]"
+    return None if holds is None else _add_quotes(value)
 
 
-def places_in(key: str) -> str | None:
+def count_places(key: str) -> str | None:
     """Return ``one`` or ``several`` for a key with paths, as declared by its field; None for other keys."""
     return _entries_places().get(key) or next(
-        (found for config, field in _settings_of(key) if (found := _of_field(config, field))), None
+        (found for config, field in _settings_of(key) if (found := _count_field_places(config, field))), None
     )
 
 
-def _in_brackets(value: str) -> bool:
+def _is_bracketed(value: str) -> bool:
     return value[:1] + value[-1:] in ("[]", "{}")
 
 
-def _in_quotes(value: str) -> str:
+def _add_quotes(value: str) -> str:
     """Quote a value for Hydra: a backslash is literal except before a quote, where it is doubled."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
@@ -62,18 +62,18 @@ def _in_quotes(value: str) -> str:
 @cache
 def _entries_places() -> dict[str, str]:
     """Return the places outside parts' settings, by key, of all entries."""
-    return dict(found for spec in SPECS.values() for found in _walked(spec, ""))
+    return dict(found for spec in SPECS.values() for found in _walk_places(spec, ""))
 
 
-def _walked(config: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _walk_places(config: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     for key, field in config.model_fields.items():
-        if found := _of_field(config, key):
+        if found := _count_field_places(config, key):
             yield f"{prefix}{key}", found
         elif group := group_of(field.annotation):
-            yield from _walked(group, f"{prefix}{key}.")
+            yield from _walk_places(group, f"{prefix}{key}.")
 
 
-def _of_field(config: type[BaseModel], key: str) -> str | None:
+def _count_field_places(config: type[BaseModel], key: str) -> str | None:
     field = config.model_fields.get(key)
     if field is None or not any(isinstance(marker, Place) for marker in field.metadata):
         return None

@@ -54,14 +54,14 @@ def publish(
         if pdf is not None:
             print_text(f"report: {pdf}, nothing has changed since it was made")
         if tables == "best":
-            _tell_where_the_rest_is(study, reports_dir)
+            _print_more_commands(study, reports_dir)
         return None
     with uncollected():
         from analysis.report import build_together, ending, summary
 
     with seldom_collected():
         left_out = _collect(study)
-        known = _loaded(study, reference)
+        known = _load(study, reference)
         written = None if pdf is None else build_together([known], pdf.stem, pdf.parent, pages)
         if tables == "best" and len(left_out) > MOST_LEFT_OUT:
             more = f"left out: {len(left_out) - MOST_LEFT_OUT} more; tables=all names them"
@@ -73,11 +73,11 @@ def publish(
     if written is not None:
         print_text(f"report: {written}")
     if tables == "best":
-        _tell_where_the_rest_is(study, reports_dir)
+        _print_more_commands(study, reports_dir)
     return known
 
 
-def _tell_where_the_rest_is(study: StudyFolder, reports_dir: str | None) -> None:
+def _print_more_commands(study: StudyFolder, reports_dir: str | None) -> None:
     """Print the commands for a paper's figures and for all tables."""
     command = _report_command(study)
     if reports_dir is not None:
@@ -88,17 +88,17 @@ def _tell_where_the_rest_is(study: StudyFolder, reports_dir: str | None) -> None
     print_text(f"every table: {command} tables=all")
 
 
-def collected(study: StudyFolder) -> Study:
+def collect_and_load(study: StudyFolder) -> Study:
     """Collect a study's runs into parquet and load them.
 
     A line is printed for each skipped run or file.
     """
     for line in _collect(study):
         print_text(line)
-    return _loaded(study)
+    return _load(study)
 
 
-def _loaded(study: StudyFolder, reference: str | None = None) -> Study:
+def _load(study: StudyFolder, reference: str | None = None) -> Study:
     from analysis.study.load import load
 
     return load(study.path, reference)
@@ -164,10 +164,10 @@ def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> N
         nothing: text printed if there are no tables.
     """
     print_text("\n\n".join(table.text() for table in tables) or nothing)
-    tell_what_draws(study)
+    print_report_command(study)
 
 
-def tell_what_draws(study: StudyFolder) -> None:
+def print_report_command(study: StudyFolder) -> None:
     """Print the command that draws the new measurements into the study's PDF."""
     print_text(f"next, to draw this into the study's PDF: {_report_command(study)}")
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stability.cli.conf import FAMILY_OF, choices, declared_choices, defaults, keys_of, preset_values, spec_values
-from stability.cli.declared import REQUIRED, attribute, declared, meaning_of
+from stability.cli.declared import REQUIRED, meaning_of, read_attribute, read_settings
 from stability.cli.words import OF_EVERY_MODEL, SHORT
 from stability.config.ablation import Ablation, value_text
 from stability.config.base import AXES, Settings
@@ -50,7 +50,10 @@ def command_rows(root: str) -> list[Row]:
     schema, chosen = SPECS[root], defaults(root)
     presets = [group for group in chosen if "@" not in group and group not in schema.model_fields]
     rows = [Row(group, "null", "a preset: values of several keys") for group in presets]
-    rows += [row if row.needs else row._replace(needs=_needs(row.key, chosen)) for row in _of_class(schema)]
+    rows += [
+        row if row.needs else row._replace(needs=_find_needed_choices(row.key, chosen))
+        for row in _list_class_rows(schema)
+    ]
     values = command_values(root)
     return [row._replace(default=_default_of_command(row, values, chosen)) for row in rows]
 
@@ -74,8 +77,8 @@ def choice_rows(group: str, name: str) -> list[Row]:
     needs = f"{group}=[{name}]" if group in AXES else f"{group}={name}"
     prefix = f"{group}.{name}." if group in AXES else f"{group}."
     if name in declared_choices(group) and group in FAMILY_OF:
-        found = {} if name in ("auto", "none") and group == "cross" else declared(FAMILY_OF[group], name)
-        of_inner = group == "mechanism" and bool(attribute("mechanisms", name, "Config.inner_directions"))
+        found = {} if name in ("auto", "none") and group == "cross" else read_settings(FAMILY_OF[group], name)
+        of_inner = group == "mechanism" and bool(read_attribute("mechanisms", name, "Config.inner_directions"))
         rows = [
             Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
             for key, setting in found.items()
@@ -84,7 +87,7 @@ def choice_rows(group: str, name: str) -> list[Row]:
         inner = Row(f"{prefix}<part>.<setting>", "", "a setting of a mechanism within it", needs)
         return rows + [inner] * of_inner
     values = preset_values(group, name)
-    known = {row.key: row.meaning for schema in SPECS.values() for row in _of_class(schema)}
+    known = {row.key: row.meaning for schema in SPECS.values() for row in _list_class_rows(schema)}
     return [
         Row(f"{group}.{key}", _text(value), known.get(f"{group}.{key}", ""), needs)
         for key, value in _flat(values)
@@ -92,7 +95,7 @@ def choice_rows(group: str, name: str) -> list[Row]:
     ]
 
 
-def _of_class(schema: type[BaseModel], prefix: str = "", needs: str = "") -> Iterator[Row]:
+def _list_class_rows(schema: type[BaseModel], prefix: str = "", needs: str = "") -> Iterator[Row]:
     """Yield the keys of a class's fields as they are typed; of a union of classes those of all members."""
     for written, names in WRITTEN.get(schema, {}).items():
         fields = {name: schema.model_fields[name] for name in names}
@@ -103,44 +106,44 @@ def _of_class(schema: type[BaseModel], prefix: str = "", needs: str = "") -> Ite
         if issubclass(schema, Settings) and name == schema.written_flat:
             yield from _flat_rows(field, prefix, needs)
         else:
-            yield from _of_field(name, field, prefix, needs)
+            yield from _list_field_rows(name, field, prefix, needs)
 
 
 def _flat_rows(field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
     """Yield the rows of a field whose keys are written without its name."""
     if classes := list(_classes(field.annotation)):
-        yield from _of_class(classes[0], prefix, needs)
+        yield from _list_class_rows(classes[0], prefix, needs)
         return
     for name in declared_choices("objective"):
-        for key, setting in declared("objectives", name, "Sampling").items():
+        for key, setting in read_settings("objectives", name, "Sampling").items():
             yield Row(f"{prefix}{key}", _text(setting.default), setting.meaning, needs)
 
 
-def _of_field(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
+def _list_field_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
     """Yield the rows of one field."""
     classes, key = list(_classes(field.annotation)), f"{prefix}{name}"
     if Part in classes:
-        yield from _of_part(name, field, prefix, needs)
+        yield from _list_part_rows(name, field, prefix, needs)
     elif len(classes) > 1:  # a union, whose members have names
         names = {each: get_args(each.model_fields["name"].annotation)[0] for each in classes}
         yield Row(key, _default(field), meaning_of(field), needs)
         for each, choice in names.items():
-            yield from (row for row in _of_class(each, f"{key}.", f"{key}={choice}") if row.key != f"{key}.name")
+            yield from (row for row in _list_class_rows(each, f"{key}.", f"{key}={choice}") if row.key != f"{key}.name")
     elif classes:
         if not prefix and (key in SHORT or choices(key)):
             yield Row(key, _default(field), meaning_of(field), needs)
-        yield from _of_class(classes[0], f"{key}.", needs)
+        yield from _list_class_rows(classes[0], f"{key}.", needs)
     else:
         yield Row(key, _default(field), meaning_of(field) or name, needs)
 
 
-def _of_part(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
+def _list_part_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> Iterator[Row]:
     """Yield the rows of a field with parts: itself, and keys that several of its parts share."""
     yield Row(name, _default(field), meaning_of(field), needs)
     if CrossOfEach in _classes(field.annotation):
-        yield from _of_class(CrossOfEach, f"{name}.", f"{name}=auto")
+        yield from _list_class_rows(CrossOfEach, f"{name}.", f"{name}=auto")
     if family_of(field.metadata) == "optimizers":
-        yield from _of_class(Group, f"{name}.{GROUPS}.", needs)
+        yield from _list_class_rows(Group, f"{name}.{GROUPS}.", needs)
 
 
 def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -152,7 +155,7 @@ def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _classes(item)
 
 
-def _needs(key: str, chosen: Mapping[str, Any]) -> str:
+def _find_needed_choices(key: str, chosen: Mapping[str, Any]) -> str:
     """Return the choices with a key that the command's own choice of its group lacks."""
     group, _, setting = key.partition(".")
     choice = chosen.get(group)

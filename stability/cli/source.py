@@ -55,7 +55,7 @@ class _AfterYamls(SearchPathPlugin):
 
 
 @contextmanager
-def composing() -> Iterator[Callable[..., Any]]:
+def open_compose() -> Iterator[Callable[..., Any]]:
     """Yield Hydra's ``compose`` for conf/ and the declared defaults."""
     for plugin in (DeclaredSource, _AfterYamls):
         Plugins.instance().register(plugin)

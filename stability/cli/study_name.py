@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from stability.cli.conf import choices
-from stability.cli.places import places_in
+from stability.cli.places import count_places
 from stability.cli.words import CHOICES, SHORT, Invocation
 from stability.config.base import LONGEST_NAME
 
@@ -48,16 +48,16 @@ def study_name(invocation: Invocation) -> str:
     given = {word.key: word.value or "" for word in invocation.words}
     asked = {key: value for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)}
     preset = [given.get("study", "quickstart")] if "study" in given or not asked else []
-    words = "-".join([*preset, *(_word(key, value) for key, value in asked.items())])
+    words = "-".join([*preset, *(_shorten_word(key, value) for key, value in asked.items())])
     name = words[:LONGEST_NAME].strip(EDGES)
     if name and name == words and all(_is_whole(key, value) for key, value in asked.items()):
         return name
-    parts = [*preset, *([key, _place(value) if _is_place(key) else value] for key, value in asked.items())]
+    parts = [*preset, *([key, _resolve_place(value) if _is_place(key) else value] for key, value in asked.items())]
     digits = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:DIGITS]
     return f"{words[: LONGEST_NAME - DIGITS - 1].strip(EDGES) or 'sweep'}-{digits}"
 
 
-def _word(key: str, value: str) -> str:
+def _shorten_word(key: str, value: str) -> str:
     value = Path(value).name.split(".")[0] if _is_place(key) else value
     value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
     return value if key in CHOICES or _is_place(key) else f"{key}{value}"
@@ -73,10 +73,10 @@ def _is_whole(key: str, value: str) -> bool:
 
 
 def _is_place(key: str) -> bool:
-    return places_in(SHORT.get(key, key)) is not None
+    return count_places(SHORT.get(key, key)) is not None
 
 
-def _place(value: str) -> str:
+def _resolve_place(value: str) -> str:
     """Return the absolute path of a file or folder, also after ``ckpt:`` or ``hf:``; any other value as typed."""
     kind = next((kind for kind in ("ckpt:", "hf:") if value.startswith(kind)), "")
     try:

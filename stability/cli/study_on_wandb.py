@@ -16,7 +16,7 @@ SENT = ("run_id", "series", "residual", "norm", "optimizer", "lr", "seed", "stat
 EXPORTS = "exports"  # subfolder of the study
 
 
-def sent(study: StudyFolder, pdf: Path | None, mode: str, place: Mapping[str, Any]) -> tuple[Content, str]:
+def send_study(study: StudyFolder, pdf: Path | None, mode: str, place: Mapping[str, Any]) -> tuple[Content, str]:
     """Send the W&B run of a study with collected results; return its content and location.
 
     Args:
@@ -44,7 +44,7 @@ def send_after_sweep(study: StudyFolder, pdf: Path | None, place: Mapping[str, A
     from stability.runs.wandb_sink import probe_wandb
 
     try:
-        _, where = sent(study, pdf, probe_wandb()[0], place)
+        _, where = send_study(study, pdf, probe_wandb()[0], place)
     # W&B raises classes of its own private modules
     except Exception as error:  # noqa: BLE001
         first = (str(error).splitlines() or [""])[0][:200]

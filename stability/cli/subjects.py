@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from stability.cli.compose import add_named_plugins, read
+from stability.cli.compose import add_listed_plugins, read
 from stability.cli.progress import follow
 from stability.cli.words import Invocation
 from stability.config.base import AnySettings
@@ -28,7 +28,7 @@ def read_about(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
     # Plugins are checked before the words are read: some words may be their settings. `RunPlan.of` refuses a
     # folder without runs.
     if ckpt is not None:
-        add_named_plugins(invocation)
+        add_listed_plugins(invocation)
         folder = resolve_folder(ckpt)
         for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
             if file.is_file():
@@ -78,7 +78,7 @@ def take_steps(works: Sequence[Work]) -> None:
     If there are several, one with damaged files is skipped with a line.
     """
     labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
-    steps = (locked(work.directory, work.steps if len(works) == 1 else _leave_out_damaged(work)) for work in works)
+    steps = (run_locked(work.directory, work.steps if len(works) == 1 else _leave_out_damaged(work)) for work in works)
     follow(steps, labels, [work.num_steps for work in works])
 
 
@@ -90,7 +90,7 @@ def _leave_out_damaged(work: Work) -> Iterator[None]:
         print_text(f"leaves out run {work.directory.run_id}: {error}")
 
 
-def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
+def run_locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
     """Run ``steps`` under the run's lock; skip them with a line if another process has locked it.
 
     The steps write into the run's folder.
@@ -103,6 +103,6 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
         )
         return
     try:
-        yield from lock.during(steps)
+        yield from lock.run_steps(steps)
     finally:
         lock.release()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stability.cli.places import quoted
+from stability.cli.places import quote_value
 from stability.config.base import AXES
 from stability.config.model import ModelSpec
 
@@ -46,7 +46,7 @@ class Word:
         """First part of the key: ``mechanism`` of ``mechanism.sc.window``."""
         return self.key.partition(".")[0]
 
-    def for_hydra(self) -> tuple[Word, ...]:
+    def to_hydra(self) -> tuple[Word, ...]:
         """Return the words given to Hydra for this word.
 
         - ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml.
@@ -62,11 +62,11 @@ class Word:
                 rates = self.value if self.value.startswith("[") else f"[{self.value}]"
                 return Word("", "lr", "values"), Word("", "lr.values", rates)
             if self.key in SHORT:
-                return Word("", SHORT[self.key], self.value).for_hydra()
+                return Word("", SHORT[self.key], self.value).to_hydra()
             # settings of parts, missing from every root yaml; or optional ones, in few yamls of conf/model
             if self.key.startswith(ADDED) or self.key in OF_EVERY_MODEL:
                 return (Word("++", self.key, self.value),)
-        whole = quoted(self.key, self.value)
+        whole = quote_value(self.key, self.value)
         return (self if whole is None else Word(self.sign, self.key, whole),)
 
 
@@ -90,7 +90,7 @@ class Invocation:
     @property
     def overrides(self) -> list[Word]:
         """The words given to Hydra."""
-        return [override for word in self.words for override in word.for_hydra()]
+        return [override for word in self.words for override in word.to_hydra()]
 
     @property
     def given(self) -> dict[str, str]:

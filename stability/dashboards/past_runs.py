@@ -10,7 +10,7 @@ from typing import Any
 
 from stability.config.curvature import CurvatureSpec
 from stability.dashboards.series import measured_rows
-from stability.runs.rows import logged
+from stability.runs.rows import read_logged_rows
 from stability.runs.sink import BEGUN_ANEW, Told, failure_file
 from stability.runs.sinks import summary_of
 from stability.runs.wandb_sink import WandbSink
@@ -35,10 +35,10 @@ def send(told: Told, mode: str, place: Mapping[str, Any], curvature: CurvatureSp
     """
     sink = WandbSink(mode, **place)
     sink.open(told)
-    for row in logged(told.directory):
+    for row in read_logged_rows(told.directory):
         sink.write(row)
     for row in measured_rows(told.directory, curvature):
-        sink.measured(row)
+        sink.write_measured(row)
     sink.close(summary_of(told.directory))
     failure_file(told.directory, "wandb").unlink(missing_ok=True)
     yield

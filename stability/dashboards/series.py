@@ -9,7 +9,7 @@ from typing import Any
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.medians import medians
 from stability.runs.directory import RunDirectory
-from stability.runs.rows import logged
+from stability.runs.rows import read_logged_rows
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Series:
             runs: the runs.
             curvature: settings of the study's α_max measurement; None: not measured.
         """
-        steps = dict.fromkeys(name for run in runs for row in logged(run) for name in row if name != "step")
+        steps = dict.fromkeys(name for run in runs for row in read_logged_rows(run) for name in row if name != "step")
         measured = dict.fromkeys(name for run in runs for row in measured_rows(run, curvature) for name in row)
         return cls(
             tuple(name for name in steps if "/blocks." not in name),

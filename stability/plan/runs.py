@@ -58,12 +58,12 @@ class RunPlan:
         folder = resolve_folder(ckpt)
         if (folder / "study.json").exists():
             study = StudyFolder(folder)
-            runs, notes = _measurable(study.runs(), without_checkpoint)
+            runs, notes = _select_finished(study.runs(), without_checkpoint)
             return cls(runs, study.pool, study, notes=notes)
         if (folder / "spec.json").exists():
-            return cls(_measurable([RunDirectory.at(folder)], without_checkpoint)[0], folder.parent)
+            return cls(_select_finished([RunDirectory.at(folder)], without_checkpoint)[0], folder.parent)
         if not folder.is_dir():
-            raise _nothing_at(folder)
+            raise _make_missing_error(folder)
         from stability.runs.phases import phases  # here: a wrong word is refused before torch is imported
         from stability.training.checkpoint import manifest_of
 
@@ -95,7 +95,7 @@ def read_spec(directory: RunDirectory) -> RunSpec:
     return parse_run(read_json(directory.spec_file, SpecFile), directory.path)
 
 
-def _measurable(
+def _select_finished(
     asked: Sequence[RunDirectory], without_checkpoint: str | None
 ) -> tuple[dict[RunDirectory, RunSpec], tuple[str, ...]]:
     """Return the finished runs with their specs, and notes on the others; raises as `RunPlan.of`."""
@@ -135,7 +135,7 @@ def resolve_folder(ckpt: str) -> Path:
     return folder
 
 
-def _nothing_at(folder: Path) -> ValueError:
+def _make_missing_error(folder: Path) -> ValueError:
     """Return the error for a missing folder, with near names of studies and runs."""
     wrong = f"no checkpoint at {folder}, and no run or study"
     near = _near_runs(folder)

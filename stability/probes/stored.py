@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from stability.runs.parquet import holds_columns, read_metadata, write_parquet
+from stability.runs.parquet import has_columns, read_metadata, write_parquet
 from stability.runs.schema import PROTOCOL
 
 
@@ -41,7 +41,7 @@ class Stored:
         return (
             found is not None
             and self.decisive(found) == self.decisive(self.protocol)
-            and holds_columns(self.path, self.columns)
+            and has_columns(self.path, self.columns)
         )
 
     def write(self, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

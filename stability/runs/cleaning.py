@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stability.registry import near_misses
 from stability.runs.directory import RunDirectory, read_json
-from stability.runs.leftovers import abandoned, leftovers, remove, temporary
+from stability.runs.leftovers import find_abandoned, find_leftovers, name_temporary, remove
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 
@@ -49,11 +49,11 @@ def unlisted_runs(pool: Path) -> list[StoredRun]:
     """Return the runs of the pool that no study lists, by id.
 
     Raises:
-        ValueError: a study's record is unreadable (`listed`), or the pool has runs but no study, as if the folder of
-            studies were not mounted.
+        ValueError: a study's record is unreadable (`list_run_ids`), or the pool has runs but no study, as if the
+            folder of studies were not mounted.
     """
-    known, runs = listed(pool), runs_of(pool)
-    if runs and not StudyFolder.all_of(pool):
+    known, runs = list_run_ids(pool), runs_of(pool)
+    if runs and not StudyFolder.list_studies(pool):
         raise ValueError(
             f"{pool} holds {len(runs)} run{'s' * (len(runs) > 1)} and no study (studies/NAME/study.json), so which are "
             "needed is not known; nothing is removed.\nTo remove all of them: rm -r the runs' folders"
@@ -85,9 +85,9 @@ class Deletion:
             ValueError: there is none, a study cannot be read, a process works on a run of it, or several studies list
                 the run.
         """
-        users, studies = users_of_runs(pool), {each.path.name: each for each in StudyFolder.all_of(pool)}
+        users, studies = users_of_runs(pool), {each.path.name: each for each in StudyFolder.list_studies(pool)}
         if name not in studies and RUN_ID.fullmatch(name):
-            return cls._of_run(pool, name, users.get(name, ()))
+            return cls._find_run(pool, name, users.get(name, ()))
         if name not in studies:
             near = near_misses(name, tuple(studies)) if studies else "it has none"
             raise ValueError(f"delete={name}: no study or run of that name in {pool}; {near}")
@@ -102,7 +102,7 @@ class Deletion:
         return cls(studies[name], own, shared)
 
     @classmethod
-    def _of_run(cls, pool: Path, run_id: str, users: Sequence[str]) -> Deletion:
+    def _find_run(cls, pool: Path, run_id: str, users: Sequence[str]) -> Deletion:
         directory = next((each for each in runs_of(pool) if each.run_id == run_id), None)
         if directory is None:
             raise ValueError(f"delete={run_id}: no run of that id in {pool}")
@@ -117,11 +117,11 @@ class Deletion:
     def apply(self) -> int:
         """Remove the study or take the run off its study's record, then remove the runs; return their number."""
         if self.study is not None:
-            aside = temporary(self.study.path)  # renamed first: no other process may read half a study
+            aside = name_temporary(self.study.path)  # renamed first: no other process may read half a study
             self.study.path.replace(aside)
             remove(aside)
         elif self.listed_by is not None:
-            self.listed_by.strike(self.runs[0].directory.run_id)
+            self.listed_by.drop_run(self.runs[0].directory.run_id)
         return sum(remove_run(run.directory) for run in self.runs)
 
 
@@ -130,7 +130,7 @@ def _require_idle(runs: Sequence[StoredRun]) -> None:
         raise ValueError(f"{busy.owner} works on {busy.directory.run_id} ({busy.label}); stop that sweep first")
 
 
-def listed(pool: Path) -> set[str]:
+def list_run_ids(pool: Path) -> set[str]:
     """Return the ids of all runs in any study; ValueError as in `users_of_runs`."""
     return set(users_of_runs(pool))
 
@@ -159,18 +159,18 @@ def users_of_runs(pool: Path) -> dict[str, tuple[str, ...]]:
     return users
 
 
-def debris(pool: Path) -> list[Path]:
+def find_debris(pool: Path) -> list[Path]:
     """Return temporary files of dead processes in the pool, its studies and unlocked runs."""
     found = [
         path
         for folder in (pool, pool / "studies", *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
-        for path in abandoned(folder)
+        for path in find_abandoned(folder)
     ]
     return found + [
         path
         for directory in runs_of(pool)
         if RunLock(directory.path).owner() is None
-        for path in leftovers(directory.path)
+        for path in find_leftovers(directory.path)
     ]
 
 
@@ -181,10 +181,10 @@ def remove_run(directory: RunDirectory) -> bool:
         return False
     try:
         pool = directory.path.parent
-        if directory.run_id in listed(pool):
+        if directory.run_id in list_run_ids(pool):
             return False
         # Renamed first: no other process may read half a run.
-        aside = temporary(directory.path)
+        aside = name_temporary(directory.path)
         directory.path.replace(aside)
     finally:
         lock.release()
@@ -197,7 +197,7 @@ def remove_debris(pool: Path) -> int:
 
     Files inside a run are removed under the run's lock.
     """
-    paths = debris(pool)
+    paths = find_debris(pool)
     runs = {directory.path: directory for directory in runs_of(pool)}
     for path in paths:
         run = next((parent for parent in path.parents if parent in runs), None)

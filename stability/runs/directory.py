@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from stability.config.base import Settings
 from stability.config.identity import is_same_run
 from stability.config.run import RunSpec
-from stability.runs.leftovers import remove, temporary
+from stability.runs.leftovers import name_temporary, remove
 from stability.runs.older import BARE, OlderFile, is_older_spec
 from stability.runs.records import Record, StatusFile
 
@@ -38,7 +38,7 @@ STATES = ("queued", RUNNING, *FINISHED, STOPPED, INTERRUPTED, "failed")
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write ``data`` to ``path`` atomically: temporary name, fsync, rename, fsync of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = temporary(path)
+    aside = name_temporary(path)
     try:
         with open(aside, "wb") as file:
             file.write(data)
@@ -52,12 +52,12 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder to fill; it replaces ``folder`` when the ``with`` block ends.
 
     If the block raises, ``folder`` stays as it was.
     """
-    aside, old = temporary(folder), temporary(folder.with_name(f"{folder.name}.gone"))
+    aside, old = name_temporary(folder), name_temporary(folder.with_name(f"{folder.name}.gone"))
     for path in (aside, old):
         remove(path)
     aside.mkdir(parents=True)
@@ -106,9 +106,9 @@ def read_json(path: Path, record: type[Record] | None = None, remedy: str = RUN_
     except FileNotFoundError:
         raise ValueError(f"no {path.name} in {path.parent}; is this a folder that a sweep wrote?") from None
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error), remedy) from None
+        raise make_damage_error(path, str(error), remedy) from None
     if not isinstance(found, dict):
-        raise damaged(path, f"it holds a {type(found).__name__} instead of an object", remedy)
+        raise make_damage_error(path, f"it holds a {type(found).__name__} instead of an object", remedy)
     if record is not None:
         try:
             record.model_validate(found)
@@ -117,19 +117,19 @@ def read_json(path: Path, record: type[Record] | None = None, remedy: str = RUN_
             if not {each["loc"] for each in error.errors()} <= {
                 (key,) for key in BARE if isinstance(found.get(key), str)
             }:
-                raise damaged(path, _first_of(error), remedy) from None
+                raise make_damage_error(path, _describe_first(error), remedy) from None
         if record.is_older(found):
             raise OlderFile(path)
     return found
 
 
-def _first_of(error: ValidationError) -> str:
+def _describe_first(error: ValidationError) -> str:
     """Return the first invalid field and the reason."""
     first = error.errors(include_url=False, include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
-def damaged(path: Path, why: str, remedy: str = RUN_AGAIN) -> ValueError:
+def make_damage_error(path: Path, why: str, remedy: str = RUN_AGAIN) -> ValueError:
     """Return the error for a damaged file of ours.
 
     Args:
@@ -226,7 +226,7 @@ class RunDirectory:
     def _stored_status(self) -> dict[str, Any]:
         found = read_json(self.status_file, StatusFile)
         if found["state"] not in STATES:
-            raise damaged(self.status_file, "state: no state of a run")
+            raise make_damage_error(self.status_file, "state: no state of a run")
         return found
 
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
@@ -258,7 +258,7 @@ class RunDirectory:
         Raises:
             OSError: the disk refused; the message names the run.
         """
-        rows = tail(self.metrics_file)
+        rows = read_tail(self.metrics_file)
         result = self.status().get("result")
         kept = {"result": result} if result else {}
         step = rows[-1]["step"] if rows else 0
@@ -269,7 +269,7 @@ class RunDirectory:
             why = f"{error.strerror or error}; the run failed and that could not be written down ({reason[:200]})"
             raise OSError(error.errno, why, str(self.path)) from error
 
-    def raised_at(self) -> str:
+    def find_raising_line(self) -> str:
         """Return the source line of the last failure; "" if there is none.
 
         Format: ``FILE:LINE, in FUNCTION: CODE``, of the last frame outside installed packages.
@@ -330,23 +330,23 @@ def read_jsonl(path: Path, numbers: Sequence[str] = ("step",)) -> Iterator[dict[
     Raises:
         ValueError: a line is damaged; the message names file and line.
     """
-    for number, row in _rows(path, numbers):
+    for number, row in _parse_rows(path, numbers):
         if isinstance(row, str):
-            raise ValueError(damage_at(path, number, row))
+            raise ValueError(describe_damage(path, number, row))
         yield row
 
 
 def rows_before_damage(path: Path) -> tuple[list[dict[str, Any]], str]:
     """Return a log's rows before its first damaged line, and the damage or ""."""
     rows: list[dict[str, Any]] = []
-    for number, row in _rows(path, ("step",)):
+    for number, row in _parse_rows(path, ("step",)):
         if isinstance(row, str):
-            return rows, damage_at(path, number, row)
+            return rows, describe_damage(path, number, row)
         rows.append(row)
     return rows, ""
 
 
-def damage_at(path: Path, number: int, why: str) -> str:
+def describe_damage(path: Path, number: int, why: str) -> str:
     """Return the message about a damaged line of a log.
 
     Args:
@@ -359,22 +359,22 @@ def damage_at(path: Path, number: int, why: str) -> str:
 
 def readable_rows(path: Path, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
     """Return the undamaged rows of a log, for clocks and displays; arguments as in `read_jsonl`."""
-    return [row for _, row in _rows(path, numbers) if not isinstance(row, str)]
+    return [row for _, row in _parse_rows(path, numbers) if not isinstance(row, str)]
 
 
-def _rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _parse_rows(path: Path, numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yield each line's number with its row or its damage."""
     if not path.exists():
         return
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield number, _row(line, numbers)
+                yield number, _parse_row(line, numbers)
             elif b"\0" in line:
                 yield number, "it holds zeros, as a power failure leaves them"
 
 
-def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
+def _parse_row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
     """Return a line's row or its damage."""
     try:
         row = json.loads(line)
@@ -391,7 +391,7 @@ def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
     return row
 
 
-def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
+def read_tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("step",)) -> list[dict[str, Any]]:
     """Return the last complete, undamaged rows of a log; [] if none.
 
     Args:
@@ -407,5 +407,5 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES, numbers: Sequence[str] = ("ste
     except FileNotFoundError:
         return []
     lines = block.split(b"\n")[:-1]  # the part after the last newline is still being written
-    rows = (_row(line, numbers) for line in (lines[1:] if size > num_bytes else lines))
+    rows = (_parse_row(line, numbers) for line in (lines[1:] if size > num_bytes else lines))
     return [row for row in rows if not isinstance(row, str)]

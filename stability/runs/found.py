@@ -7,7 +7,7 @@ from pathlib import Path
 from stability.runs.study import StudyFolder
 
 
-def run_or_checkpoint(place: str, word: str, noun: str) -> Path:
+def resolve_run_folder(place: str, word: str, noun: str) -> Path:
     """Return the full path of a run's or checkpoint's folder.
 
     It is ``place`` itself, or the only run of a study.

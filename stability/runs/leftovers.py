@@ -8,13 +8,13 @@ import shutil
 import time
 from pathlib import Path
 
-from stability.runs.processes import machine, started
+from stability.runs.processes import machine, read_start_time
 
 TEMPORARY = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)\.tmp")
 ABANDONED_S = 86_400.0  # age limit for files of another machine's processes
 
 
-def temporary(path: Path) -> Path:
+def name_temporary(path: Path) -> Path:
     """Return a hidden neighbour of ``path`` to write into or to move it to.
 
     Its name includes this machine and process.
@@ -22,7 +22,7 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{machine()}-{os.getpid()}.tmp")
 
 
-def leftovers(folder: Path) -> list[Path]:
+def find_leftovers(folder: Path) -> list[Path]:
     """Return all temporary files in a run's folder and its subfolders.
 
     The holder of the run's lock may remove them: no other process writes there, except ``RunDirectory.write_spec``, and
@@ -42,7 +42,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def abandoned(folder: Path) -> list[Path]:
+def find_abandoned(folder: Path) -> list[Path]:
     """Return dead processes' temporary files in a folder without a lock.
 
     Another machine's count as abandoned after a day without change.
@@ -52,13 +52,13 @@ def abandoned(folder: Path) -> list[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    for path in abandoned(folder):
+    for path in find_abandoned(folder):
         remove(path)
 
 
 def _is_abandoned(path: Path, its_machine: str, pid: int) -> bool:
     if its_machine == machine():
-        return started(pid) is None
+        return read_start_time(pid) is None
     try:
         return time.time() - path.stat().st_mtime > ABANDONED_S
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stability.runs.leftovers import temporary
+from stability.runs.leftovers import name_temporary
 from stability.runs.processes import Process
 
 HEARTBEAT_S = 5.0  # interval of touching the claim, from a thread: a step may exceed any deadline
@@ -97,7 +97,7 @@ class RunLock:
             if living & seen:
                 return False  # a claim seen twice is not being withdrawn: its owner holds the lock
             if not living:
-                living = self._try()
+                living = self._try_claim()
                 if self._claim is not None:
                     return True
             seen = living
@@ -120,7 +120,7 @@ class RunLock:
                 self._lost = claim is self._claim  # unless released meanwhile
         return not self._lost
 
-    def during(self, steps: Iterator[None]) -> Iterator[None]:
+    def run_steps(self, steps: Iterator[None]) -> Iterator[None]:
         """Yield the steps while the lock is held; closing this closes them.
 
         A lost lock raises `LostLock` inside the steps; they must not save then.
@@ -147,7 +147,7 @@ class RunLock:
         """Return whether a dead process left a claim."""
         return bool(self._claims()[1])
 
-    def _try(self) -> set[Path]:
+    def _try_claim(self) -> set[Path]:
         """Claim, list other claims, hold or withdraw; return the others."""
         stale = self._claims()[1]
         try:
@@ -162,18 +162,18 @@ class RunLock:
             path.unlink(missing_ok=True)
         self._claim, self._touched_at, self._released = claim, time.monotonic(), threading.Event()
         threading.Thread(
-            target=self._beat, args=(self._released,), name="heartbeat of a run's lock", daemon=True
+            target=self._keep_alive, args=(self._released,), name="heartbeat of a run's lock", daemon=True
         ).start()
         return set()
 
     def _make_claim(self) -> Path:
         claim = self._folder / f"{CLAIM}{secrets.token_hex(8)}.json"
-        aside = temporary(claim)  # renamed when complete
+        aside = name_temporary(claim)  # renamed when complete
         aside.write_text(json.dumps(asdict(Owner(Process.current(), self._launch, self._folder.stat().st_ino))))
         aside.replace(claim)
         return claim
 
-    def _beat(self, released: threading.Event) -> None:
+    def _keep_alive(self, released: threading.Event) -> None:
         with suppress(OSError):  # the next step's refresh raises it again and can report it
             while not released.wait(HEARTBEAT_S) and self.refresh():
                 pass
@@ -181,7 +181,7 @@ class RunLock:
     def _claims(self) -> tuple[dict[Path, Owner], list[Path]]:
         """Return (live claims with their owners, stale claims)."""
         living, stale = {}, []
-        for path in self._listed():
+        for path in self._list_claims():
             try:
                 owner = _read(path)
                 if self._is_alive(path, owner):
@@ -192,7 +192,7 @@ class RunLock:
                 continue
         return living, stale
 
-    def _listed(self) -> list[Path]:
+    def _list_claims(self) -> list[Path]:
         try:
             # a launch checks hundreds of runs per second, and Path objects are slow
             names = os.listdir(self._folder)  # noqa: PTH208
@@ -235,7 +235,7 @@ def _is_sound(owner: Owner) -> bool:
 
 def _file_system_time(folder: Path) -> float:
     """Return the folder's file-system time; this machine's if the folder is not writable."""
-    probe = temporary(folder / f"clock-{secrets.token_hex(4)}")
+    probe = name_temporary(folder / f"clock-{secrets.token_hex(4)}")
     try:
         probe.touch()
         return probe.stat().st_mtime

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory, read_jsonl, readable_rows, write_atomically
-from stability.runs.rows import by_block
+from stability.runs.rows import merge_blocks
 from stability.runs.sinks import Sinks
 
 COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of metrics.jsonl, in every row
@@ -49,7 +49,7 @@ class JsonLines:
 def truncate_after(path: Path, step: int) -> None:
     """Drop the rows after ``step``, to be logged again by a resumed run.
 
-    Damaged rows and rows with an altered step are dropped, too; up to `logged_until` there are none.
+    Damaged rows and rows with an altered step are dropped, too; up to `find_last_logged_step` there are none.
     """
     if path.exists():
         kept: dict[tuple[int, Any], str] = {}
@@ -61,7 +61,7 @@ def truncate_after(path: Path, step: int) -> None:
         write_atomically(path, "".join(kept.values()).encode())
 
 
-def logged_until(directory: RunDirectory) -> tuple[int, str]:
+def find_last_logged_step(directory: RunDirectory) -> tuple[int, str]:
     """Return (last step with a complete log up to it, later damage or "").
 
     Only deterministic rows count. Rows reach the disk before their checkpoint. A checkpoint beyond this step means lost
@@ -124,7 +124,7 @@ class RunLog:
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)
-        self._sinks.write(by_block(rows))
+        self._sinks.write(merge_blocks(rows))
 
     def sync(self) -> None:
         """Make all rows survive a power failure, before a checkpoint relies on them."""

@@ -36,7 +36,7 @@ class MlflowSink(AbstractSink):
 
     @classmethod
     def require(cls) -> None:
-        _set_up()
+        _set_environment()
         try:
             importlib.import_module("mlflow")
         except ImportError:
@@ -118,14 +118,14 @@ class MlflowSink(AbstractSink):
             self._client.log_batch(self._id, **{kind: entities[start : start + LARGEST_BATCH]})
 
 
-def _set_up() -> None:
+def _set_environment() -> None:
     """Set MLflow's environment variables, unless the user did."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def _client(uri: str) -> Any:
-    _set_up()
+    _set_environment()
     return importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=uri)
 
 

@@ -14,7 +14,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from stability.printable import line_of
-from stability.runs.directory import damage_at, rows_before_damage, write_atomically
+from stability.runs.directory import describe_damage, rows_before_damage, write_atomically
 from stability.runs.schema import TEXT, WHOLE
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
-def holds_columns(path: Path, columns: Sequence[str]) -> bool:
+def has_columns(path: Path, columns: Sequence[str]) -> bool:
     """Return whether a file has all ``columns``; older tables may lack some."""
     with _name_damaged(path):
         return set(columns) <= set(pq.read_schema(path).names)
 
 
-def holds_rows(path: Path) -> bool:
+def has_rows(path: Path) -> bool:
     """Return whether a file has a row.
 
     Raises:
@@ -96,7 +96,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return table.replace_schema_metadata(own)
 
 
-def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
+def join_tables(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
     """Return all rows with ``columns``; columns missing in older tables are empty."""
     import pandas as pd
 
@@ -125,7 +125,7 @@ def read_curves(
     schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
     for group in _groups(logs):
-        table = _parsed([data for _, _, data in group], schema)
+        table = _parse_logs([data for _, _, data in group], schema)
         parts = [_read_alone(path, data, schema, left_out) for _, path, data in group] if table is None else [table]
         ids += [run_id for run_id, _, _ in group]
         counts += [data.count(b"\n") for _, _, data in group] if table is not None else map(len, parts)
@@ -157,7 +157,7 @@ def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, 
         yield group
 
 
-def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
+def _parse_logs(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
     """Return a table with one row per line, or None if it needs `_read_by_line`."""
     data = b"".join(logs)
     if not data:
@@ -173,7 +173,7 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
 
 def _read_alone(path: Path, data: bytes, schema: pa.Schema, left_out: dict[Path, str] | None) -> pa.Table:
     """Return the table of one log after its group failed to parse."""
-    table = _parsed([data], schema)
+    table = _parse_logs([data], schema)
     if table is not None:
         return table
     table, damage = _read_by_line(path, schema)
@@ -195,15 +195,15 @@ def _read_by_line(path: Path, schema: pa.Schema) -> tuple[pa.Table, str]:
     """
     whole, damage = rows_before_damage(path)
     rows = [{name: row.get(name) for name in schema.names} for row in whole]
-    if not _refusal(rows, schema):
+    if not _find_refusal(rows, schema):
         return _table_of(rows, schema), damage
     # number of the first row that breaks the table
-    number = bisect_left(range(len(rows)), True, key=lambda last: bool(_refusal(rows[: last + 1], schema)))
-    why = _refusal(rows[: number + 1], schema)
-    return _table_of(rows[:number], schema), damage_at(path, number + 1, why)
+    number = bisect_left(range(len(rows)), True, key=lambda last: bool(_find_refusal(rows[: last + 1], schema)))
+    why = _find_refusal(rows[: number + 1], schema)
+    return _table_of(rows[:number], schema), describe_damage(path, number + 1, why)
 
 
-def _refusal(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
+def _find_refusal(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
     """Return the reason why rows do not fit a schema, or ""."""
     try:
         _table_of(rows, schema)

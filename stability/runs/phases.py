@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stability.runs.directory import RunDirectory, read_json, step_of
-from stability.runs.parquet import holds_rows
+from stability.runs.parquet import has_rows
 from stability.runs.records import SpecFile
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
@@ -37,7 +37,7 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
     return named if phase == "all" else {name: path for name, path in named.items() if name == phase}
 
 
-def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
+def list_phases(directory: RunDirectory, phase: str) -> tuple[str, ...]:
     """Return the phases of a measurement's files.
 
     They are the requested ones, with empty files if a checkpoint is missing; `last` has a file only with a checkpoint.
@@ -63,6 +63,6 @@ def file_of(file: Callable[[str], Path], phase: str) -> Path:
         return own
     old = file(TERMINAL)
     try:
-        return old if old.exists() and holds_rows(old) else own
+        return old if old.exists() and has_rows(old) else own
     except ValueError:  # a damaged table counts as missing
         return own

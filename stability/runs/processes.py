@@ -28,11 +28,11 @@ class Process:
     host: str
     machine: str
     pid: int
-    started: str
+    read_start_time: str
 
     @classmethod
     def current(cls) -> Process:
-        return cls(socket.gethostname(), machine(), os.getpid(), started(os.getpid()) or "")
+        return cls(socket.gethostname(), machine(), os.getpid(), read_start_time(os.getpid()) or "")
 
     @property
     def lives(self) -> bool | None:
@@ -40,7 +40,7 @@ class Process:
 
         Unknown: on another machine, or another user's process on a machine that hides those.
         """
-        seen = started(self.pid) if self.machine == machine() else HIDDEN
+        seen = read_start_time(self.pid) if self.machine == machine() else HIDDEN
         return None if seen == HIDDEN else seen == self.started
 
     def __str__(self) -> str:
@@ -59,13 +59,13 @@ def machine() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
-def started(pid: int) -> str | None:
+def read_start_time(pid: int) -> str | None:
     """Return the start time of a process of this machine, or None.
 
     The unit is the system's. A zombie gives None, too. `HIDDEN`: another user's process without visible details.
     """
     if not (PROC / "self/stat").exists():
-        return _started_without_proc(pid)
+        return _read_start_time_from_ps(pid)
     try:
         # the name, in parentheses, may contain any character
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -85,7 +85,7 @@ def _is_hidden(pid: int) -> bool:
     return False  # our own process, started after /proc was read
 
 
-def _started_without_proc(pid: int) -> str | None:
+def _read_start_time_from_ps(pid: int) -> str | None:
     """Return the start time of a process from ``ps``, e.g. on macOS."""
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
     state, _, start = found.stdout.strip().partition(" ")

@@ -9,7 +9,7 @@ from typing import Any
 from stability.runs.words import ShareWords, Words
 
 
-def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
+def read_words(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the words of a study's record by field; unknown ones are passed over."""
     found = record.get("words", {})
     return {each.name: _read(found[each.name]) for each in fields(Words) if each.name in found}
@@ -17,7 +17,7 @@ def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def words_of_record(record: Mapping[str, Any]) -> Words:
     """Return the words of a study's record; of a record without any, the defaults."""
-    return Words(**recorded(record))
+    return Words(**read_words(record))
 
 
 def _read(value: Any) -> Any:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from stability.runs.directory import RunDirectory
-from stability.runs.parquet import joined, read_curves, write_parquet
+from stability.runs.parquet import join_tables, read_curves, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
 from stability.runs.samples import meta_file, sample_rows
@@ -34,7 +34,7 @@ from stability.runs.schema import (
     own_columns,
 )
 from stability.runs.searches import search_tables
-from stability.runs.steps import undefined_of, undefined_states, with_protocol
+from stability.runs.steps import add_protocol, undefined_of, undefined_states
 from stability.runs.study import StudyFolder
 
 # usual values of model parts without a column of their own
@@ -80,11 +80,11 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
     """
     folder = StudyFolder(study)
     record = folder.read()
-    files, left_out = _listed(folder, record["run_ids"])
+    files, left_out = _list_files(folder, record["run_ids"])
     broken: dict[Path, str] = {}
     spectra = {
-        name: joined(
-            chain.from_iterable(each.read(_named(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]
+        name: join_tables(
+            chain.from_iterable(each.read(_select_table(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]
         )
         for name in SPECTRA
     }
@@ -104,7 +104,7 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
     )
     return Results(
         runs=_runs_frame(rows, record),
-        curvature=_recorded(list(chain.from_iterable(map(_steps, files, steps)))),
+        curvature=_join_steps(list(chain.from_iterable(map(_steps, files, steps)))),
         curves=curves,
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
@@ -113,7 +113,7 @@ def collect(study: str | Path, parsed_columns: ParsedColumns = lambda spec: {}) 
     )
 
 
-def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles], list[str]]:
+def _list_files(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles], list[str]]:
     """Return the files of runs with a readable spec, and a line per other."""
     files, left_out = [], []
     for run_id in run_ids:
@@ -127,12 +127,14 @@ def _listed(folder: StudyFolder, run_ids: Sequence[str]) -> tuple[list[RunFiles]
 def _probe_frames(files: Sequence[RunFiles], scores: Mapping[str, Sequence[pa.Table]]) -> dict[str, pd.DataFrame]:
     """Return the tables of probes, scored samples and first samples by name."""
     frames = {
-        name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name])
+        name: join_tables(
+            chain.from_iterable(each.read(_select_table(name, each.probes)) for each in files), PROBE_COLUMNS[name]
+        )
         for name in PROBE_COLUMNS
     }
     scored = list(chain.from_iterable(scores.values()))
     own = own_columns("generation", [name for table in scored for name in table.column_names])
-    frames["generation"] = joined(scored, [*COLLECTED_GENERATION_COLUMNS, *own])
+    frames["generation"] = join_tables(scored, [*COLLECTED_GENERATION_COLUMNS, *own])
     frames["samples"] = pd.DataFrame(
         [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
     )
@@ -189,13 +191,13 @@ def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
 def _sample_rows(files: RunFiles, scores: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """Return the first sample of the terminal checkpoint, for the report."""
     try:
-        return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
+        return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _find_phase(scores, TERMINAL))
     except ValueError as error:
         files.left_out[meta_file(files.directory, TERMINAL)] = str(error)
         return []
 
 
-def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
+def _find_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
     return next((table for table in tables if table["phase"][0].as_py() == phase), None)
 
 
@@ -218,7 +220,7 @@ def _run_row(
     row |= _spec_columns(files.spec)
     found = status.get("result", {})
     result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
-    return row | parsed_columns(files.spec) | result | _generative_nll(_of_phase(scores, TERMINAL))
+    return row | parsed_columns(files.spec) | result | _generative_nll(_find_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
@@ -293,30 +295,30 @@ def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
         ValueError: a file is damaged; the message names it.
     """
     files = RunFiles.of(directory)
-    found = joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
+    found = join_tables(files.read(_select_table(name, files.probes)), PROBE_COLUMNS[name])
     for path in files.probes:
         if path in files.left_out:
             raise ValueError(files.left_out[path])
     return found
 
 
-def _named(table: str, paths: Sequence[Path]) -> list[Path]:
+def _select_table(table: str, paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.stem.endswith(f"_{table}")]
 
 
-def _recorded(tables: Sequence[pa.Table]) -> pd.DataFrame:
+def _join_steps(tables: Sequence[pa.Table]) -> pd.DataFrame:
     """Return all recorded steps, with the extra columns of some optimizers if present."""
     own = own_columns("curvature", [name for table in tables for name in table.column_names])
-    return joined(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
+    return join_tables(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
 
 
 def _steps(files: RunFiles, tables: Mapping[Path, pa.Table]) -> Iterator[pa.Table]:
     """Yield the run's recorded steps per phase, with checkpoint step and protocol if known."""
     for table in files.read(tables, tables):
-        yield with_protocol(_with_step(files, table), files.spec)
+        yield add_protocol(_add_step(files, table), files.spec)
 
 
-def _with_step(files: RunFiles, table: pa.Table) -> pa.Table:
+def _add_step(files: RunFiles, table: pa.Table) -> pa.Table:
     """Add the checkpoint's step to tables older than this column, from existing checkpoints."""
     if CHECKPOINT_STEP in table.column_names:
         return table

@@ -8,12 +8,12 @@ from typing import Any
 from stability.runs.directory import RunDirectory, readable_rows
 
 
-def said(row: dict[str, Any]) -> dict[str, Any]:
+def drop_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row without its nulls; a sink's chart has a gap there."""
     return {name: value for name, value in row.items() if value is not None}
 
 
-def by_block(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merge_blocks(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return one step's block rows as one row.
 
     Example: ``{"step": 4, "grad_norm/blocks.0.mixer": 0.5, …}``.
@@ -25,7 +25,7 @@ def by_block(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def logged(directory: RunDirectory) -> Iterator[dict[str, Any]]:
+def read_logged_rows(directory: RunDirectory) -> Iterator[dict[str, Any]]:
     """Yield a run's logged rows in their original order: each step's metrics, then its blocks.
 
     Damaged rows are omitted.
@@ -34,6 +34,6 @@ def logged(directory: RunDirectory) -> Iterator[dict[str, Any]]:
     for row in readable_rows(directory.gradients_file):
         blocks.setdefault(row["step"], []).append(row)
     for row in readable_rows(directory.metrics_file):
-        yield said(row)
+        yield drop_nulls(row)
         if row["step"] in blocks:
-            yield said(by_block(blocks[row["step"]]))
+            yield drop_nulls(merge_blocks(blocks[row["step"]]))

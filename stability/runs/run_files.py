@@ -125,14 +125,14 @@ class RunFiles:
         written, early = table["phase"][0].as_py(), self.ended_early
         if written not in (TERMINAL, EARLIEST):
             return written
-        if early and written == TERMINAL and _beside(path, written, LAST).exists():
+        if early and written == TERMINAL and _name_of_phase(path, written, LAST).exists():
             return None
         right, wrong = (EARLIEST, TERMINAL) if early else (TERMINAL, EARLIEST)
-        if written == wrong and self._is_twice(table, _beside(path, written, right)):
+        if written == wrong and self._is_duplicate(table, _name_of_phase(path, written, right)):
             return None
         return LAST if early and written == TERMINAL else written
 
-    def _is_twice(self, table: pa.Table, other: Path) -> bool:
+    def _is_duplicate(self, table: pa.Table, other: Path) -> bool:
         """Return whether another phase's table is a duplicate.
 
         It is if the run has only one checkpoint, or no checkpoint is left and the numbers are equal.
@@ -154,6 +154,6 @@ def parquet_files(folder: Path) -> list[Path]:
         return []
 
 
-def _beside(path: Path, written: str, phase: str) -> Path:
+def _name_of_phase(path: Path, written: str, phase: str) -> Path:
     """Return the same table's file of another phase."""
     return path.with_name(phase + path.name.removeprefix(written))

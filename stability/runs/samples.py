@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stability.runs.directory import RunDirectory, damaged, read_json, read_jsonl
+from stability.runs.directory import RunDirectory, make_damage_error, read_json, read_jsonl
 from stability.runs.records import SamplesFile
 
 SHOWN = 200  # characters of a sample in a table
@@ -47,7 +47,7 @@ def _texts(path: Path) -> Iterator[str]:
         elif text is None and isinstance(numbers, list):
             yield " ".join(map(str, numbers))
         else:
-            raise damaged(path, "a row has neither text nor tokens")
+            raise make_damage_error(path, "a row has neither text nor tokens")
 
 
 def fasta_sequences(path: Path) -> list[str]:
@@ -59,7 +59,7 @@ def fasta_sequences(path: Path) -> list[str]:
     try:
         return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:]]
     except UnicodeDecodeError as error:
-        raise damaged(path, str(error)) from None
+        raise make_damage_error(path, str(error)) from None
 
 
 def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) -> list[dict[str, Any]]:

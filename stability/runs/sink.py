@@ -13,7 +13,7 @@ from stability.config.identity import shorten_places
 from stability.config.run import RunSpec
 from stability.printable import print_text
 from stability.runs.directory import RunDirectory, write_atomically
-from stability.runs.rows import logged
+from stability.runs.rows import read_logged_rows
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # removed from addresses in printed and stored messages
 
@@ -80,7 +80,7 @@ class AbstractSink(ABC):
     def write(self, row: dict[str, Any]) -> None:
         """Send a row: ``step`` and finite numbers by name."""
 
-    def measured(self, row: dict[str, Any]) -> None:
+    def write_measured(self, row: dict[str, Any]) -> None:
         """Send a row of a measured checkpoint; its ``step`` may be earlier than sent ones."""
         self.write(row)
 
@@ -112,22 +112,22 @@ class Guarded:
         self._name, self._run = name, run
         failure_file(run.directory, name).unlink(missing_ok=True)
         self._sink: AbstractSink | None = sink
-        self._with_sink(self._begin, resent=True)
+        self._call_sink(self._begin, resent=True)
 
     def write(self, row: dict[str, Any]) -> None:
         """Send a row already in the run's files."""
-        self._with_sink(lambda sink: sink.write(row), resent=True)
+        self._call_sink(lambda sink: sink.write(row), resent=True)
 
-    def measured(self, row: dict[str, Any]) -> None:
-        self._with_sink(lambda sink: sink.measured(row))
+    def write_measured(self, row: dict[str, Any]) -> None:
+        self._call_sink(lambda sink: sink.write_measured(row))
 
     def close(self, summary: dict[str, Any]) -> None:
-        self._with_sink(lambda sink: sink.close(summary))
+        self._call_sink(lambda sink: sink.close(summary))
         self._sink = None
 
-    def _with_sink(self, call: Callable[[AbstractSink], None], *, resent: bool = False) -> None:
+    def _call_sink(self, call: Callable[[AbstractSink], None], *, resent: bool = False) -> None:
         """Call the sink or its substitute; with ``resent`` a new substitute has the call's data already."""
-        while self._sink is not None and not self._guarded(call, self._sink):
+        while self._sink is not None and not self._try_call(call, self._sink):
             self._sink = self._substitute(self._sink)
             if self._sink is not None and resent:
                 return
@@ -135,9 +135,9 @@ class Guarded:
     def _substitute(self, failed: AbstractSink) -> AbstractSink | None:
         """Return a failed sink's substitute, open and with all logged rows, or None."""
         found: list[AbstractSink | None] = []
-        while self._guarded(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
+        while self._try_call(lambda sink: found.append(sink.substitute()), failed) and found[-1] is not None:
             failed = found[-1]
-            if self._guarded(self._begin_again, failed):
+            if self._try_call(self._begin_again, failed):
                 self._note(BEGUN_ANEW)
                 return failed
         return None
@@ -152,10 +152,10 @@ class Guarded:
         self._send_logged(sink)
 
     def _send_logged(self, sink: AbstractSink) -> None:
-        for row in logged(self._run.directory):
+        for row in read_logged_rows(self._run.directory):
             sink.write(row)
 
-    def _guarded(self, call: Callable[[AbstractSink], None], sink: AbstractSink) -> bool:
+    def _try_call(self, call: Callable[[AbstractSink], None], sink: AbstractSink) -> bool:
         """Return whether a call of a sink succeeded; print one line if not."""
         try:
             call(sink)

@@ -6,7 +6,7 @@ from typing import Any
 
 from stability.runs.directory import RunDirectory
 from stability.runs.mlflow_sink import MlflowSink
-from stability.runs.rows import said
+from stability.runs.rows import drop_nulls
 from stability.runs.sink import AbstractSink, Guarded, Told
 from stability.runs.tensorboard_sink import TensorboardSink
 from stability.runs.wandb_sink import WandbSink
@@ -37,11 +37,11 @@ class Sinks:
 
     def write(self, row: dict[str, Any]) -> None:
         for sink in self._open:
-            sink.write(said(row))
+            sink.write(drop_nulls(row))
 
-    def measured(self, row: dict[str, Any]) -> None:
+    def write_measured(self, row: dict[str, Any]) -> None:
         for sink in self._open:
-            sink.measured(said(row))
+            sink.write_measured(drop_nulls(row))
 
     def close(self) -> None:
         """Close all open sinks, with the run's verdict and result if available."""

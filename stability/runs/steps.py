@@ -27,13 +27,13 @@ def damage_of(table: pa.Table) -> str:
             is_right = False
         if not is_right:
             return f"its {key.decode()} is no JSON {'list' if kind is list else 'object'}"
-    stored = _stored(table) or {"state": []}
+    stored = _read_protocol(table) or {"state": []}
     if "state" in table.column_names and not isinstance(stored.get("state"), list):
         return "its protocol names no states"
     return ""
 
 
-def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
+def add_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
     """Return a table of recorded steps with its protocol in each row.
 
     The protocol is null if the file is too old to contain it.
@@ -42,10 +42,10 @@ def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
         table: the recorded steps.
         spec: the run's spec as plain JSON.
     """
-    stored = _stored(table)
+    stored = _read_protocol(table)
     told = (table.schema.metadata or {}).get(OPTIMIZER.encode())
     step = {} if told is None else {OPTIMIZER: json.loads(told)}
-    protocol = None if stored is None else json.dumps(_in_full(stored, spec) | step, sort_keys=True)
+    protocol = None if stored is None else json.dumps(_complete_protocol(stored, spec) | step, sort_keys=True)
     # older than the column: all states used the same gradient
     if stored is not None and "gradient" not in table.column_names:
         table = table.append_column(
@@ -68,19 +68,19 @@ def undefined_states(table: pa.Table) -> list[str]:
     told = (table.schema.metadata or {}).get(UNDEFINED.encode())
     if told is not None:
         return json.loads(told)
-    stored = _stored(table)
+    stored = _read_protocol(table)
     if stored is None or not len(table):
         return []
     measured = set(table["state"].to_pylist())
     return [state for state in stored["state"] if state not in measured]
 
 
-def _stored(table: pa.Table) -> dict[str, Any] | None:
+def _read_protocol(table: pa.Table) -> dict[str, Any] | None:
     text = (table.schema.metadata or {}).get(PROTOCOL.encode())
     return None if text is None else json.loads(text)
 
 
-def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def _complete_protocol(protocol: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
     dropout = spec.get("model", {}).get("dropout", 0.0)  # it affected only u
     return protocol | own | ({"dropout": dropout} if dropout else {})

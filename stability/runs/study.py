@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.registry import near_misses
-from stability.runs.directory import RunDirectory, damaged, read_json, write_json
+from stability.runs.directory import RunDirectory, make_damage_error, read_json, write_json
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.records import StudyFile
 
@@ -43,7 +43,7 @@ class StudyFolder:
             return cls(name)
         study = cls.of(runs_dir, name)
         if not study.file.exists():
-            there = tuple(each.path.name for each in cls.all_of(runs_dir))
+            there = tuple(each.path.name for each in cls.list_studies(runs_dir))
             raise ValueError(
                 f"no study '{name}' in {study.path.parent}; "
                 + (near_misses(name, there) if there else "run python -m stability.sweep first")
@@ -51,7 +51,7 @@ class StudyFolder:
         return study
 
     @classmethod
-    def all_of(cls, runs_dir: str | Path) -> list[StudyFolder]:
+    def list_studies(cls, runs_dir: str | Path) -> list[StudyFolder]:
         """Return the studies of a pool, by name; a hidden folder is one that is being removed."""
         files = sorted((Path(runs_dir) / "studies").glob("*/study.json"))
         return [cls(path.parent) for path in files if not path.parent.name.startswith(".")]
@@ -77,7 +77,7 @@ class StudyFolder:
         listed = [*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])]
         if other := [run_id for run_id in listed if not re.fullmatch(RUN_ID, run_id)]:  # else a path: "../../etc"
             why = f"its run_ids hold {other[0][:40]!r}, and a run's id is 12 hexadecimal digits"
-            raise damaged(self.file, why, REMEDY)
+            raise make_damage_error(self.file, why, REMEDY)
         return record
 
     def run_ids_on_record(self) -> set[str]:
@@ -91,7 +91,7 @@ class StudyFolder:
         record = self.read()
         return {*record["run_ids"], *(run_id for each in record.get("earlier", []) for run_id in each["run_ids"])}
 
-    def strike(self, run_id: str) -> None:
+    def drop_run(self, run_id: str) -> None:
         """Take a run off the record; the study's commands train and list it again."""
         record = self.read()
         earlier = [

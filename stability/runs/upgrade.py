@@ -23,7 +23,7 @@ from stability.runs.directory import RunDirectory, read_json, write_json
 from stability.runs.lock import RunLock
 from stability.runs.older import YOUNGER, OlderFile
 from stability.runs.parquet import read_table, write_table
-from stability.runs.recorded_words import recorded
+from stability.runs.recorded_words import read_words
 from stability.runs.records import Record, SpecFile, StudyFile
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words
@@ -31,7 +31,7 @@ from stability.runs.words import Words
 
 def upgrade(pool: Path) -> list[str]:
     """Write the older files of a pool anew; return a line on each one left as it is, then their number."""
-    runs, studies = runs_of(pool), StudyFolder.all_of(pool)
+    runs, studies = runs_of(pool), StudyFolder.list_studies(pool)
     lines: list[str] = []
     num_runs = sum(_is_upgraded(_upgrade_run, directory, lines) for directory in runs)
     num_studies = sum(_is_upgraded(_upgrade_study, study, lines) for study in studies)
@@ -67,7 +67,7 @@ def _upgrade_run(directory: RunDirectory) -> bool:
 
 
 def _upgrade_study(study: StudyFolder) -> bool:
-    is_older, tables = _is_older(study.file, StudyFile), _younger_tables(study)
+    is_older, tables = _is_older(study.file, StudyFile), _add_missing_columns(study)
     if not is_older and not tables:
         return False
     record = read_json(study.file)
@@ -77,7 +77,7 @@ def _upgrade_study(study: StudyFolder) -> bool:
     for path, table in tables.items():
         write_table(table, path)
     if is_older:
-        write_json(study.file, _newer_record(record))
+        write_json(study.file, _upgrade_record(record))
     return True
 
 
@@ -90,7 +90,7 @@ def _is_older(path: Path, record: type[Record]) -> bool:
     return False
 
 
-def _younger_tables(study: StudyFolder) -> dict[Path, pa.Table]:
+def _add_missing_columns(study: StudyFolder) -> dict[Path, pa.Table]:
     """Return the study's results that lack columns, with these columns empty."""
     found = {}
     for path, columns in ((study.results / f"{name}.parquet", columns) for name, columns in YOUNGER.items()):
@@ -104,7 +104,7 @@ def _younger_tables(study: StudyFolder) -> dict[Path, pa.Table]:
     return found
 
 
-def _newer_record(record: Mapping[str, Any]) -> dict[str, Any]:
+def _upgrade_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a study's record with all words, whole parts, and the rungs of runs left early."""
     spec = fill_newer_fields(record["spec"], SweepSpec)
     spec |= {
@@ -129,7 +129,7 @@ def _words(record: Mapping[str, Any], spec: Mapping[str, Any]) -> Words:
             words = replace(own.words, summary=own.summary(settings), direction=own.direction)
         else:
             words = replace(words, tokens=own.tokens_of(settings))
-    return replace(words, **recorded(record))
+    return replace(words, **read_words(record))
 
 
 def _older_rungs(spec: Mapping[str, Any]) -> list[int]:

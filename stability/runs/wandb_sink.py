@@ -62,7 +62,7 @@ class WandbSink(AbstractSink):
     def write(self, row: dict[str, Any]) -> None:
         self._run.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
-    def measured(self, row: dict[str, Any]) -> None:
+    def write_measured(self, row: dict[str, Any]) -> None:
         """Send a row with the checkpoint's step as a separate axis: W&B refuses earlier steps."""
         values = {name: value for name, value in row.items() if name != "step"}
         for name in values:
@@ -144,7 +144,7 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
             "W&B: offline, no API key found; upload later with: wandb login && wandb sync "
             "RUNS_DIR/*/wandb/offline-run-*",
         )
-    if not _reachable(settings.base_url, timeout_s):
+    if not _is_reachable(settings.base_url, timeout_s):
         return (
             "offline",
             f"W&B: offline, {settings.base_url} does not answer; upload later with: wandb sync "
@@ -160,7 +160,7 @@ def _has_wandb_key(settings: Any) -> bool:
     return bool(settings.api_key or settings.identity_token_file or read_netrc_auth(host=settings.base_url))
 
 
-def _reachable(url: str, timeout_s: float) -> bool:
+def _is_reachable(url: str, timeout_s: float) -> bool:
     """Return whether the server or its proxy accepts a TCP connection in time."""
     parts = urlsplit(getproxies().get(urlsplit(url).scheme, url))
     port = parts.port or (80 if parts.scheme == "http" else 443)

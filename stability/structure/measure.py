@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stability.corpora.proteins.chain import ProteinChain
-from stability.runs.directory import RunDirectory, read_json, replacing, write_atomically, write_json
+from stability.runs.directory import RunDirectory, read_json, replace_folder, write_atomically, write_json
 from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, pad_chains
 from stability.structure.frames import in_frame, random_rotations, rotate
 from stability.structure.ideal_chain import ideal_backbone, mean_geometry
@@ -77,7 +77,7 @@ def measure_tokenizer(
     shown = int((chains.rmsd - chains.rmsd.median()).abs().argmin())
     _write_example(results / "example.npz", parts[shown], made[shown], float(chains.rmsd[shown]))
     if structures:
-        with replacing(directory.path / "structures") as folder:
+        with replace_folder(directory.path / "structures") as folder:
             for part in parts[:structures]:
                 write_structures(tokenizer, part, folder)
     settings = {"rotations": rotations, "structures": structures, "num_train_chains": len(train)}

@@ -23,7 +23,7 @@ from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
 from stability.printable import print_text
 from stability.runs.directory import RunDirectory
-from stability.runs.leftovers import leftovers, remove
+from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock
 from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, pad_chains, random_crops
 from stability.structure.frames import random_rotations, rotate
@@ -68,7 +68,7 @@ def train_tokenizer(
     trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
     directory.write_spec(spec.model_dump(mode="json"), TokenizerRunSpec)
     try:
-        for path in leftovers(directory.path):  # half-written files of a killed process
+        for path in find_leftovers(directory.path):  # half-written files of a killed process
             remove(path)
         yield from loop.train(directory, nullcontext(trainer))
     except LostLock:  # another process has the tokenizer now

@@ -19,8 +19,8 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.printable import line_of
-from stability.runs.directory import read_json, replacing
-from stability.runs.leftovers import temporary
+from stability.runs.directory import read_json, replace_folder
+from stability.runs.leftovers import name_temporary
 from stability.runs.records import ManifestFile
 from stability.training.machine import require_kernels
 
@@ -43,7 +43,7 @@ def save(
         step: step of the checkpoint.
         data_format: format of the corpus; for tokens the vocabulary size.
     """
-    with replacing(folder) as aside:
+    with replace_folder(folder) as aside:
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL
         )
@@ -143,7 +143,7 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
 def remove(folder: Path) -> None:
     """Remove a checkpoint: rename it, then delete it."""
     # Renamed first: a half-deleted folder must not pass for a checkpoint.
-    doomed = temporary(folder.with_name(f"{folder.name}.gone"))
+    doomed = name_temporary(folder.with_name(f"{folder.name}.gone"))
     folder.replace(doomed)
     shutil.rmtree(doomed)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, readable_rows, write_json
-from stability.runs.log import RunLog, logged_until
+from stability.runs.log import RunLog, find_last_logged_step
 from stability.runs.provenance import provenance
 from stability.runs.sinks import Sinks
 from stability.training.checkpoints import Checkpoints
@@ -113,7 +113,7 @@ def train(
         write_json(directory.provenance_file, {**provenance(command), **training.provenance(), **of_this})
 
         # Resume from a checkpoint with a complete log up to its step; later rows of the log are dropped.
-        newest = checkpoints.latest(*logged_until(directory))
+        newest = checkpoints.latest(*find_last_logged_step(directory))
         if newest is not None:
             training.restore(*newest)
         log = RunLog(directory, resume_after=training.step or -1, sinks=sinks)

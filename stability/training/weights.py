@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stability.config.training import WeightsSpec
 from stability.runs.directory import RunDirectory, fsync, step_of
-from stability.runs.found import run_or_checkpoint
-from stability.runs.leftovers import remove_abandoned, temporary
+from stability.runs.found import resolve_run_folder
+from stability.runs.leftovers import name_temporary, remove_abandoned
 from stability.runs.phases import TERMINAL, phases
 from stability.training import hugging_face
 from stability.training.checkpoint import MODEL, sha256_of, verify_manifest
@@ -162,7 +162,7 @@ class Weights:
         if not target.is_file() or sha256_of(target) != self.spec.sha256:
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(target.parent)
-            aside = temporary(target)
+            aside = name_temporary(target)
             try:
                 shutil.copyfile(self.file, aside)
                 fsync(aside)
@@ -221,7 +221,7 @@ def _place(spec: WeightsSpec, cache_dir: Path) -> Path:
 def _checkpoint(asked: WeightsSpec) -> Path:
     """Return the folder of the checkpoint that a source names; for a run, its last planned step's."""
     word = f"init={asked.source}"
-    folder = run_or_checkpoint(asked.place, word, "a run starts from one run's weights")
+    folder = resolve_run_folder(asked.place, word, "a run starts from one run's weights")
     if not (folder / "spec.json").exists():
         return folder
     directory = RunDirectory.at(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
-from stability.runs.phases import TERMINAL, file_of, phases, wanted
+from stability.runs.phases import TERMINAL, file_of, list_phases, phases
 from stability.runs.recorded_words import words_of_record
 from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
@@ -201,7 +201,7 @@ def is_complete(trial: Trial) -> bool:
 
 def has_alpha_max(trial: Trial) -> bool:
     file = trial.directory.curvature_file
-    return all(file_of(file, name).exists() for name in wanted(trial.directory, (trial.curvature or {})["phase"]))
+    return all(file_of(file, name).exists() for name in list_phases(trial.directory, (trial.curvature or {})["phase"]))
 
 
 def _has_checkpoint(trial: Trial) -> bool:
@@ -226,7 +226,7 @@ def _half_way_line(row: Row) -> str:
 
 def _failed_lines(row: Row) -> Iterable[str]:
     yield f"  {row.trial.label} ({row.trial.run_id}): {row.reason}"
-    if place := row.trial.directory.raised_at():
+    if place := row.trial.directory.find_raising_line():
         yield f"    at {place}"
     if row.trial.directory.traceback_file.exists():
         yield f"    traceback: {row.trial.directory.traceback_file}"

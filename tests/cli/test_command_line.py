@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.cli.compose import add_named_plugins
+from stability.cli.compose import add_listed_plugins
 from stability.cli.mistakes import check_repetitions
 from stability.cli.progress import follow
 from stability.cli.study_name import study_name
@@ -381,7 +381,7 @@ def test_a_plugin_is_chosen_like_a_mechanism_of_ours(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("stability.registry._plugins", {})
     argv = ["plugins=[my_mixer]", "mechanism=[sa,my_mixer]", "mechanism.my_mixer.window=3"]
-    add_named_plugins(Invocation.of(argv))
+    add_listed_plugins(Invocation.of(argv))
     spec = parse(SweepSpec, {**compose("sweep", argv), "name": "x"})
     assert spec.mechanism[1].name == "my_mixer"
     assert spec.mechanism[1].settings.window == 3

@@ -10,7 +10,7 @@ import pytest
 
 from stability.cli import declared as reading
 from stability.cli.conf import FAMILY_OF, choices, declared_choices, values_of
-from stability.cli.declared import Setting, attribute, declared
+from stability.cli.declared import Setting, read_attribute, read_settings
 from stability.registry import FAMILIES, Registry
 
 PARTS = [(family, name) for family in FAMILIES for name in Registry(family).names()]
@@ -33,7 +33,7 @@ def listed(value):
 @pytest.mark.parametrize(("family", "name"), PARTS)
 def test_every_part_is_read_without_being_imported_as_pydantic_has_it(family, name):
     expected = of_pydantic(family, name)
-    found = reading._declared(family, name, "Config")  # which imports nothing where `declared` might
+    found = reading._read_settings(family, name, "Config")  # which imports nothing where `read_settings` might
     assert list(found) == list(expected)
     for key, setting in found.items():
         assert setting.default == expected[key].default and type(setting.default) is type(expected[key].default)
@@ -45,19 +45,19 @@ def test_every_part_is_read_without_being_imported_as_pydantic_has_it(family, na
             if part.cross
             else ("cross", "trainable", "directions", "Config.inner_directions", "Config.inner_without")
         )
-        assert [reading._attribute(family, name, key) for key in keys] == [attrgetter(key)(part) for key in keys]
+        assert [reading._read_attribute(family, name, key) for key in keys] == [attrgetter(key)(part) for key in keys]
     if family == "objectives":
         sampling = of_pydantic(family, name, "Sampling")
-        assert {key: each.default for key, each in declared(family, name, "Sampling").items()} == {
+        assert {key: each.default for key, each in read_settings(family, name, "Sampling").items()} == {
             key: each.default for key, each in sampling.items()
         }
 
 
 def test_the_words_of_a_setting_are_named_before_its_meaning():
-    assert declared("mechanisms", "sc")["graph"].meaning.startswith("window | cycle | complete | given | top_w: ")
-    assert declared("mechanisms", "sc")["impl"].meaning.startswith("reference | triton | auto: ")
-    assert declared("data", "dna")["hold_out"].meaning.startswith("auto | records | region: ")
-    assert not declared("mechanisms", "sc")["window"].meaning.startswith("2")
+    assert read_settings("mechanisms", "sc")["graph"].meaning.startswith("window | cycle | complete | given | top_w: ")
+    assert read_settings("mechanisms", "sc")["impl"].meaning.startswith("reference | triton | auto: ")
+    assert read_settings("data", "dna")["hold_out"].meaning.startswith("auto | records | region: ")
+    assert not read_settings("mechanisms", "sc")["window"].meaning.startswith("2")
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def own(tmp_path, monkeypatch):
     """A part in a package of its own that stands where ``stability`` does."""
     monkeypatch.setattr(reading, "ROOT", tmp_path / "stability")
     (tmp_path / "stability" / "ffns").mkdir(parents=True)
-    for each in (reading._names, reading._declared, reading._attribute):
+    for each in (reading._names, reading._read_settings, reading._read_attribute):
         each.cache_clear()
 
     def written(text: str) -> dict[str, Setting]:
         (tmp_path / "stability" / "ffns" / "novel.py").write_text(text)
-        return reading._declared("ffns", "novel", "Config")
+        return reading._read_settings("ffns", "novel", "Config")
 
     yield written
-    for each in (reading._names, reading._declared, reading._attribute):
+    for each in (reading._names, reading._read_settings, reading._read_attribute):
         each.cache_clear()
 
 
@@ -91,10 +91,12 @@ def test_a_part_that_cannot_be_read_is_imported(monkeypatch):
     def refuse(*_):
         raise reading.Unreadable
 
-    monkeypatch.setattr(reading, "_declared", refuse)
-    monkeypatch.setattr(reading, "_attribute", refuse)
-    assert declared("mechanisms", "sw")["window"] == Setting(2, declared("mechanisms", "sw")["window"].meaning)
-    assert attribute("mechanisms", "cc", "cross") is True
+    monkeypatch.setattr(reading, "_read_settings", refuse)
+    monkeypatch.setattr(reading, "_read_attribute", refuse)
+    assert read_settings("mechanisms", "sw")["window"] == Setting(
+        2, read_settings("mechanisms", "sw")["window"].meaning
+    )
+    assert read_attribute("mechanisms", "cc", "cross") is True
 
 
 def test_groups_of_parts_offer_each_part_once():

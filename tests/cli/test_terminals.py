@@ -106,7 +106,7 @@ def test_the_pdf_is_written_before_anything_is_printed(tmp_path, monkeypatch):
     """Where printing fails, as it did on a terminal of another encoding, the study has its PDF and its record."""
     done = []
     monkeypatch.setattr(publish, "_collect", lambda study: [])
-    monkeypatch.setattr(publish, "_loaded", lambda *_: "known")
+    monkeypatch.setattr(publish, "_load", lambda *_: "known")
     monkeypatch.setattr(report, "summary", lambda *_: "text")
     monkeypatch.setattr(report, "build_together", lambda *_: done.append("pdf"))
     published = SimpleNamespace(record=lambda text: done.append("record"))

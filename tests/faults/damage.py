@@ -26,13 +26,13 @@ from rich.console import Console
 
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory, read_json, read_jsonl
-from stability.runs.log import RunLog, logged_until
+from stability.runs.log import RunLog, find_last_logged_step
 from stability.runs.older import OlderFile
 from stability.runs.parquet import read_curves
 from stability.runs.phases import planned_steps
 from stability.runs.records import SpecFile
 from stability.runs.results import _run_row, collect, read_steps
-from stability.runs.rows import logged
+from stability.runs.rows import read_logged_rows
 from stability.runs.run_files import RunFiles
 from stability.runs.schema import CURVES_COLUMNS, GRADIENT_COLUMNS
 from stability.runs.study import StudyFolder
@@ -109,7 +109,7 @@ class Pool:
             except ValueError:
                 continue
         trial.directory.write_spec(trial.spec)
-        RunLog(trial.directory, resume_after=logged_until(trial.directory)[0]).close()
+        RunLog(trial.directory, resume_after=find_last_logged_step(trial.directory)[0]).close()
         yield
         table = trial.directory.curvature_file("terminal")
         table.write_bytes(self.whole[self.victim.curvature_file("terminal")])
@@ -186,10 +186,10 @@ class Pool:
         for path, columns in ((run.metrics_file, CURVES_COLUMNS), (run.gradients_file, GRADIENT_COLUMNS)):
             read_curves([(run.run_id, path)], columns[1:], left_out)
         assert all(str(path) in line for path, line in left_out.items())
-        list(logged(run))
+        list(read_logged_rows(run))
         alpha_share([run], 0.0, 1e12, 1)
         Progress(self.trials[:1], from_outside=True).poll()
-        until, damage = logged_until(run)
+        until, damage = find_last_logged_step(run)
         assert not damage or str(run.path) in damage
         run.fail("a reason", "an account", 4)
         RunLog(run, resume_after=until).close()

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_json
-from stability.runs.log import RunLog, logged_until
+from stability.runs.log import RunLog, find_last_logged_step
 from stability.runs.parquet import read_metadata, read_table
 from stability.runs.results import collect, read_probe
 from stability.runs.schema import PROBE_COLUMNS
@@ -116,9 +116,9 @@ def test_a_run_goes_on_from_its_last_checkpoint_before_the_damage_in_its_log(who
 def test_a_log_is_whole_up_to_the_step_before_one_that_does_not_follow(tmp_path):
     run = RunDirectory(tmp_path, "abc")
     run.path.mkdir()
-    assert logged_until(run) == (-1, "")
+    assert find_last_logged_step(run) == (-1, "")
     run.metrics_file.write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 7, 4)))
-    until, why = logged_until(run)
+    until, why = find_last_logged_step(run)
     assert until == 2 and why == f"{run.metrics_file}, line 4, is damaged: step 7 after step 2"
     RunLog(run, resume_after=until).close()
     assert [row["step"] for row in read_jsonl(run.metrics_file)] == [0, 1, 2]
@@ -190,7 +190,7 @@ def test_a_table_that_is_damaged_or_none_of_ours_is_left_out_of_the_tables_and_n
     shutil.copy(whole.study.pool.parent / "text.txt", first.curvature_file("text"))
     from stability.runs import parquet
 
-    parquet.write_parquet(parquet.joined([], ["a"]), stray, {})
+    parquet.write_parquet(parquet.join_tables([], ["a"]), stray, {})
     content = second.curvature_file("terminal").read_bytes()
     second.curvature_file("terminal").write_bytes(content[:-7])
     first.metrics_file.write_text('{"step": 0}\n{}\n')

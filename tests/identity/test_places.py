@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from stability.cli.places import places_in
+from stability.cli.places import count_places
 from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
 from stability.config.identity import run_id
@@ -177,7 +177,7 @@ def test_keys_of_parts_are_added_as_they_are(word):
 
 def test_which_keys_hold_places():
     assert {
-        key for key in ("data.path", "data.ranks", "data.dataset", "data.annotations") if places_in(key) == "one"
+        key for key in ("data.path", "data.ranks", "data.dataset", "data.annotations") if count_places(key) == "one"
     } == {
         "data.path",
         "data.ranks",
@@ -185,7 +185,7 @@ def test_which_keys_hold_places():
         "data.annotations",
     }
     for key in ("runs_dir", "reports_dir", "ckpt", "hf", "oracle", "generate.oracle", "name"):
-        assert places_in(key), key
+        assert count_places(key), key
     for key in (
         "data",
         "data.keep",
@@ -197,7 +197,7 @@ def test_which_keys_hold_places():
         "data.path.x",
         "nothing",
     ):
-        assert places_in(key) is None, key
+        assert count_places(key) is None, key
 
 
 def test_an_added_key_is_quoted_too():

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stability.build import sequence_state_bytes
-from stability.cli.publish import collected
+from stability.cli.publish import collect_and_load
 from stability.config.curvature import CurvatureSpec
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
@@ -60,7 +60,7 @@ def test_what_a_run_of_an_older_version_keeps_is_told_by_its_spec_and_of_a_plugi
     study = StudyFolder.of(lab.pool, "old")
     study.write([run.run_id for run in runs])
     assert collect(study.path).runs["state_bytes"].isna().all()
-    found = collected(study).runs["state_bytes"]
+    found = collect_and_load(study).runs["state_bytes"]
     assert found[0] == 4 * size.layers * 2 * size.positions * size.width and pd.isna(found[1])
 
 

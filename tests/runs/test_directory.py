@@ -11,9 +11,9 @@ from stability.runs.directory import (
     checkpoint_name,
     read_json,
     read_jsonl,
-    replacing,
+    read_tail,
+    replace_folder,
     step_of,
-    tail,
     write_atomically,
     write_json,
 )
@@ -51,12 +51,12 @@ def test_a_folder_is_replaced_whole_or_stays_and_leaves_no_debris(tmp_path, monk
 
     if failing == "second rename":
         monkeypatch.setattr(Path, "replace", replace)
-    with pytest.raises(OSError, match=r"Input/output|planted"), replacing(folder) as aside:
+    with pytest.raises(OSError, match=r"Input/output|planted"), replace_folder(folder) as aside:
         (aside / "new").touch()
         if failing == "fill":
             raise OSError("planted")
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "old"]
-    with replacing(folder) as aside:
+    with replace_folder(folder) as aside:
         (aside / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "new"]
 
@@ -121,7 +121,7 @@ def test_truncation_keeps_rows_up_to_a_step_byte_for_byte(tmp_path):
 def test_tail_reads_whole_lines_only(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(100)) + '{"step"')
-    assert [row["step"] for row in tail(path, 64)] == [96, 97, 98, 99]
+    assert [row["step"] for row in read_tail(path, 64)] == [96, 97, 98, 99]
 
 
 def test_damaged_files_are_named(tmp_path):

@@ -10,7 +10,7 @@ import time
 from stability.config.parts import part
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
-from stability.runs.leftovers import ABANDONED_S, leftovers, remove_abandoned, temporary
+from stability.runs.leftovers import ABANDONED_S, find_leftovers, name_temporary, remove_abandoned
 from stability.runs.processes import machine
 from stability.runs.study import StudyFolder
 
@@ -31,7 +31,7 @@ def debris(folder, name="status.json", of=None, pid=None, age_s=0.0):
 
 
 def test_a_temporary_name_tells_machine_and_process(tmp_path):
-    assert temporary(tmp_path / "a.json") == tmp_path / f".a.json.{machine()}-{os.getpid()}.tmp"
+    assert name_temporary(tmp_path / "a.json") == tmp_path / f".a.json.{machine()}-{os.getpid()}.tmp"
 
 
 def test_what_a_dead_process_left_goes_and_what_a_living_one_writes_stays(tmp_path):
@@ -52,8 +52,8 @@ def test_a_runs_leftovers_lie_in_its_folders_and_nothing_else_is_one(tmp_path):
         debris(directory.path / "curvature", of="00000000"),
     ]
     (directory.path / ".lock-1.json").touch()
-    assert sorted(leftovers(directory.path)) == sorted(found)
-    assert leftovers(tmp_path / "absent") == []
+    assert sorted(find_leftovers(directory.path)) == sorted(found)
+    assert find_leftovers(tmp_path / "absent") == []
 
 
 def test_a_study_and_the_data_cache_are_cleared_when_they_are_next_written(tmp_path):
@@ -80,7 +80,7 @@ def test_a_spec_that_is_taken_for_a_leftover_while_it_is_written_is_written_agai
         fsync(descriptor)
         seen.append(descriptor)
         if len(seen) == 1:
-            for path in leftovers(directory.path):
+            for path in find_leftovers(directory.path):
                 path.unlink()
 
     monkeypatch.setattr(os, "fsync", interfere)

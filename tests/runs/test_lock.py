@@ -171,11 +171,11 @@ def test_a_zombie_is_gone():
     if child == 0:
         os._exit(0)
     deadline = time.monotonic() + 10
-    while processes.started(child) is not None and time.monotonic() < deadline:
+    while processes.read_start_time(child) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (processes.PROC / str(child)).exists() and processes.started(child) is None
+    assert (processes.PROC / str(child)).exists() and processes.read_start_time(child) is None
     os.waitpid(child, 0)
-    assert processes.started(os.getpid()) is not None
+    assert processes.read_start_time(os.getpid()) is not None
 
 
 def contend(folder, start, queue, rounds):

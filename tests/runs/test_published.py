@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stability.cli.publish import tell_what_draws
+from stability.cli.publish import print_report_command
 from stability.runs.study import StudyFolder
 from stability.runs.up_to_date import Published
 from tests.sweeps import fakes
@@ -88,7 +88,7 @@ def test_what_changes_while_it_is_drawn_is_drawn_next_time(study):
 def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = "next, to draw this into the study's PDF: python -m stability.report name=wide"
-    tell_what_draws(StudyFolder.of("runs", "wide"))
+    print_report_command(StudyFolder.of("runs", "wide"))
     assert capsys.readouterr().out == f"{words}\n"
-    tell_what_draws(StudyFolder.of("elsewhere", "wide"))
+    print_report_command(StudyFolder.of("elsewhere", "wide"))
     assert capsys.readouterr().out == f"{words} runs_dir={tmp_path / 'elsewhere'}\n"

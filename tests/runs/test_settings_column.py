@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stability.cli.publish import collected
+from stability.cli.publish import collect_and_load
 from stability.config.parts import part, unusual_settings
 from stability.runs.study import StudyFolder
 
@@ -21,7 +21,7 @@ def listed(lab, **changes):
     directory.set_status("queued", step=0)
     study = StudyFolder.of(lab.pool, "settings")
     study.write([directory.run_id])
-    return directory, collected(study).runs.iloc[0]
+    return directory, collect_and_load(study).runs.iloc[0]
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_a_run_of_a_plugin_that_is_gone_is_listed_without_them(lab):
     directory, _ = listed(lab, mechanism={"name": "sc", "rope": "absolute"})
     spec = json.loads(directory.spec_file.read_text())
     directory.spec_file.write_text(json.dumps({**spec, "plugins": ["package_of_somebody_else.mechanism"]}))
-    row = collected(StudyFolder.of(lab.pool, "settings")).runs.iloc[0]
+    row = collect_and_load(StudyFolder.of(lab.pool, "settings")).runs.iloc[0]
     assert row["settings"] == row["reading"] == "" and row["blind_to_order"] != row["blind_to_order"]  # NaN

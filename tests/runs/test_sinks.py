@@ -54,7 +54,7 @@ def write_run(directory, to, asked_first=True):
         log.close()
         if steps[-1] == 5:
             directory.set_status("spiked", step=5, reason="planted", result={"val_nll": 2.5})
-            sinks.measured(MEASURED)
+            sinks.write_measured(MEASURED)
         sinks.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stability.runs.older import is_older_study
 from stability.runs.recorded_words import words_of_record
-from stability.runs.upgrade import _newer_record
+from stability.runs.upgrade import _upgrade_record
 from stability.runs.words import Words
 from sweeps.record import words_of
 from tests.reading import read_spec
@@ -39,19 +39,19 @@ def test_a_record_without_all_words_gets_those_of_its_objective_and_data(asked, 
     if kept:
         record["words"] = json.loads(json.dumps({name: words[name] for name in kept}))
     assert is_older_study(record)
-    newer = json.loads(json.dumps(_newer_record(record)))
+    newer = json.loads(json.dumps(_upgrade_record(record)))
     assert words_of_record(newer) == words_of(asked)
     assert not is_older_study(newer) and newer["spec"] == record["spec"]
 
 
 def test_words_on_record_stay(asked):
     record = {"spec": asked.model_dump(mode="json"), "words": {"unit": "nats per move"}}
-    assert words_of_record(_newer_record(record)) == replace(words_of(asked), unit="nats per move")
+    assert words_of_record(_upgrade_record(record)) == replace(words_of(asked), unit="nats per move")
 
 
 def test_a_record_of_a_plugin_that_is_not_here_gets_the_usual_words():
     record = {"spec": {"objective": {"name": "elsewhere"}, "data": {"name": "nowhere"}, "steps": 3}}
-    assert words_of_record(_newer_record(record)) == Words()
+    assert words_of_record(_upgrade_record(record)) == Words()
 
 
 def test_words_come_back_from_json_as_they_were(asked):

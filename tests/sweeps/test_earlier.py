@@ -11,7 +11,7 @@ import pytest
 from stability import status, sweep
 from stability.config.identity import drop_excluded
 from stability.config.run import RunSpec
-from stability.runs.cleaning import listed, unlisted_runs
+from stability.runs.cleaning import list_run_ids, unlisted_runs
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from sweeps.earlier import differing, lines, refusal
@@ -94,7 +94,7 @@ def test_runs_that_would_pass_for_other_seeds_are_kept_outside_of_the_report(poo
         f"{pool.name}: keeps 1 earlier run of other settings (sa lr=0.01 seed=1: another {why}) on record, outside of "
         "its report; name=OTHER makes a study of its own"
     ]
-    assert listed(StudyFolder.of(pool.runs_dir, pool.name).pool) == {first.run_id, second.run_id}
+    assert list_run_ids(StudyFolder.of(pool.runs_dir, pool.name).pool) == {first.run_id, second.run_id}
     _, record = launched(pool, [first], "one")
     assert record["run_ids"] == [first.run_id] and record["earlier"][0]["run_ids"] == [second.run_id]
 

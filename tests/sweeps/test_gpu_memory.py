@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stability.runs.leftovers import abandoned, remove_abandoned
+from stability.runs.leftovers import find_abandoned, remove_abandoned
 from sweeps import gpu_memory
 from sweeps.gpu_memory import CONTEXT_MB, MARGIN, Peak, beginning, kinds, probe
 from sweeps.trial import run_trial
@@ -113,7 +113,7 @@ _peak_mb(pickle.load(sys.stdin.buffer), run, lambda: 0.0)
     killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], input=pickle.dumps(trials[0]))
     assert killed.returncode == -signal.SIGKILL
     (left,) = set(pool.iterdir()) - before
-    assert (left / "probe").is_dir() and abandoned(pool) == [left]
+    assert (left / "probe").is_dir() and find_abandoned(pool) == [left]
     remove_abandoned(pool)
     assert set(pool.iterdir()) == before and any((pool / "cache").iterdir()), (
         "its link to the cache is gone, the cache is not"

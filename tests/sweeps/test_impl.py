@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import availability
-from stability.cli.compose import composed
+from stability.cli.compose import compose_values
 from stability.cli.words import Invocation
 from stability.config.identity import run_id
 from stability.config.parse import parse, parse_run
@@ -171,7 +171,7 @@ def test_auto_is_reference_where_the_kernels_would_be_refused_and_says_why(spec_
 
 def test_each_part_of_a_pattern_is_settled_by_itself(words, on_cuda):
     def spec_of(**settings) -> SweepSpec:
-        values = composed(SweepSpec, Invocation.of(words))
+        values = compose_values(SweepSpec, Invocation.of(words))
         values["mechanism"] = {
             "mix": {"pattern": ["sa", "fused"], "fused": {"impl": "auto", **settings}},
             "fused": {"impl": "triton"},

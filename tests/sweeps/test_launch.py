@@ -66,7 +66,7 @@ def test_a_failed_run_is_reported_with_its_reason_and_its_tracebacks_file(tmp_pa
 
 def test_the_line_that_raised_is_the_users_last_one(tmp_path):
     directory = RunDirectory(tmp_path, "a" * 12)
-    assert directory.raised_at() == ""
+    assert directory.find_raising_line() == ""
     directory.path.mkdir(parents=True)
     directory.traceback_file.write_text(
         "Traceback (most recent call last):\n"
@@ -77,7 +77,7 @@ def test_the_line_that_raised_is_the_users_last_one(tmp_path):
         '  File "<frozen importlib._bootstrap>", line 4, in _load\n'
         "AttributeError: 'Echo' object has no attribute 'headz'\n"
     )
-    assert directory.raised_at() == "/home/me/my_package/echo.py:31, in forward: return self.headz(x)"
+    assert directory.find_raising_line() == "/home/me/my_package/echo.py:31, in forward: return self.headz(x)"
 
 
 def test_an_interrupted_sweep_says_how_to_go_on_and_goes_on(tmp_path):

@@ -57,7 +57,7 @@ def test_a_study_that_cannot_be_sent_is_complete_without(capsys, monkeypatch, tm
     def fail(*_):
         raise OSError("planted\nand more")
 
-    monkeypatch.setattr(study_on_wandb, "sent", fail)
+    monkeypatch.setattr(study_on_wandb, "send_study", fail)
     study_on_wandb.send_after_sweep(StudyFolder(tmp_path), None, {})
     assert capsys.readouterr().out == "W&B: the run about the study was not sent (OSError: planted)\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stability.cli.compose import composed
+from stability.cli.compose import compose_values
 from stability.cli.words import Invocation
 from stability.config.sweep import SweepSpec
 from stability.runs.study import StudyFolder
@@ -166,6 +166,6 @@ def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here
             run.set_status(state, step=1, num_steps=1)
     begun = []
     monkeypatch.setattr(ray_head, "_started", lambda *arguments: begun.append(arguments) or ExitStack())
-    with ray_begun_early(composed(SweepSpec, Invocation.of([*WORDS, f"runs_dir={tmp_path}", *words]))):
+    with ray_begun_early(compose_values(SweepSpec, Invocation.of([*WORDS, f"runs_dir={tmp_path}", *words]))):
         pass
     assert begun == ([(1, None)] if is_begun else [])

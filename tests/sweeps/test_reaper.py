@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stability.runs.processes import Process, started
+from stability.runs.processes import Process, read_start_time
 from tests.sweeps import fakes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,11 +51,11 @@ def test_the_session_of_a_driver_ends_with_it_and_nothing_else_does(tmp_path, en
         assert driver.stdout.readline() == ("" if ending == "kill" else "went on\n")
         driver.wait()
         deadline = time.monotonic() + 60
-        while (folder.exists() or any(map(started, session))) and time.monotonic() < deadline:
+        while (folder.exists() or any(map(read_start_time, session))) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not folder.exists()
-        assert [started(pid) for pid in session] == [None] * 3
-        assert started(reader) is not None
+        assert [read_start_time(pid) for pid in session] == [None] * 3
+        assert read_start_time(reader) is not None
     finally:
         os.kill(reader, 9)
 

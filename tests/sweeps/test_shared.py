@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from stability.cli.subjects import locked
+from stability.cli.subjects import run_locked
 from stability.config.launchers import RaySpec, SlurmSpec
 from stability.config.parts import part
 from stability.runs import lock as lock_module
@@ -287,11 +287,11 @@ def test_an_entry_that_measures_leaves_a_run_that_a_sweep_works_on(tmp_path, cap
     trial = fakes.make_trial(tmp_path, steps=3)
     other = RunLock(trial.directory.path)
     assert other.acquire()
-    assert list(locked(trial.directory, fakes.run_fake(trial))) == []
+    assert list(run_locked(trial.directory, fakes.run_fake(trial))) == []
     assert (
         capsys.readouterr().out
         == f"leaves out {trial.run_id}: {Process.current()} works on it; the same command does the rest later\n"
     )
     other.release()
-    assert len(list(locked(trial.directory, fakes.run_fake(trial)))) == 3
+    assert len(list(run_locked(trial.directory, fakes.run_fake(trial)))) == 3
     assert other.owner() is None

@@ -70,7 +70,7 @@ def test_online_needs_a_server_that_takes_a_connection():
 def test_a_name_that_is_slow_to_resolve_holds_nobody_up(monkeypatch):
     resolved = threading.Event()
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: resolved.wait() and socket.socket())
-    assert not wandb_sink._reachable("https://example.invalid", 0.2)  # waiting for the name would never end
+    assert not wandb_sink._is_reachable("https://example.invalid", 0.2)  # waiting for the name would never end
     resolved.set()
 
 
@@ -78,7 +78,7 @@ def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
     asked = []
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     monkeypatch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket())
-    assert wandb_sink._reachable("https://example.invalid", 1.0)
+    assert wandb_sink._is_reachable("https://example.invalid", 1.0)
     assert asked == [("proxy.example", 3128)]
 
 

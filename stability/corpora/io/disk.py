@@ -19,7 +19,7 @@ import numpy as np
 
 from stability.corpora.io.arrays import chunks, sha256
 from stability.runs.directory import fsync
-from stability.runs.leftovers import remove_abandoned, temporary
+from stability.runs.leftovers import name_temporary, remove_abandoned
 
 META = "corpus.json"
 
@@ -32,7 +32,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)
-    partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
+    partial = name_temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
     partial.mkdir()
     try:
         yield partial

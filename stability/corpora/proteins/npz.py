@@ -29,7 +29,7 @@ from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, SS_CLASSES, VOCAB_SIZE, encode, encode_ss
 from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.parsing import LARGEST_FLAT, PROLINE, group_of
-from stability.runs.leftovers import temporary
+from stability.runs.leftovers import name_temporary
 
 FORMAT = "stability protein shard 1"
 _PER_RESIDUE = {
@@ -75,7 +75,7 @@ def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tu
         "skipped_names": np.array(names, dtype=str),
         "skipped_reasons": np.array(reasons, dtype=str),
     }
-    partial = temporary(file)
+    partial = name_temporary(file)
     with open(partial, "wb") as stream:
         np.savez_compressed(stream, **arrays)
         stream.flush()

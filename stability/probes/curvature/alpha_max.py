@@ -23,7 +23,7 @@ from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.protocol import StoredSteps
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, readable_rows, step_of, write_atomically
-from stability.runs.phases import file_of, phases, wanted
+from stability.runs.phases import file_of, list_phases, phases
 from stability.runs.schema import SPECTRA
 from stability.training.checkpoint import manifest_of
 
@@ -44,7 +44,7 @@ def _list_missing_states(directory: RunDirectory, curvature: CurvatureSpec) -> d
         return {}
     missing = {
         phase: StoredSteps(file_of(directory.curvature_file, phase), curvature).list_missing()
-        for phase in wanted(directory, curvature.phase)
+        for phase in list_phases(directory, curvature.phase)
     }
     return {phase: states for phase, states in missing.items() if states}
 
@@ -77,7 +77,7 @@ def measure(
             "reached their verdict"
         )
     states, tables = _list_missing_states(directory, curvature), dict(spectra.list_missing_tables(directory, curvature))
-    for phase in wanted(directory, curvature.phase):
+    for phase in list_phases(directory, curvature.phase):
         missing, names = states.get(phase, ()), tables.get(phase, ())
         if missing or names:
             folder = phases(directory, phase).get(phase)

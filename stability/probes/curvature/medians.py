@@ -14,7 +14,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.curvature import NOT_DEFINED
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.parquet import read_table
-from stability.runs.phases import file_of, wanted
+from stability.runs.phases import file_of, list_phases
 from stability.runs.schema import CHECKPOINT_STEP
 
 READ = ["state", "method", "alpha_max", "lr", CHECKPOINT_STEP]
@@ -28,7 +28,7 @@ def medians(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[
     checkpoint due to divergence: these have no row here.
     """
     lr_peak = read_json(directory.spec_file)["lr_peak"]
-    for phase in wanted(directory, curvature.phase):
+    for phase in list_phases(directory, curvature.phase):
         if recorded := _read_steps(file_of(directory.curvature_file, phase)):
             # rows older than this column have no value, even if measured rows were added later
             known = [step[CHECKPOINT_STEP] for step in recorded if not pd.isna(step[CHECKPOINT_STEP])]

@@ -12,7 +12,7 @@ import pandas as pd
 from stability.config.base import validate
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.probes.stored import Stored
-from stability.runs.parquet import holds_columns, read_metadata, read_table, write_parquet
+from stability.runs.parquet import has_columns, read_metadata, read_table, write_parquet
 from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL, own_columns
 from stability.runs.steps import OPTIMIZER, UNDEFINED
 
@@ -74,7 +74,7 @@ class StoredSteps(Stored):
         if json.loads(found).get(PARITY, curvature.parity_steps) < curvature.parity_steps:
             return ()
         # files without the column are from a time with incomplete removal of decay
-        if not curvature.weight_decay and not holds_columns(self.path, ["gradient"]):
+        if not curvature.weight_decay and not has_columns(self.path, ["gradient"]):
             return ()
         return tuple(
             state for state in stored.state if full_protocol(_alone(stored, state)) in self._list_accepted(state)

@@ -35,7 +35,7 @@ from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.observing import find_layers, name_unobserved
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
-from stability.runs.phases import file_of, wanted
+from stability.runs.phases import file_of, list_phases
 from stability.runs.schema import SPECTRA, SPECTRA_COLUMNS
 
 # Each table's settings of `SpectraSpec`.
@@ -87,7 +87,7 @@ def list_missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> li
         files = {name: file_of(partial(_file, directory, name), phase) for name in asked}
         return tuple(name for name, path in files.items() if not StoredTable(path, name, curvature).is_current())
 
-    missing = [(phase, list_stale(phase)) for phase in wanted(directory, curvature.phase)]
+    missing = [(phase, list_stale(phase)) for phase in list_phases(directory, curvature.phase)]
     return [(phase, names) for phase, names in missing if names]
 
 

@@ -12,7 +12,7 @@ import torch
 from stability.corpora.cache import load
 from stability.corpora.proteins.alphabets import NUM_ATOMS, UNK, encode
 from stability.probes.generation.protein_source import ProteinSample
-from stability.runs.directory import replacing
+from stability.runs.directory import replace_folder
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
 
@@ -104,7 +104,7 @@ def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name:
         name: prefix for the files' data blocks.
         folder: the target.
     """
-    with replacing(folder) as aside:
+    with replace_folder(folder) as aside:
         for index, sample in enumerate(samples):
             path = aside / f"sample_{index}.cif"
             path.write_text(decoding.mmcif(sample, f"{name}_sample_{index}"), encoding="utf-8")

@@ -28,7 +28,7 @@ from stability.probes.generation import evo2_oracle
 from stability.probes.generation.samples import Sample, has_text, is_nucleotides
 from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory
-from stability.runs.found import run_or_checkpoint
+from stability.runs.found import resolve_run_folder
 from stability.training import checkpoint
 
 POSITIONS = 1024  # default context length in tokens
@@ -176,7 +176,7 @@ def oracle_checkpoint(place: str) -> Path:
 
     A study is accepted if it has only one run.
     """
-    folder = run_or_checkpoint(place, f"oracle=ckpt:{place}", "an oracle is one run")
+    folder = resolve_run_folder(place, f"oracle=ckpt:{place}", "an oracle is one run")
     if not (folder / "spec.json").exists():
         return folder
     found = RunDirectory.at(folder).checkpoints()

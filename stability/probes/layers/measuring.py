@@ -32,7 +32,7 @@ from stability.probes.layers.streams import stream_statistics
 from stability.probes.layers.training_free import measure_mechanisms
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
-from stability.runs.phases import file_of, phases, wanted
+from stability.runs.phases import file_of, list_phases, phases
 from stability.runs.schema import PROBE_COLUMNS
 from stability.training import checkpoint
 from stability.training.draws import generator_for
@@ -63,7 +63,7 @@ def protocol_of(probe: ProbeSpec) -> str:
 
 def list_missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
     """Return the requested phases without stored tables under the same protocol."""
-    return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
+    return [phase for phase in list_phases(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
 
 def _is_measured(directory: RunDirectory, phase: str, probe: ProbeSpec) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.printable import line_of
-from stability.runs.leftovers import temporary
+from stability.runs.leftovers import name_temporary
 
 ANSWER_S = 60.0  # a node starts a process for its answer
 ARRIVAL_S = 10.0  # delay until a network file system shows another machine's new files
@@ -46,7 +46,7 @@ def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -
         nodes: nodes as in ``ray.nodes()``.
         ask: replaces the remote task in tests.
     """
-    folder, token = temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
+    folder, token = name_temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
     _lay(folder, token)
     told = {}
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from stability.runs.directory import RUNNING, tail
+from stability.runs.directory import RUNNING, read_tail
 from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
@@ -168,7 +168,7 @@ class RunTrainable(tune.Trainable):
 
     def _read(self) -> None:
         """Read the last row and the last validation of the run's log."""
-        rows = tail(self._trial.directory.metrics_file)
+        rows = read_tail(self._trial.directory.metrics_file)
         validated = [row["val_nll"] for row in rows if row.get("val_nll") is not None]
         self._told |= {key: rows[-1][key] for key in COLUMNS[:-1] if rows and rows[-1].get(key) is not None}
         self._told |= {"val_nll": validated[-1]} if validated else {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from stability.config.launchers import SlurmSpec
 from stability.runs.directory import read_json, write_json
-from stability.runs.processes import started
+from stability.runs.processes import read_start_time
 from sweeps.launchers.slurm.job import RAISED, TrialJob, end_file
 
 LARGEST_ARRAY = 1000  # Slurm's default MaxArraySize is 1001
@@ -38,7 +38,7 @@ class Job:
     """
 
     job_id: str
-    started: str
+    read_start_time: str
     asked: str
 
 
@@ -177,7 +177,7 @@ class LocalQueue:
     def living(self, jobs: Sequence[Job]) -> set[str]:
         # done() also reaps ended child processes
         self._submitted = [(job, gpus) for job, gpus in self._submitted if not job.done()]
-        return {job.job_id for job in jobs if started(int(job.job_id)) == job.started}
+        return {job.job_id for job in jobs if read_start_time(int(job.job_id)) == job.started}
 
     def cancel_waiting(self, jobs: Sequence[Job]) -> None:
         """Cancel nothing: the driver submits only jobs that can run at once."""
@@ -239,7 +239,7 @@ def asked_of(trial: Any) -> str:
 
 
 def now_started(job_id: str, executor: str) -> str:
-    return started(int(job_id)) or "" if executor == "local" else ""
+    return read_start_time(int(job_id)) or "" if executor == "local" else ""
 
 
 def _last_line(error: Exception) -> str:
