@@ -47,7 +47,7 @@ class Listener:
 
 
 _LISTENERS: list[Listener] = []  # several monitors may have a step under way
-_SUPPRESSED: list[bool] = []  # one entry for each `switched_off` that is open
+_SUPPRESSED: list[bool] = []  # one entry for each `switch_off` that is open
 _ENTER, _EXIT = torch.autocast.__enter__, torch.autocast.__exit__
 
 
@@ -66,7 +66,7 @@ def stop(listener: Listener) -> None:
 
 
 @contextmanager
-def entered() -> Iterator[Listener]:
+def record_autocasts() -> Iterator[Listener]:
     """List the enabled autocasts entered in the block."""
     listener = listen()
     try:
@@ -76,13 +76,13 @@ def entered() -> Iterator[Listener]:
 
 
 @contextmanager
-def switched_off(devices: Iterable[str]) -> Iterator[None]:
+def switch_off(devices: Iterable[str]) -> Iterator[None]:
     """Turn autocast off in the block, both around and inside it.
 
     Operations run in their tensors' own types.
     """
     _SUPPRESSED.append(True)
-    with ExitStack() as around, entered():
+    with ExitStack() as around, record_autocasts():
         try:
             for device in devices:
                 around.enter_context(torch.autocast(device, enabled=False))
@@ -91,7 +91,7 @@ def switched_off(devices: Iterable[str]) -> Iterator[None]:
             _SUPPRESSED.pop()
 
 
-def deepest(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
+def find_depth(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
     """Return the nesting depth of a device's autocasts in one gradient mode.
 
     Args:
@@ -105,7 +105,7 @@ def deepest(entries: Iterable[Autocast], device: str, gradients: bool) -> int:
     return max((each.depth for each in entries if each.device == device and each.gradients == gradients), default=0)
 
 
-def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
+def find_loop_autocast(entries: Iterable[Autocast], device: str) -> Autocast | None:
     """Return the outermost autocast entered with gradients, at the innermost one's depth.
 
     None without such an autocast. An evaluation under no_grad in the same block does not count.
@@ -116,11 +116,11 @@ def of_loop(entries: Iterable[Autocast], device: str) -> Autocast | None:
         key=lambda each: each.depth,
         default=None,
     )
-    return None if outermost is None else Autocast(device, outermost.dtype, deepest(entries, device, True), True)
+    return None if outermost is None else Autocast(device, outermost.dtype, find_depth(entries, device, True), True)
 
 
 def _enter(context: Any) -> Any:
-    """Record and enter an autocast; inside `switched_off`, enter it disabled and unrecorded."""
+    """Record and enter an autocast; inside `switch_off`, enter it disabled and unrecorded."""
     if not context._enabled:
         return _ENTER(context)
     if _SUPPRESSED:

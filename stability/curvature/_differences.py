@@ -60,7 +60,7 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
             for name, param in params.items()
         }
     loss = slope = magnitude = total = precision = 0.0
-    with random.replayed(), torch.enable_grad():
+    with random.replay(), torch.enable_grad():
         for term in gradient_terms(objective, moved, precise=True):
             precision = max(precision, term.precision)
             for name, gradient in term.gradients.items():

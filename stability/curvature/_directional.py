@@ -17,8 +17,8 @@ from stability.curvature._graph import (
     check_used,
     custom_function,
     gradient_with_graph,
+    name_refusals,
     product_along,
-    refusals_named,
 )
 from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of
 from stability.curvature.alpha_max import alpha_max
@@ -126,7 +126,7 @@ def double_backward_sums(problem: Problem) -> tuple[Sums, str]:
     """
     leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
     sums, unvouched = Sums(), ""
-    with problem.random.replayed(), torch.enable_grad(), refusals_named():
+    with problem.random.replay(), torch.enable_grad(), name_refusals():
         for value, count in problem.objective.terms(leaves, twice=True):
             unvouched = unvouched or custom_function(value)
             gradients = gradient_with_graph(value, leaves)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stability.curvature._autocast import entered
+from stability.curvature._autocast import record_autocasts
 from stability.curvature._graph import check_used, plain_gradient
-from stability.curvature._inputs import Objective, Tensors, checked_count
+from stability.curvature._inputs import Objective, Tensors, check_count
 from stability.curvature._precision import precision_of
 from stability.curvature.recorded import RecordedLoss
 
@@ -46,12 +46,12 @@ def gradient_terms(objective: Objective, params: Tensors, *, precise: bool = Fal
 
     def function(at: Tensors, batch: tuple[Any, ...]) -> list[Any]:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
-        with entered() as autocasts:
+        with record_autocasts() as autocasts:
             value, count = objective.term(leaves, *batch, twice=False)
         precision = precision_of(value, leaves, autocasts.entries) if precise else math.nan
         gradients = plain_gradient(value, leaves)
         check_used(gradients)
         return [value.detach(), count, precision, *gradients.values()]
 
-    for value, count, precision, *gradients in objective.evaluated("gradient", function, dict(params)):
-        yield GradientTerm(value.item(), checked_count(count), dict(zip(params, gradients, strict=True)), precision)
+    for value, count, precision, *gradients in objective.evaluate("gradient", function, dict(params)):
+        yield GradientTerm(value.item(), check_count(count), dict(zip(params, gradients, strict=True)), precision)

@@ -34,7 +34,7 @@ class NoSecondDerivative(RuntimeError):
 
 
 @contextmanager
-def refusals_named() -> Iterator[None]:
+def name_refusals() -> Iterator[None]:
     """Turn errors about missing second derivatives into `NoSecondDerivative`.
 
     The errors come from torch or a kernel. Any other error passes unchanged.

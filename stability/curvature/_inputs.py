@@ -117,7 +117,7 @@ class Objective:
         """
         for batch in self._batches():
             value, count = self.term(params, *batch, twice=twice)
-            yield value, checked_count(count)
+            yield value, check_count(count)
             del value
 
     def term(self, params: Mapping[str, Tensor], *batch: Any, twice: bool) -> tuple[Tensor, Any]:
@@ -125,7 +125,7 @@ class Objective:
         result = self._evaluate(twice, params, *batch)
         return self._pair(result) if batch else (self._scalar(result), 1.0)
 
-    def evaluated(self, kind: str, function: Callable[..., list[Any]], *trees: Any) -> Iterator[list[Any]]:
+    def evaluate(self, kind: str, function: Callable[..., list[Any]], *trees: Any) -> Iterator[list[Any]]:
         """Yield function(*trees, batch) of one microbatch after another; of a `RecordedLoss`, from its recording.
 
         Args:
@@ -139,7 +139,7 @@ class Objective:
                 self.loss_fn.run(kind, function, given) if isinstance(self.loss_fn, RecordedLoss) else function(*given)
             )
 
-    def unrecorded(self) -> Objective:
+    def drop_recordings(self) -> Objective:
         """Return the same objective without recordings."""
         return Objective(self.loss_fn.loss_fn, self.batches) if isinstance(self.loss_fn, RecordedLoss) else self
 
@@ -157,8 +157,8 @@ class Objective:
 
         total = counted = 0.0
         with torch.no_grad():
-            for value, count in self.evaluated(f"loss, twice={twice}", function, dict(params)):
-                total, counted = total + value.item(), counted + checked_count(count)
+            for value, count in self.evaluate(f"loss, twice={twice}", function, dict(params)):
+                total, counted = total + value.item(), counted + check_count(count)
         return total, counted
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
@@ -166,7 +166,7 @@ class Objective:
 
     def _evaluate(self, twice: bool, params: Mapping[str, Tensor], *batch: Any) -> Any:
         versions = _versions(params)
-        result = self._called(twice, params, *batch)
+        result = self._call(twice, params, *batch)
         written = next((name for name, version in _versions(params).items() if version != versions[name]), None)
         # such a loss changes the next evaluation and the caller's own parameters
         if written is not None:
@@ -176,14 +176,14 @@ class Objective:
             )
         return result
 
-    def _called(self, twice: bool, *args: Any) -> Any:
+    def _call(self, twice: bool, *args: Any) -> Any:
         if not twice:
-            with called_through():
+            with disable_checkpointing():
                 return self.loss_fn(*args)
         # Compiled code must run as written here. Importing dynamo takes seconds, and code that compiled something has
         # imported it already.
         stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with called_through(), sdpa_kernel(SDPBackend.MATH), stance:
+        with disable_checkpointing(), sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
 
     def _pair(self, result: Any) -> tuple[Tensor, Any]:
@@ -203,7 +203,7 @@ class Objective:
         return loss.reshape(())
 
 
-def checked_count(count: Any) -> float:
+def check_count(count: Any) -> float:
     """Return a microbatch's count as a number.
 
     Raises:
@@ -261,7 +261,7 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 class RandomState:
     """State of the global generators of torch, Python and numpy at one moment.
 
-    Each `replayed` pass starts from it, so dropout and random masks repeat. The global generators are unchanged
+    Each `replay` pass starts from it, so dropout and random masks repeat. The global generators are unchanged
     afterwards. Generators of the caller's own are not covered.
     """
 
@@ -275,7 +275,7 @@ class RandomState:
     def restore(self) -> None:
         """Set the global generators to this state.
 
-        To be called inside a `replayed` block, which undoes it.
+        To be called inside a `replay` block, which undoes it.
         """
         torch.set_rng_state(self.cpu)
         for device, state in zip(self.devices, self.cuda, strict=True):
@@ -285,14 +285,14 @@ class RandomState:
             _numpy().random.set_state(self.numpy)
 
     @contextmanager
-    def replayed(self) -> Iterator[None]:
-        with torch.random.fork_rng(devices=self.devices), _others_forked():
+    def replay(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self.devices), _fork_others():
             self.restore()
             yield
 
 
 @contextmanager
-def _others_forked() -> Iterator[None]:
+def _fork_others() -> Iterator[None]:
     python, numpy = random.getstate(), _numpy()
     drawn = numpy.random.get_state() if numpy else None
     try:
@@ -309,7 +309,7 @@ def _numpy() -> Any:
 
 
 @contextmanager
-def called_through() -> Iterator[None]:
+def disable_checkpointing() -> Iterator[None]:
     """Make `torch.utils.checkpoint.checkpoint` call its function and store the activations.
 
     This covers both variants, reentrant or not.
@@ -319,7 +319,7 @@ def called_through() -> Iterator[None]:
     # function. `checkpoint` looks up the two names replaced here on each call, so every import of it is covered.
     own = torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator
     torch_checkpoint.CheckpointFunction = _Direct  # type: ignore[misc, assignment]
-    torch_checkpoint._checkpoint_without_reentrant_generator = _around_nothing  # type: ignore[assignment]
+    torch_checkpoint._checkpoint_without_reentrant_generator = _do_nothing  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -335,5 +335,5 @@ class _Direct:
         return function(*args)
 
 
-def _around_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+def _do_nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield

@@ -68,22 +68,22 @@ class Jet(Tensor):
             return args[0]  # a jet already reports requires_grad=True
         if func not in _METADATA:
             _refuse_drops(func)
-            return cls._by_rule(func, args, kwargs)
+            return cls._call_by_rule(func, args, kwargs)
         if func is _getter("requires_grad"):
             return True  # code that branches on this flag then runs its training branch
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
     @classmethod
-    def _by_rule(cls, func, args, kwargs):
+    def _call_by_rule(cls, func, args, kwargs):
         """Call an operation's second-order rule, or torch's function if no rule applies."""
-        rule = FUNCTION_RULES.get(func) or _brought(func)
+        rule = FUNCTION_RULES.get(func) or _find_own_rule(func)
         # gradients are enabled here (`_refuse_drops` raises otherwise); torch.no_grad would cost as much as the rest of
         # this function
         set_grad_enabled(False)
         try:
             with DisableTorchFunctionSubclass():
-                result = NotImplemented if rule is None else _called(func, rule, args, kwargs)
+                result = NotImplemented if rule is None else _call_rule(func, rule, args, kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
         except NoRule as error:
             raise (
@@ -106,7 +106,7 @@ class Jet(Tensor):
         return decomposed
 
 
-def _called(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
+def _call_rule(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
     """Call a rule on arguments cast as by autocast; NotImplemented if torch must cast."""
     if not _is_any_autocast_enabled():
         return rule(*args, **kwargs)
@@ -118,7 +118,7 @@ def _called(func: Any, rule: Rule, args: Any, kwargs: Any) -> Any:
         return rule(*args, **kwargs)
 
 
-def _brought(func: Any) -> Rule | None:
+def _find_own_rule(func: Any) -> Rule | None:
     """Return an external operation's own rule, from its ``second_order`` attribute; None without it."""
     if not hasattr(func, "second_order"):
         return None
@@ -204,7 +204,7 @@ def name_of(func: Any) -> str:
     return name if module is None or "." in name else f"{module}.{name}"
 
 
-def on(*functions: Any) -> Callable[[Rule], Rule]:
+def register_rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Register a rule for functions called by users."""
 
     def register(rule: Rule) -> Rule:
@@ -214,7 +214,7 @@ def on(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def on_aten(*names: str) -> Callable[[Rule], Rule]:
+def register_aten_rule(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule for ATen operations by name."""
 
     def register(rule: Rule) -> Rule:
@@ -239,7 +239,7 @@ def jet(value: Tensor, first: Component, second: Component) -> Tensor:
     """
     if first is None and second is None:
         return value
-    return Jet(value, _fitted(first, value), _fitted(second, value))
+    return Jet(value, _fit(first, value), _fit(second, value))
 
 
 def value_of(x: Any) -> Any:
@@ -247,7 +247,7 @@ def value_of(x: Any) -> Any:
     return parts(x)[0]
 
 
-def valued(value: Tensor, x: Any) -> Tensor:
+def replace_value(value: Tensor, x: Any) -> Tensor:
     """Return ``x`` with its value replaced by torch's own result ``value``.
 
     The strides of torch's result decide the masks drawn by dropout.
@@ -255,7 +255,7 @@ def valued(value: Tensor, x: Any) -> Tensor:
     return jet(value, *parts(x)[1:])
 
 
-def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
+def map_components(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     """Return function(x) of a linear function, applied to each component."""
     value, first, second = parts(x)
     return jet(
@@ -263,7 +263,7 @@ def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     )
 
 
-def _fitted(component: Component, like: Tensor) -> Component:
+def _fit(component: Component, like: Tensor) -> Component:
     if component is None:
         return None
     if component.dtype != like.dtype:
@@ -271,12 +271,12 @@ def _fitted(component: Component, like: Tensor) -> Component:
     return component if component.shape == like.shape else component.expand_as(like)
 
 
-def plus(a: Component, b: Component) -> Component:
+def add(a: Component, b: Component) -> Component:
     """Return a + b; None is zero."""
     return b if a is None else a if b is None else a + b
 
 
-def times(a: Component, b: Any, factor: float = 1.0) -> Component:
+def multiply(a: Component, b: Any, factor: float = 1.0) -> Component:
     """Return factor·a·b; None is zero.
 
     Args:
@@ -290,12 +290,12 @@ def times(a: Component, b: Any, factor: float = 1.0) -> Component:
     return product if factor == 1.0 else product.mul_(factor)
 
 
-def filled(component: Component, like: Tensor) -> Tensor:
+def fill_missing(component: Component, like: Tensor) -> Tensor:
     """Return the component, or zeros like ``like`` if it is None."""
     return torch.zeros_like(like) if component is None else component
 
 
-@on(torch.autograd.grad)
+@register_rule(torch.autograd.grad)
 def _grad(*args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
     if create_graph or any(args[4:5]):
         raise NoRule("taylor has no rule for torch.autograd.grad")

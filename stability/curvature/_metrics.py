@@ -16,12 +16,12 @@ _OF_MODULES = {"_parameters", "_buffers", "_modules"}  # nn.Module's own; a metr
 
 
 @contextmanager
-def metrics_restored(module: nn.Module) -> Iterator[None]:
+def restore_metrics(module: nn.Module) -> Iterator[None]:
     """Put the state of the module's metrics back after the block.
 
     Also after an error.
     """
-    metrics = [(metric, _copied(vars(metric))) for metric in _metrics(module)]
+    metrics = [(metric, _copy_state(vars(metric))) for metric in _metrics(module)]
     try:
         yield
     finally:
@@ -43,7 +43,7 @@ def _metrics(module: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
+def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a metric's attributes: tensors, lists and dicts."""
     return {name: value if name in _OF_MODULES else _copy(value) for name, value in state.items()}
 
@@ -53,4 +53,4 @@ def _copy(value: Any) -> Any:
         return value.detach().clone()
     if type(value) is list:
         return [_copy(item) for item in value]
-    return _copied(value) if type(value) is dict else value
+    return _copy_state(value) if type(value) is dict else value

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import AUTOCAST, NoRule, Rule, each
+from stability.curvature._jet import AUTOCAST, NoRule, Rule, map_components
 
 
-def in_float32(rule: Rule) -> Rule:
+def compute_in_float32(rule: Rule) -> Rule:
     """Compute a rule of x in float32 if x is bfloat16 or float16.
 
     The result is rounded once, as in torch's kernels.
     """
 
     @wraps(rule)
-    def widened(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_rule(x: Any, *args: Any, **kwargs: Any) -> Any:
         if x.dtype not in (torch.bfloat16, torch.float16):
             return rule(x, *args, **kwargs)
-        result = rule(each(Tensor.float, x), *args, **kwargs)
-        return each(lambda part: part.to(x.dtype), result)
+        result = rule(map_components(Tensor.float, x), *args, **kwargs)
+        return map_components(lambda part: part.to(x.dtype), result)
 
-    return widened
+    return compute_rule
 
 
 def refuse_complex(name: str, *tensors: Any) -> None:
@@ -48,7 +48,7 @@ def _cast(x: Any, dtype: torch.dtype | None = None) -> Any:
     if not torch.is_autocast_enabled(device):
         return x
     wanted = torch.get_autocast_dtype(device) if dtype is None else dtype
-    return each(lambda part: part.to(wanted), x)
+    return map_components(lambda part: part.to(wanted), x)
 
 
 def _cast_on_gpus(x: Any) -> Any:

@@ -18,7 +18,7 @@ from stability.curvature.taylor import taylor_sums
 _KINDS = ("output", "first derivative along u", "second derivative along u")
 
 
-def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
+def find_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
     """Return one line with the name of the first non-finite parameter, direction or module.
 
     It makes one more evaluation. Module names start at the outermost module called.
@@ -33,13 +33,13 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 return f"{owner}[{name!r}] is not finite"
-    watch, objective = _Watch(), objective.unrecorded()  # a recording calls no module
+    watch, objective = _Watch(), objective.drop_recordings()  # a recording calls no module
     handles = [register_module_forward_pre_hook(watch.enter), register_module_forward_hook(watch.leave)]
     try:
         taylor_sums(objective, params, direction, random)
     except (RuntimeError, TypeError, AttributeError, AssertionError):  # taylor fails: check the values alone
         watch.clear()
-        with random.replayed(), torch.no_grad():
+        with random.replay(), torch.no_grad():
             for _ in objective.terms(params):
                 pass
     finally:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from stability.curvature._autocast import Autocast, deepest, entered
+from stability.curvature._autocast import Autocast, find_depth, record_autocasts
 from stability.curvature._inputs import Objective, RandomState, Tensors, norm
 from stability.curvature.alpha_max import (
     ROUNDING_LIMIT,
@@ -54,7 +54,7 @@ class ReplayedLoss:
         self._around: Autocast | None = None  # the step's autocast, if the loop enters it around loss_fn
 
     @contextmanager
-    def lending(self) -> Iterator[None]:
+    def restore_model(self) -> Iterator[None]:
         """Give the model its own parameters, buffers and modes back after the block.
 
         The block contains the `evaluate` calls.
@@ -70,15 +70,15 @@ class ReplayedLoss:
     def evaluate(self, params: Tensors, item: Item) -> tuple[Tensor, float]:
         """Compute (sum, count) of one piece from its random state and copied buffers.
 
-        The parameters stay lent until the next call or the end of `lending`. Code that runs again in the backward pass
-        (other checkpoints, hooks on saved tensors) then uses the same parameters as the loss.
+        The parameters stay lent until the next call or the end of `restore_model`. Code that runs again in the backward
+        pass (other checkpoints, hooks on saved tensors) then uses the same parameters as the loss.
         """
         self._lent.close()
         if item.first:
             item.random.restore()
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
         self._lent.enter_context(_reparametrize_module(self.model, lent, tie_weights=True))
-        result, like_step = self._called(item)
+        result, like_step = self._call(item)
         if not like_step:
             self._around = item.autocast
             try:
@@ -95,7 +95,7 @@ class ReplayedLoss:
             )
         return result[0], result[1]
 
-    def _called(self, item: Item) -> tuple[Any, bool]:
+    def _call(self, item: Item) -> tuple[Any, bool]:
         """Call loss_fn; return its result, and False if it lacks the loop's autocast."""
         loop = item.autocast
         if loop is None:
@@ -103,7 +103,7 @@ class ReplayedLoss:
         if self._around == loop:
             with torch.autocast(loop.device, dtype=loop.dtype):
                 return self.loss_fn(self.model, item.batch), True
-        with entered() as own:
+        with record_autocasts() as own:
             try:
                 result = self.loss_fn(self.model, item.batch)
             except torch.OutOfMemoryError:
@@ -111,7 +111,7 @@ class ReplayedLoss:
             except RuntimeError:  # e.g. types that only fit under autocast; any other error recurs under it
                 return None, False
         # the step nested its autocasts more deeply
-        return result, deepest(own.entries, loop.device, torch.is_grad_enabled()) >= loop.depth
+        return result, find_depth(own.entries, loop.device, torch.is_grad_enabled()) >= loop.depth
 
 
 def pieces_of(item: Item, rows: int | None) -> list[Item]:
@@ -188,7 +188,9 @@ def split_rows(batch: Any, rows: int) -> list[Any]:
         ValueError: as in `num_rows`.
     """
     total = num_rows(batch)
-    return [_mapped(lambda tensor, start=start: tensor[start : start + rows], batch) for start in range(0, total, rows)]
+    return [
+        _map_tensors(lambda tensor, start=start: tensor[start : start + rows], batch) for start in range(0, total, rows)
+    ]
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -200,12 +202,12 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def _map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return function(batch) if batch.ndim else batch
     if isinstance(batch, Mapping):
-        return {key: _mapped(function, value) for key, value in batch.items()}
+        return {key: _map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        items = [_mapped(function, item) for item in batch]
+        items = [_map_tensors(function, item) for item in batch]
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     return batch

@@ -6,30 +6,30 @@ import math
 
 import torch
 
-from stability.curvature._jet import on_aten, value_of, valued
-from stability.curvature._rules_pointwise import compose, pointwise
+from stability.curvature._jet import register_aten_rule, replace_value, value_of
+from stability.curvature._rules_pointwise import compose, register_pointwise
 
 
-@pointwise("silu")
+@register_pointwise("silu")
 def _silu(x):
     s = x.sigmoid()
     t = s * (1 - s)
     return x * s, s + x * t, t * (2 + x * (1 - 2 * s))
 
 
-@pointwise("log_sigmoid")
+@register_pointwise("log_sigmoid")
 def _log_sigmoid(x):
     s = x.neg().sigmoid()
     return torch.nn.functional.logsigmoid(x), s, -s * (1 - s)
 
 
-@on_aten("log_sigmoid_forward")
+@register_aten_rule("log_sigmoid_forward")
 def _log_sigmoid_forward(func, args, kwargs):
     # the second output is a buffer for a backward pass only
-    return valued(func(value_of(args[0]))[0], compose(args[0], _log_sigmoid)), None
+    return replace_value(func(value_of(args[0]))[0], compose(args[0], _log_sigmoid)), None
 
 
-@pointwise("softplus")
+@register_pointwise("softplus")
 def _softplus(x, beta=1, threshold=20):
     scaled = x * beta
     s = scaled.sigmoid()
@@ -37,7 +37,7 @@ def _softplus(x, beta=1, threshold=20):
     return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(scaled > threshold, 1), bend
 
 
-@pointwise("gelu")
+@register_pointwise("gelu")
 def _gelu(x, *, approximate="none"):
     if approximate == "tanh":
         return _gelu_tanh(x)
@@ -58,7 +58,7 @@ def _gelu_tanh(x):
     return 0.5 * x * (1 + t), 0.5 * (1 + t + x * t_slope), t_slope + 0.5 * x * t_bend
 
 
-@pointwise("mish")
+@register_pointwise("mish")
 def _mish(x):
     s, t = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
     t_slope = (1 - t * t) * s
@@ -66,12 +66,12 @@ def _mish(x):
     return x * t, t + x * t_slope, 2 * t_slope + x * t_bend
 
 
-@pointwise("relu")
+@register_pointwise("relu")
 def _relu(x):
     return x.relu(), (x > 0).to(x.dtype), None
 
 
-@pointwise("leaky_relu")
+@register_pointwise("leaky_relu")
 def _leaky_relu(x, negative_slope=0.01):
     return (
         torch.nn.functional.leaky_relu(x, negative_slope),
@@ -80,7 +80,7 @@ def _leaky_relu(x, negative_slope=0.01):
     )
 
 
-@pointwise("elu")
+@register_pointwise("elu")
 def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     tail = (x.clamp(max=0) * input_scale).exp() * (alpha * scale * input_scale)
     positive = x > 0
@@ -89,12 +89,12 @@ def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(x >= 0, 0)
 
 
-@pointwise("celu")
+@register_pointwise("celu")
 def _celu(x, alpha=1.0):
     return _elu(x, alpha, 1.0, 1 / alpha)
 
 
-@pointwise("hardswish")
+@register_pointwise("hardswish")
 def _hardswish(x):
     inside = (x > -3) & (x < 3)
     return (
@@ -104,44 +104,44 @@ def _hardswish(x):
     )
 
 
-@pointwise("hardsigmoid")
+@register_pointwise("hardsigmoid")
 def _hardsigmoid(x):
     return torch.nn.functional.hardsigmoid(x), ((x > -3) & (x < 3)).to(x.dtype) / 6, None
 
 
-@pointwise("hardtanh")
+@register_pointwise("hardtanh")
 def _hardtanh(x, min_val=-1.0, max_val=1.0):
     """Pass derivatives between the bounds, but not at them, as autograd does."""
     return torch.nn.functional.hardtanh(x, min_val, max_val), ((x > min_val) & (x < max_val)).to(x.dtype), None
 
 
-@pointwise("threshold")
+@register_pointwise("threshold")
 def _threshold(x, threshold, value):
     return torch.nn.functional.threshold(x, threshold, value), (x > threshold).to(x.dtype), None
 
 
-@pointwise("hardshrink")
+@register_pointwise("hardshrink")
 def _hardshrink(x, lambd=0.5):
-    return torch.nn.functional.hardshrink(x, lambd), _outside(x, lambd), None
+    return torch.nn.functional.hardshrink(x, lambd), _mark_outside(x, lambd), None
 
 
-@pointwise("softshrink")
+@register_pointwise("softshrink")
 def _softshrink(x, lambd=0.5):
-    return torch.nn.functional.softshrink(x, lambd), _outside(x, lambd), None
+    return torch.nn.functional.softshrink(x, lambd), _mark_outside(x, lambd), None
 
 
-def _outside(x, lambd):
+def _mark_outside(x, lambd):
     """Return 1 beyond ±λ, else 0; at ±λ as in autograd."""
     return ((x > lambd) | (x < -lambd)).to(x.dtype)
 
 
-@on_aten("glu")
+@register_aten_rule("glu")
 def _glu(func, args, kwargs):
     a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)
     return a * b.sigmoid()
 
 
-@on_aten("_prelu_kernel")
+@register_aten_rule("_prelu_kernel")
 def _prelu(func, args, kwargs):
     x, slope = args
     return torch.where(x > 0, x, x * slope)

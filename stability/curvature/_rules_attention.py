@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, each, filled, jet, on, on_aten, parts
+from stability.curvature._jet import (
+    Component,
+    fill_missing,
+    jet,
+    map_components,
+    parts,
+    register_aten_rule,
+    register_rule,
+)
 from stability.curvature._rules_products import matmul
 from stability.curvature._rules_reductions import softmax_parts
 
@@ -22,12 +30,12 @@ SCORES = 1 << 18
 _MIN_ROWS = 16
 
 
-@on_aten("_fused_sdp_choice")
+@register_aten_rule("_fused_sdp_choice")
 def _math_backend(func, args, kwargs):
     return 0  # SDPBackend.MATH: torch decomposes the calls declined by the rule below
 
 
-@on(F.scaled_dot_product_attention)
+@register_rule(F.scaled_dot_product_attention)
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Return softmax(qKᵀ·scale + mask) V, or decline a call with dropout."""
     # with dropout, torch's own decomposition draws the same mask, on whole matrices
@@ -37,27 +45,27 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    q, k, v = _flat(each(lambda part: part * factor, query), batch), _flat(key, batch), _flat(value, batch)
+    q, k, v = _flat(map_components(lambda part: part * factor, query), batch), _flat(key, batch), _flat(value, batch)
     mask = _Mask(parts(attn_mask), batch, is_causal)
     num_rows, num_keys = q.shape[-2], k.shape[-2]
     step = max(SCORES // max(q.shape[0] * num_keys, 1), _MIN_ROWS)
     starts = range(0, max(num_rows, 1), step)
     blocks = [_block(q, k, v, mask, slice(start, min(start + step, num_rows))) for start in starts]
     out = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
-    return each(lambda part: part.reshape(*batch, *part.shape[-2:]).to(query.dtype), out)
+    return map_components(lambda part: part.reshape(*batch, *part.shape[-2:]).to(query.dtype), out)
 
 
 def _flat(x: Tensor, batch: torch.Size) -> Tensor:
     """Return a jet with one batch axis, in float32 at least, like the scores of fused kernels."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]).to(wide), x)
+    return map_components(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]).to(wide), x)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, mask: _Mask, rows: slice) -> Tensor:
     """Return the outputs of some query rows."""
     seen = min(rows.stop, k.shape[-2]) if mask.causal else k.shape[-2]
-    scores = matmul(each(lambda part: part[:, rows], q), each(lambda part: part[:, :seen].mT, k))
-    return matmul(mask.softmax(scores, rows, seen), each(lambda part: part[:, :seen], v))
+    scores = matmul(map_components(lambda part: part[:, rows], q), map_components(lambda part: part[:, :seen].mT, k))
+    return matmul(mask.softmax(scores, rows, seen), map_components(lambda part: part[:, :seen], v))
 
 
 @dataclass
@@ -86,7 +94,7 @@ class _Mask:
                 continue
             if part.ndim > 1:
                 part = part[..., rows if part.shape[-2] > 1 else slice(None), :keys]
-            found[index] = filled(found[index], s0)
+            found[index] = fill_missing(found[index], s0)
             whole = found[index].view(*self.batch, *s0.shape[-2:])
             whole.masked_fill_(~part, -torch.inf) if part.dtype == torch.bool else whole.add_(part)
         if self.causal:

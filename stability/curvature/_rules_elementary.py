@@ -9,60 +9,60 @@ import math
 
 import torch
 
-from stability.curvature._jet import NoRule, jet, on_aten, parts, value_of, valued
-from stability.curvature._rules_pointwise import pointwise
+from stability.curvature._jet import NoRule, jet, parts, register_aten_rule, replace_value, value_of
+from stability.curvature._rules_pointwise import register_pointwise
 
 
-@pointwise("log10")
+@register_pointwise("log10")
 def _log10(x):
     r = x.reciprocal() / math.log(10)
     return x.log10(), r, -r / x
 
 
-@pointwise("erfc")
+@register_pointwise("erfc")
 def _erfc(x):
     slope = (-x * x).exp() * (-2 / math.sqrt(math.pi))
     return x.erfc(), slope, -2 * x * slope
 
 
-@pointwise("tan")
+@register_pointwise("tan")
 def _tan(x):
     y = x.tan()
     slope = 1 + y * y
     return y, slope, 2 * y * slope
 
 
-@pointwise("asin")
+@register_pointwise("asin")
 def _asin(x):
     slope = (1 - x * x).rsqrt()
     return x.asin(), slope, x * slope**3
 
 
-@pointwise("acos")
+@register_pointwise("acos")
 def _acos(x):
     slope = -(1 - x * x).rsqrt()
     return x.acos(), slope, x * slope**3
 
 
-@pointwise("asinh")
+@register_pointwise("asinh")
 def _asinh(x):
     slope = (x * x + 1).rsqrt()
     return x.asinh(), slope, -x * slope**3
 
 
-@pointwise("acosh")
+@register_pointwise("acosh")
 def _acosh(x):
     slope = (x * x - 1).rsqrt()
     return x.acosh(), slope, -x * slope**3
 
 
-@pointwise("atanh")
+@register_pointwise("atanh")
 def _atanh(x):
     slope = (1 - x * x).reciprocal()
     return x.atanh(), slope, 2 * x * slope * slope
 
 
-@on_aten("logaddexp")
+@register_aten_rule("logaddexp")
 def _logaddexp(func, args, kwargs):
     """Return the larger plus softplus of the difference."""
     a, b = args
@@ -71,19 +71,19 @@ def _logaddexp(func, args, kwargs):
     return larger + torch.nn.functional.softplus(smaller - larger)
 
 
-@on_aten("logit")
+@register_aten_rule("logit")
 def _logit(func, args, kwargs):
     if len(args) > 1 and args[1] is not None:
         raise NoRule("taylor has no rule for logit with eps; clamp first")
     return args[0].log() - (-args[0]).log1p()
 
 
-@on_aten("xlogy")
+@register_aten_rule("xlogy")
 def _xlogy(func, args, kwargs):
-    return valued(func(*map(value_of, args)), args[0] * args[1].log())
+    return replace_value(func(*map(value_of, args)), args[0] * args[1].log())
 
 
-@on_aten("atan2")
+@register_aten_rule("atan2")
 def _atan2(func, args, kwargs):
     """Carry the angle of (x, y): θ′ = (y′x − yx′)/r²."""
     y, x = args

@@ -18,12 +18,12 @@ from stability.curvature._jet import (
     Component,
     Jet,
     NoRule,
-    each,
-    filled,
+    fill_missing,
     jet,
-    on,
-    on_aten,
+    map_components,
     parts,
+    register_aten_rule,
+    register_rule,
 )
 
 _LINEAR = """
@@ -53,7 +53,7 @@ def components(x: Any, index: int) -> Any:
     A missing component becomes zeros. Anything but a jet is unchanged.
     """
     if isinstance(x, Jet):
-        return filled(parts(x)[index], x.value)
+        return fill_missing(parts(x)[index], x.value)
     return type(x)(components(item, index) for item in x) if isinstance(x, (list, tuple)) else x
 
 
@@ -64,10 +64,10 @@ def _has_jet(x: Any) -> bool:
 def _linear(func, args, kwargs):
     if not isinstance(args[0], Jet) or any(map(_has_jet, (*args[1:], *kwargs.values()))):
         raise NoRule(f"taylor has no rule for {func} with derivatives in its other arguments")
-    return _part_by_part(func, args, kwargs)
+    return _apply_by_component(func, args, kwargs)
 
 
-def _part_by_part(func, args, kwargs):
+def _apply_by_component(func, args, kwargs):
     results: list[Any] = [None if part is None else func(part, *args[1:], **kwargs) for part in parts(args[0])]
     if isinstance(results[0], Tensor):
         return jet(*results)
@@ -78,7 +78,7 @@ def _part_by_part(func, args, kwargs):
 def _linear_call(func, x, *args, **kwargs):
     if not isinstance(x, Jet) or any(map(_has_jet, (*args, *kwargs.values()))):
         return NotImplemented
-    return _part_by_part(func, (x, *args), kwargs)
+    return _apply_by_component(func, (x, *args), kwargs)
 
 
 def _constant(func, args, kwargs):
@@ -95,30 +95,32 @@ for _name in _LINEAR_CALLS.split():
     )
 
 
-@on_aten("view", "_unsafe_view", "_reshape_alias", "reshape")
+@register_aten_rule("view", "_unsafe_view", "_reshape_alias", "reshape")
 def _view(func, args, kwargs):
     if isinstance(args[1], torch.dtype):
         raise NoRule("taylor has no rule for a view as another dtype")
-    return each(lambda part: part.reshape(args[1]), args[0])  # no view: the components may be strided otherwise
+    return map_components(
+        lambda part: part.reshape(args[1]), args[0]
+    )  # no view: the components may be strided otherwise
 
 
-@on_aten("constant_pad_nd")
+@register_aten_rule("constant_pad_nd")
 def _pad(func, args, kwargs):
-    padded = each(lambda part: func(part, args[1]), args[0])
+    padded = map_components(lambda part: func(part, args[1]), args[0])
     _, first, second = parts(padded)
     return jet(func(parts(args[0])[0], *args[1:], **kwargs), first, second)
 
 
-@on_aten("add", "sub", "rsub")
+@register_aten_rule("add", "sub", "rsub")
 def _add(func, args, kwargs):
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
     value = func(a, b, alpha=alpha)
     signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[func.overloadpacket.__name__.split(".")[-1]]
-    return jet(value, *(_combined(x, y, signs) for x, y in ((a1, b1), (a2, b2))))
+    return jet(value, *(_combine(x, y, signs) for x, y in ((a1, b1), (a2, b2))))
 
 
-@on(Tensor.add, torch.add)
+@register_rule(Tensor.add, torch.add)
 def _add_call(a, b, **kwargs):
     return (
         _add(torch.ops.aten.add.Tensor, (a, b), kwargs)
@@ -127,7 +129,7 @@ def _add_call(a, b, **kwargs):
     )
 
 
-@on(Tensor.sub, torch.sub)
+@register_rule(Tensor.sub, torch.sub)
 def _sub_call(a, b, **kwargs):
     return (
         _add(torch.ops.aten.sub.Tensor, (a, b), kwargs)
@@ -136,28 +138,28 @@ def _sub_call(a, b, **kwargs):
     )
 
 
-def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Component:
+def _combine(x: Component, y: Component, signs: tuple[float, float]) -> Component:
     if x is None or y is None:
         part, sign = (y, signs[1]) if x is None else (x, signs[0])
         return part if part is None or sign == 1 else part * sign
     return torch.add(x if signs[0] == 1 else x * signs[0], y, alpha=signs[1])
 
 
-@on_aten("cat", "stack")
+@register_aten_rule("cat", "stack")
 def _cat(func, args, kwargs):
     """Concatenate each component; a tensor without derivatives contributes zeros."""
     derivatives = (
-        None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2)
+        None if all(parts(x)[k] is None for x in args[0]) else _apply_with_zeros(func, args, kwargs, k) for k in (1, 2)
     )
     return jet(func(components(args[0], 0), *args[1:], **kwargs), *derivatives)
 
 
-def _zeros_filled(func, args, kwargs, index: int) -> Tensor:
+def _apply_with_zeros(func, args, kwargs, index: int) -> Tensor:
     pieces = [components(x, index) if isinstance(x, Jet) else torch.zeros_like(x) for x in args[0]]
     return func(pieces, *args[1:], **kwargs)
 
 
-@on_aten("where")
+@register_aten_rule("where")
 def _where(func, args, kwargs):
     if len(args) < 3 or isinstance(args[0], Jet):
         raise NoRule("taylor has no rule for torch.where without two branches")
@@ -171,7 +173,7 @@ def _where(func, args, kwargs):
     return jet(torch.where(condition, parts(a)[0], parts(b)[0]), *derivatives)
 
 
-@on_aten("masked_fill")
+@register_aten_rule("masked_fill")
 def _masked_fill(func, args, kwargs):
     """Replace masked elements by the filling; their derivatives, even −inf or NaN, are lost."""
     x, mask, filling = args
@@ -179,11 +181,13 @@ def _masked_fill(func, args, kwargs):
     derivatives = []
     for index in (1, 2):
         a, b = parts(x)[index], parts(filling)[index]
-        derivatives.append(None if a is None and b is None else func(filled(a, value), mask, 0 if b is None else b))
+        derivatives.append(
+            None if a is None and b is None else func(fill_missing(a, value), mask, 0 if b is None else b)
+        )
     return jet(value, *derivatives)
 
 
-@on_aten("embedding")
+@register_aten_rule("embedding")
 def _embedding(func, args, kwargs):
     """Gather rows of a table; the padding row has no gradient, as in torch."""
     weight, indices, *rest = args
@@ -195,7 +199,7 @@ def _embedding(func, args, kwargs):
     return jet(torch.embedding(value, indices), *rows)
 
 
-@on_aten(
+@register_aten_rule(
     "index_add",
     "scatter_add",
     "index_put",
@@ -205,7 +209,7 @@ def _embedding(func, args, kwargs):
     "diagonal_scatter",
     "index_copy",
 )
-def _placed(func, args, kwargs):
+def _write_into(func, args, kwargs):
     """Write a tensor into a copy of another; linear in both."""
     if kwargs.get("reduce", "add") != "add":
         raise NoRule(f"taylor has no rule for {func} with reduce={kwargs['reduce']!r}")
@@ -227,7 +231,7 @@ def _derivative(arg: Any, index: int) -> Any:
     return components(arg, index)
 
 
-@on(F.dropout, torch.dropout)
+@register_rule(F.dropout, torch.dropout)
 def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
     """Draw torch's mask and apply it to all components; identity outside training."""
     if not (training if train is None else train) or p == 0:
@@ -235,9 +239,9 @@ def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
     if inplace or not isinstance(x, Jet):
         raise NoRule("taylor has no rule for dropout in place")
     mask = torch.dropout(torch.ones_like(x.value), p, True)
-    return each(lambda part: part * mask, x)
+    return map_components(lambda part: part * mask, x)
 
 
-@on(Tensor.contiguous)
+@register_rule(Tensor.contiguous)
 def _contiguous(x, memory_format=torch.contiguous_format):
-    return each(lambda part: part.contiguous(memory_format=memory_format), x)
+    return map_components(lambda part: part.contiguous(memory_format=memory_format), x)

@@ -11,11 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, NoRule, jet, on, on_aten, parts, plus, times, value_of
+from stability.curvature._jet import (
+    Component,
+    Jet,
+    NoRule,
+    add,
+    jet,
+    multiply,
+    parts,
+    register_aten_rule,
+    register_rule,
+    value_of,
+)
 from stability.curvature._rules_pointwise import PIECE
 
 
-@on(F.cross_entropy)
+@register_rule(F.cross_entropy)
 def _cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
@@ -25,7 +36,7 @@ def _cross_entropy(
     if not plain or input.ndim != 2 or not isinstance(input, Jet):
         return NotImplemented
     if label_smoothing:
-        return _smoothed(input, target, weight, ignore_index, reduction, label_smoothing)
+        return _smooth(input, target, weight, ignore_index, reduction, label_smoothing)
     if weight is not None:
         return NotImplemented
     kept = target != ignore_index
@@ -41,10 +52,10 @@ def _cross_entropy(
         for out, piece in zip(losses, block, strict=True):
             out[rows] = piece
     value, first, second = (loss.masked_fill_(~kept, 0) for loss in losses)
-    return _totalled(jet(value, first, second), kept, reduction)
+    return _total(jet(value, first, second), kept, reduction)
 
 
-def _smoothed(
+def _smooth(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
 ) -> Any:
     """Return (1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c) by row, or reduced."""
@@ -54,10 +65,10 @@ def _smoothed(
     chosen = log_p.gather(-1, safe[:, None]).squeeze(-1)
     spread = (log_p if weight is None else log_p * weight).mean(-1)
     loss = (-(1 - smoothing) * chosen * counts - smoothing * spread).masked_fill(~kept, 0)
-    return _totalled(loss, counts, reduction)  # a mean divides by Σ w_y of the rows counted
+    return _total(loss, counts, reduction)  # a mean divides by Σ w_y of the rows counted
 
 
-def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
+def _total(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / counts.sum()
 
 
@@ -77,7 +88,7 @@ def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple
     return value, first, second
 
 
-@on_aten("nll_loss_forward", "nll_loss2d_forward")
+@register_aten_rule("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(func, args, kwargs):
     """Carry the negative log-likelihood, linear in the log-probabilities."""
     x, target, weight, reduction, ignore_index = args
@@ -89,12 +100,12 @@ def _nll_loss(func, args, kwargs):
     return jet(result, *pieces), total
 
 
-@on_aten("mse_loss")
+@register_aten_rule("mse_loss")
 def _mse_loss(func, args, kwargs):
-    return _reduced((args[0] - args[1]).square(), args[2] if len(args) > 2 else 1)
+    return _reduce((args[0] - args[1]).square(), args[2] if len(args) > 2 else 1)
 
 
-@on_aten("binary_cross_entropy")
+@register_aten_rule("binary_cross_entropy")
 def _bce(func, args, kwargs):
     """Return the binary cross entropy without weights."""
     (p0, p1, p2), target = parts(args[0]), args[1]
@@ -103,22 +114,22 @@ def _bce(func, args, kwargs):
     # 1e-12: torch's own, in its first and in its second derivative
     slope = (p0 - target) / (p0 * (1 - p0)).clamp_min(1e-12)
     bend = (p0 * p0 - 2 * p0 * target + target) / ((p0 + 1e-12) * (1 - p0 + 1e-12)) ** 2
-    second = plus(times(slope, p2), times(times(bend, p1), p1))
-    loss = jet(F.binary_cross_entropy(p0, target, reduction="none"), times(slope, p1), second)
-    return _reduced(loss, args[3] if len(args) > 3 else 1)
+    second = add(multiply(slope, p2), multiply(multiply(bend, p1), p1))
+    loss = jet(F.binary_cross_entropy(p0, target, reduction="none"), multiply(slope, p1), second)
+    return _reduce(loss, args[3] if len(args) > 3 else 1)
 
 
-@on_aten("smooth_l1_loss", "huber_loss")
+@register_aten_rule("smooth_l1_loss", "huber_loss")
 def _huber(func, args, kwargs):
     """Return the Huber loss: quadratic within δ, linear beyond; smooth_l1 is huber / δ."""
     delta = args[3] if len(args) > 3 else 1.0
     gap = args[0] - args[1]
     size = gap.abs()  # its derivative at 0 is 0, so the square uses the gap itself
     loss = torch.where(value_of(size) < delta, 0.5 * gap * gap, delta * (size - 0.5 * delta))
-    return _reduced(loss if "huber" in func.overloadpacket.__name__ else loss / delta, args[2] if len(args) > 2 else 1)
+    return _reduce(loss if "huber" in func.overloadpacket.__name__ else loss / delta, args[2] if len(args) > 2 else 1)
 
 
-@on_aten("binary_cross_entropy_with_logits")
+@register_aten_rule("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
     """Return max(x, 0) − xy + log(1 + e^−|x|) = softplus(x) − xy."""
     x, target = args[:2]
@@ -129,8 +140,8 @@ def _bce_with_logits(func, args, kwargs):
         if positive is None
         else (1 - target) * x + (1 + (positive - 1) * target) * F.softplus(-x)
     )
-    return _reduced(loss if weight is None else loss * weight, args[4] if len(args) > 4 else 1)
+    return _reduce(loss if weight is None else loss * weight, args[4] if len(args) > 4 else 1)
 
 
-def _reduced(loss: Any, reduction: int) -> Any:
+def _reduce(loss: Any, reduction: int) -> Any:
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()

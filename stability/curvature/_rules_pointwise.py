@@ -17,21 +17,21 @@ from stability.curvature._jet import (
     Component,
     Jet,
     NoRule,
-    each,
-    filled,
+    fill_missing,
     jet,
-    on_aten,
+    map_components,
     parts,
+    register_aten_rule,
+    replace_value,
     value_of,
-    valued,
 )
-from stability.curvature._narrow import in_float32, refuse_complex
+from stability.curvature._narrow import compute_in_float32, refuse_complex
 
 PIECE = 1 << 15  # elements at a time: about eight temporaries of 128 KiB in float32
 Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, each a tensor or a number; None is zero
 
 
-@in_float32
+@compute_in_float32
 def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
     """Return g(x) as a jet, with the strides of torch's own result.
 
@@ -45,7 +45,7 @@ def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
     """
     out = [torch.empty_like(x.value) for _ in range(3)]
     order = sorted(range(x.ndim), key=out[0].stride, reverse=True)
-    x0, x1, x2 = parts(each(lambda part: part.permute(order).reshape(-1), x))
+    x0, x1, x2 = parts(map_components(lambda part: part.permute(order).reshape(-1), x))
     y0, y1, y2 = (part.permute(order).view(-1) for part in out)
     for start in range(0, max(len(x0), 1), PIECE):
         piece = slice(start, start + PIECE)
@@ -69,7 +69,7 @@ def _chain(x1: Component, x2: Component, slope: Any, bend: Any, y1: Tensor, y2: 
         y2.addcmul_(x2, slope) if isinstance(slope, Tensor) else y2.add_(x2, alpha=slope)
 
 
-def pointwise(*names: str) -> Callable[[Formula], Formula]:
+def register_pointwise(*names: str) -> Callable[[Formula], Formula]:
     """Register a formula (x, *args) -> (g, g′, g″) for ATen operations.
 
     They have one tensor argument; the others are numbers.
@@ -89,124 +89,124 @@ def pointwise(*names: str) -> Callable[[Formula], Formula]:
     return register
 
 
-@pointwise("exp")
+@register_pointwise("exp")
 def _exp(x):
     y = x.exp()
     return y, y, y
 
 
-@pointwise("expm1")
+@register_pointwise("expm1")
 def _expm1(x):
     y = x.exp()
     return x.expm1(), y, y
 
 
-@pointwise("exp2")
+@register_pointwise("exp2")
 def _exp2(x):
     y, log2 = x.exp2(), math.log(2)
     return y, y * log2, y * log2**2
 
 
-@pointwise("log")
+@register_pointwise("log")
 def _log(x):
     r = x.reciprocal()
     return x.log(), r, -r * r
 
 
-@pointwise("log2")
+@register_pointwise("log2")
 def _log2(x):
     r = x.reciprocal() / math.log(2)
     return x.log2(), r, -r / x
 
 
-@pointwise("log1p")
+@register_pointwise("log1p")
 def _log1p(x):
     r = (x + 1).reciprocal()
     return x.log1p(), r, -r * r
 
 
-@pointwise("sqrt")
+@register_pointwise("sqrt")
 def _sqrt(x):
     y = x.sqrt()
     slope = 0.5 / y
     return y, slope, -0.5 * slope / x
 
 
-@pointwise("rsqrt")
+@register_pointwise("rsqrt")
 def _rsqrt(x):
     y = x.rsqrt()
     slope = -0.5 * y / x
     return y, slope, -1.5 * slope / x
 
 
-@pointwise("reciprocal")
+@register_pointwise("reciprocal")
 def _reciprocal(x):
     y = x.reciprocal()
     return y, -y * y, 2 * y * y * y
 
 
-@pointwise("sin")
+@register_pointwise("sin")
 def _sin(x):
     y = x.sin()
     return y, x.cos(), -y
 
 
-@pointwise("cos")
+@register_pointwise("cos")
 def _cos(x):
     y = x.cos()
     return y, -x.sin(), -y
 
 
-@pointwise("sinh")
+@register_pointwise("sinh")
 def _sinh(x):
     y = x.sinh()
     return y, x.cosh(), y
 
 
-@pointwise("cosh")
+@register_pointwise("cosh")
 def _cosh(x):
     y = x.cosh()
     return y, x.sinh(), y
 
 
-@pointwise("atan")
+@register_pointwise("atan")
 def _atan(x):
     slope = (x * x + 1).reciprocal()
     return x.atan(), slope, -2 * x * slope * slope
 
 
-@pointwise("tanh")
+@register_pointwise("tanh")
 def _tanh(x):
     y = x.tanh()
     slope = 1 - y * y
     return y, slope, -2 * y * slope
 
 
-@pointwise("sigmoid")
+@register_pointwise("sigmoid")
 def _sigmoid(x):
     y = x.sigmoid()
     slope = y * (1 - y)
     return y, slope, slope * (1 - 2 * y)
 
 
-@pointwise("erf")
+@register_pointwise("erf")
 def _erf(x):
     slope = (-x * x).exp() * (2 / math.sqrt(math.pi))
     return x.erf(), slope, -2 * x * slope
 
 
-@pointwise("abs")
+@register_pointwise("abs")
 def _abs(x):
     refuse_complex("abs", x)
     return x.abs(), x.sign(), None
 
 
-@pointwise("square")
+@register_pointwise("square")
 def _square(x):
     return x * x, 2 * x, 2.0
 
 
-@on_aten("pow")
+@register_aten_rule("pow")
 def _pow(func, args, kwargs):
     """Return x^p for a number p, or exp(p·log x) for a jet p."""
     base, exponent = args
@@ -216,7 +216,7 @@ def _pow(func, args, kwargs):
         raise NoRule("taylor has no rule for a power whose exponent is a constant tensor")
     # needs x > 0 where p has a derivative, as in autograd
     power = (exponent * (base.log() if isinstance(base, Tensor) else math.log(base))).exp()
-    return valued(func(value_of(base), exponent.value), power)
+    return replace_value(func(value_of(base), exponent.value), power)
 
 
 def _pow_number(x, exponent):
@@ -230,7 +230,7 @@ def _power(x: Tensor, factor: float, exponent: float) -> Any:
     return factor * (x if exponent == 1 else x.pow(exponent))
 
 
-def _bounded(name: str) -> Callable[..., Tensor]:
+def _make_clamp_rule(name: str) -> Callable[..., Tensor]:
     """Return the rule of clamping to constants."""
 
     def rule(func, args, kwargs):
@@ -239,16 +239,18 @@ def _bounded(name: str) -> Callable[..., Tensor]:
         value = args[0].value
         clamped = func(value, *args[1:], **kwargs)
         # derivatives of clamped elements are cut: multiplied by 0, a NaN would remain
-        _, first, second = parts(each(lambda part: torch.where(clamped == value, part, 0), args[0]))
+        _, first, second = parts(map_components(lambda part: torch.where(clamped == value, part, 0), args[0]))
         return jet(clamped, first, second)
 
     return rule
 
 
-ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max")})
+ATEN_RULES.update(
+    {getattr(torch.ops.aten, name): _make_clamp_rule(name) for name in ("clamp", "clamp_min", "clamp_max")}
+)
 
 
-@on_aten("remainder", "fmod", "frac")
+@register_aten_rule("remainder", "fmod", "frac")
 def _remainder(func, args, kwargs):
     """Pass the derivatives of the first argument; refuse a modulus with derivatives."""
     if not isinstance(args[0], Jet) or any(isinstance(other, Jet) for other in args[1:]):
@@ -257,15 +259,15 @@ def _remainder(func, args, kwargs):
     return jet(func(value, *args[1:]), first, second)
 
 
-@on_aten("nan_to_num")
+@register_aten_rule("nan_to_num")
 def _nan_to_num(func, args, kwargs):
     """Replace non-finite elements by numbers of derivative zero."""
     value = args[0].value
-    _, first, second = parts(each(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
+    _, first, second = parts(map_components(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
     return jet(func(value, *args[1:], **kwargs), first, second)
 
 
-@on_aten("maximum", "minimum")
+@register_aten_rule("maximum", "minimum")
 def _extreme(func, args, kwargs):
     """Return the larger (smaller) of two; ties average both derivatives, as in autograd."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
@@ -276,7 +278,8 @@ def _extreme(func, args, kwargs):
         both = (
             None
             if x is None and y is None
-            else torch.where(share > 0, filled(x, a) * share, 0) + torch.where(share < 1, filled(y, b) * (1 - share), 0)
+            else torch.where(share > 0, fill_missing(x, a) * share, 0)
+            + torch.where(share < 1, fill_missing(y, b) * (1 - share), 0)
         )
         derivatives.append(both)
     return jet(value, *derivatives)

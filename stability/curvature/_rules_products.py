@@ -16,15 +16,15 @@ from stability.curvature._jet import (
     Component,
     Jet,
     NoRule,
-    each,
+    add,
     jet,
-    on,
-    on_aten,
+    map_components,
+    multiply,
     parts,
-    plus,
-    times,
+    register_aten_rule,
+    register_rule,
+    replace_value,
     value_of,
-    valued,
 )
 
 Bilinear = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +58,7 @@ def _sum(product: Bilinear, accumulate: Callable[..., Tensor], terms: list[tuple
     return total
 
 
-@on_aten("mul")
+@register_aten_rule("mul")
 def _mul(func, args, kwargs):
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     value = func(a, b)
@@ -67,7 +67,7 @@ def _mul(func, args, kwargs):
     return jet(value, _sum_of(value, (a1, b, 1), (b1, a, 1)), _sum_of(value, (a2, b, 1), (b2, a, 1), (a1, b1, 2)))
 
 
-@on(Tensor.mul, torch.mul)
+@register_rule(Tensor.mul, torch.mul)
 def _mul_call(a, b, **kwargs):
     return NotImplemented if kwargs else _mul(torch.mul, (a, b), {})
 
@@ -87,7 +87,7 @@ def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
     return total
 
 
-@on_aten("div")
+@register_aten_rule("div")
 def _div(func, args, kwargs):
     """Return q = a/b with its derivatives."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
@@ -97,20 +97,20 @@ def _div(func, args, kwargs):
     if b1 is None and b2 is None:
         return jet(q, *(None if part is None else part / b for part in (a1, a2)))
     # q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b
-    first = _over(plus(a1, times(b1, q, -1)), b)
-    return jet(q, first, _over(plus(plus(a2, times(b2, q, -1)), times(first, b1, -2)), b))
+    first = _divide(add(a1, multiply(b1, q, -1)), b)
+    return jet(q, first, _divide(add(add(a2, multiply(b2, q, -1)), multiply(first, b1, -2)), b))
 
 
-def _over(numerator: Component, b: Tensor) -> Component:
+def _divide(numerator: Component, b: Tensor) -> Component:
     return None if numerator is None else numerator / b
 
 
-@on_aten("mm", "bmm", "mv", "dot")
+@register_aten_rule("mm", "bmm", "mv", "dot")
 def _mm(func, args, kwargs):
     return matmul(args[0], args[1])
 
 
-@on_aten("addmm", "baddbmm", "addmv")
+@register_aten_rule("addmm", "baddbmm", "addmv")
 def _addmm(func, args, kwargs):
     bias, a, b = args
     product = matmul(a, b)
@@ -118,30 +118,30 @@ def _addmm(func, args, kwargs):
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
-@on_aten("addcmul")
+@register_aten_rule("addcmul")
 def _addcmul(func, args, kwargs):
     return args[0] + args[1] * args[2] * kwargs.get("value", 1)
 
 
-@on_aten("addcdiv")
+@register_aten_rule("addcdiv")
 def _addcdiv(func, args, kwargs):
     return args[0] + args[1] / args[2] * kwargs.get("value", 1)
 
 
-@on_aten("lerp")
+@register_aten_rule("lerp")
 def _lerp(func, args, kwargs):
     start, end, weight = args
     return start + (end - start) * weight
 
 
-@on_aten("convolution")
+@register_aten_rule("convolution")
 def _convolution(func, args, kwargs):
     x, weight, bias, *rest = args
     y = bilinear(lambda a, b: func(a, b, None, *rest), x, weight)
     return y if bias is None else y + bias.reshape(1, -1, *[1] * (y.ndim - 2))
 
 
-@on_aten("linalg_solve_triangular", "triangular_solve")
+@register_aten_rule("linalg_solve_triangular", "triangular_solve")
 def _solve_triangular(func, args, kwargs):
     """Return X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − 2A′X′ − A″X)."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
@@ -150,16 +150,16 @@ def _solve_triangular(func, args, kwargs):
         solved = torch.linalg.solve_triangular(
             args[0].mT, args[1].mT, upper=upper, unitriangular=kwargs.get("unitriangular", False)
         )
-        return valued(func(*map(value_of, args), **kwargs), solved.mT)
+        return replace_value(func(*map(value_of, args), **kwargs), solved.mT)
     x = func(a, b, **kwargs)
     # Only the triangle used by the solver counts, without a unit diagonal.
     a1, a2 = (None if part is None else _triangle(part, **kwargs) for part in (a1, a2))
-    first = _solved(func, a, plus(b1, _times_matrix(a1, x, -1)), kwargs)
-    second = plus(plus(b2, _times_matrix(a2, x, -1)), None if first is None else _times_matrix(a1, first, -2))
-    return jet(x, first, _solved(func, a, second, kwargs))
+    first = _call_solver(func, a, add(b1, _multiply_matrix(a1, x, -1)), kwargs)
+    second = add(add(b2, _multiply_matrix(a2, x, -1)), None if first is None else _multiply_matrix(a1, first, -2))
+    return jet(x, first, _call_solver(func, a, second, kwargs))
 
 
-@on_aten("linalg_inv_ex")
+@register_aten_rule("linalg_inv_ex")
 def _inverse(func, args, kwargs):
     """Return X = A⁻¹: X′ = −XA′X, X″ = −X(A″X + 2A′X′)."""
     _, a1, a2 = parts(args[0])
@@ -167,7 +167,7 @@ def _inverse(func, args, kwargs):
     return _solution(x, x, a1, a2, None, None), info
 
 
-@on_aten("_linalg_solve_ex")
+@register_aten_rule("_linalg_solve_ex")
 def _solve(func, args, kwargs):
     """Return X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
@@ -178,9 +178,9 @@ def _solve(func, args, kwargs):
 
 
 def _solution(x: Tensor, inverse: Tensor, a1: Component, a2: Component, b1: Component, b2: Component) -> Tensor:
-    first = plus(b1, _times_matrix(a1, x, -1))
+    first = add(b1, _multiply_matrix(a1, x, -1))
     first = None if first is None else inverse @ first
-    second = plus(plus(b2, _times_matrix(a2, x, -1)), None if first is None else _times_matrix(a1, first, -2))
+    second = add(add(b2, _multiply_matrix(a2, x, -1)), None if first is None else _multiply_matrix(a1, first, -2))
     return jet(x, first, None if second is None else inverse @ second)
 
 
@@ -189,15 +189,15 @@ def _triangle(matrix: Tensor, *, upper: bool, unitriangular: bool = False, left:
     return matrix.triu(offset) if upper else matrix.tril(-offset)
 
 
-def _times_matrix(a: Component, b: Tensor, factor: float) -> Component:
+def _multiply_matrix(a: Component, b: Tensor, factor: float) -> Component:
     return None if a is None else (a @ b).mul_(factor)
 
 
-def _solved(func, a: Tensor, b: Component, kwargs) -> Component:
+def _call_solver(func, a: Tensor, b: Component, kwargs) -> Component:
     return None if b is None else func(a, b, **kwargs)
 
 
-@on(F.linear)
+@register_rule(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return y = xWᵀ + b with its derivatives.
 
@@ -214,11 +214,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.ndim != 2 or x.ndim < 2:
         return NotImplemented
     (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
-    x0, x1, x2 = parts(_reshaped(x, (-1, x.shape[-1])))
+    x0, x1, x2 = parts(_reshape(x, (-1, x.shape[-1])))
     value = F.linear(x0, w0, c0)
     first = _affine(value, c1, [(x1, w0, 1), (x0, w1, 1)])
     second = _affine(value, c2, [(x2, w0, 1), (x0, w2, 1), (x1, w1, 2)])
-    return _reshaped(jet(value, first, second), (*x.shape[:-1], weight.shape[0]))
+    return _reshape(jet(value, first, second), (*x.shape[:-1], weight.shape[0]))
 
 
 def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Component, int]]) -> Component:
@@ -236,37 +236,38 @@ def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Comp
     return total if total is not None or constant is None else constant.expand_as(like)
 
 
-@on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
+@register_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b with torch.matmul's broadcasting.
 
     Derivatives are accumulated in place if the shapes allow one matrix product, or one batch of products.
     """
     if a.ndim >= 2 and b.ndim == 2:
-        flat = _reshaped(a, (-1, a.shape[-1]))
+        flat = _reshape(a, (-1, a.shape[-1]))
         product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))
-        return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
+        return _reshape(product, (*a.shape[:-1], b.shape[-1]))
     if a.ndim < 2 or b.ndim < 2:
         return bilinear(torch.matmul, a, b)
     # expanded once; torch.matmul would expand for each product
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left, right = (
-        each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x) for x in (a, b)
+        map_components(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x)
+        for x in (a, b)
     )
     product = bilinear(torch.bmm, left, right, lambda out, x, y, factor: out.baddbmm_(x, y, alpha=factor))
-    return _reshaped(product, (*batch, a.shape[-2], b.shape[-1]))
+    return _reshape(product, (*batch, a.shape[-2], b.shape[-1]))
 
 
-@on(Tensor.__rmatmul__)
+@register_rule(Tensor.__rmatmul__)
 def _rmatmul(b: Tensor, a: Tensor) -> Tensor:
     return matmul(a, b)
 
 
-def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return each(lambda part: part.reshape(shape), x)
+def _reshape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return map_components(lambda part: part.reshape(shape), x)
 
 
-@on(torch.einsum)
+@register_rule(torch.einsum)
 def _einsum(equation: str, *operands: Any) -> Tensor:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
@@ -275,7 +276,7 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
     return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)
 
 
-@on_aten("prod")
+@register_aten_rule("prod")
 def _prod(func, args, kwargs):
     """Return Π x over an axis by running products, so zeros need no division."""
     x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
@@ -284,10 +285,10 @@ def _prod(func, args, kwargs):
     for piece in pieces[1:]:
         total = total * piece
     total = total.unsqueeze(dim) if len(args) > 2 and args[2] else total
-    return valued(func(*map(value_of, args), **kwargs), total)
+    return replace_value(func(*map(value_of, args), **kwargs), total)
 
 
-@on_aten("cumprod")
+@register_aten_rule("cumprod")
 def _cumprod(func, args, kwargs):
     pieces = args[0].unbind(args[1])
     running = [pieces[0]]

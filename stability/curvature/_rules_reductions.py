@@ -16,16 +16,16 @@ from stability.curvature._jet import (
     Component,
     Jet,
     NoRule,
-    each,
+    add,
     jet,
-    on,
-    on_aten,
+    map_components,
     parts,
-    plus,
+    register_aten_rule,
+    register_rule,
+    replace_value,
     value_of,
-    valued,
 )
-from stability.curvature._narrow import in_float32, refuse_complex
+from stability.curvature._narrow import compute_in_float32, refuse_complex
 from stability.curvature._rules_pointwise import PIECE
 
 
@@ -45,53 +45,53 @@ def softmax_parts(
     """
     p = torch.softmax(s0, dim) if dead is None else torch.softmax(s0, dim).masked_fill_(dead, 0)
     if s1 is None:
-        return p, None, None if s2 is None else _centred(s2, p, dim)
+        return p, None, None if s2 is None else _centre(s2, p, dim)
     centred = s1 - (p * s1).sum(dim, keepdim=True)
     q = centred * centred if s2 is None else torch.addcmul(s2, centred, centred)
-    return p, centred.mul_(p), _centred(q, p, dim)
+    return p, centred.mul_(p), _centre(q, p, dim)
 
 
-def _centred(q: Tensor, p: Tensor, dim: int) -> Tensor:
+def _centre(q: Tensor, p: Tensor, dim: int) -> Tensor:
     """Return p∘(q − ⟨p,q⟩), softmax's own backward pass."""
     return torch._softmax_backward_data(q, p, dim, q.dtype)
 
 
-@on_aten("_softmax")
+@register_aten_rule("_softmax")
 def _softmax(func, args, kwargs):
     x, dim, half_to_float = args
     return _softmax_of(x.float() if half_to_float else x, dim)
 
 
-@in_float32
+@compute_in_float32
 def _softmax_of(x: Tensor, dim: int) -> Tensor:
     return jet(*softmax_parts(*parts(x), dim))
 
 
-@on_aten("_safe_softmax")
+@register_aten_rule("_safe_softmax")
 def _safe_softmax(func, args, kwargs):
     """Return a softmax with zeros, not NaN, for rows of −inf."""
     x, dim = args[0], args[1]
     dead = (x.value == -torch.inf).all(dim, keepdim=True)
     value, first, second = parts(x)
-    return each(
+    return map_components(
         lambda part: part.masked_fill(dead, 0), jet(*softmax_parts(value.masked_fill(dead, 0), first, second, dim))
     )
 
 
-@on_aten("_log_softmax")
+@register_aten_rule("_log_softmax")
 def _log_softmax(func, args, kwargs):
     """Return y = s − lse(s): lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩."""
     x, dim, half_to_float = args
     wide = x.float() if half_to_float else x
-    return valued(func(x.value, dim, half_to_float), wide - _logsumexp_of(wide, [dim], True))
+    return replace_value(func(x.value, dim, half_to_float), wide - _logsumexp_of(wide, [dim], True))
 
 
-@on_aten("logsumexp")
+@register_aten_rule("logsumexp")
 def _logsumexp(func, args, kwargs):
     return _logsumexp_of(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("keepdim", False))
 
 
-@in_float32
+@compute_in_float32
 def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
     """Return lse(s) over ``dims`` as a jet: lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩, p = softmax(s)."""
     s0, s1, s2 = parts(x)
@@ -101,49 +101,49 @@ def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
     mean, q = None, s2
     if s1 is not None:
         mean = (p * s1).sum(dims, keepdim=True)
-        q = plus(s2, (s1 - mean).square())
+        q = add(s2, (s1 - mean).square())
     result = jet(value, mean, None if q is None else (p * q).sum(dims, keepdim=True))
     if keepdim:
         return result
     kept = [size for axis, size in enumerate(value.shape) if axis not in {dim % value.ndim for dim in dims}]
-    return each(lambda part: part.reshape(kept), result)
+    return map_components(lambda part: part.reshape(kept), result)
 
 
 def _rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Tensor, Component, Component]]]:
     """Yield blocks of rows of ``width`` elements, each with its slice."""
-    value, first, second = parts(each(lambda part: part.reshape(-1, width), x))
+    value, first, second = parts(map_components(lambda part: part.reshape(-1, width), x))
     step = max(PIECE // width, 1)
     for start in range(0, value.shape[0], step):
         block = slice(start, start + step)
         yield block, (value[block], None if first is None else first[block], None if second is None else second[block])
 
 
-@on(F.layer_norm, torch.layer_norm)
+@register_rule(F.layer_norm, torch.layer_norm)
 def _layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return _normalized(x, normalized_shape, weight, bias, eps, centred=True)
+    return _normalize(x, normalized_shape, weight, bias, eps, centred=True)
 
 
-@on_aten("native_layer_norm")
+@register_aten_rule("native_layer_norm")
 def _native_layer_norm(func, args, kwargs):
     x, shape, weight, bias, eps = args
     # mean and 1/σ serve a backward pass only
-    return _normalized(x, shape, weight, bias, eps, centred=True), None, None
+    return _normalize(x, shape, weight, bias, eps, centred=True), None, None
 
 
-@on(F.rms_norm, torch.rms_norm)
+@register_rule(F.rms_norm, torch.rms_norm)
 def _rms_norm(x, normalized_shape, weight=None, eps=None):
-    return _normalized(
+    return _normalize(
         x, normalized_shape, weight, None, torch.finfo(x.dtype).eps if eps is None else eps, centred=False
     )
 
 
-@on_aten("_fused_rms_norm")
+@register_aten_rule("_fused_rms_norm")
 def _fused_rms_norm(func, args, kwargs):
     return _rms_norm(*args), None
 
 
-@in_float32
-def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
+@compute_in_float32
+def _normalize(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
     """Return n·γ + β with n = x/rms(x), or (x − mean)/deviation if ``centred``."""
     width = 1
     for size in shape:
@@ -168,18 +168,18 @@ def _unit_rows(
     scale = (c.square().mean(-1, keepdim=True) + eps).rsqrt_()
     n = c * scale
 
-    def moved(x: Tensor) -> Tensor:
+    def differentiate(x: Tensor) -> Tensor:
         """Return the derivative of n along x; it is symmetric, so with a mean torch has it as a backward pass."""
         if mean is None:
             return torch.addcmul(x * scale, n, (n * x).mean(-1, keepdim=True) * -scale)
         given = x.contiguous(), x0.contiguous(), x0.shape[-1:], mean, scale, None, None
         return torch.ops.aten.native_layer_norm_backward(*given, [True, False, False])[0]
 
-    bent = None if x2 is None else moved(x2)
+    bent = None if x2 is None else differentiate(x2)
     if x1 is None:
         return n, None, bent
     # with s = r⟨nx′⟩: n″ = (derivative of n along x″) − 2sn′ − n(⟨n′²⟩ + εr²s²)
-    n1, s = moved(x1), (n * x1).mean(-1, keepdim=True) * scale
+    n1, s = differentiate(x1), (n * x1).mean(-1, keepdim=True) * scale
     pull = n1.square().mean(-1, keepdim=True).addcmul_(scale * s, scale * s, value=eps)
     bent = n1 * (-2 * s) if bent is None else bent.addcmul_(n1, s, value=-2)
     return n, n1, bent.addcmul_(n, pull, value=-1)
@@ -214,20 +214,20 @@ def _sum_of(out: Tensor, bias: Component, *terms: tuple[Component, Any, int]) ->
         out.copy_(total)
 
 
-@on_aten("native_group_norm")
+@register_aten_rule("native_group_norm")
 def _group_norm(func, args, kwargs):
     x, weight, bias, batch, channels, size, groups, eps = args
     shape = x.shape
-    n = _normalized(x.reshape(batch, groups, -1), [channels // groups * size], None, None, eps, centred=True).reshape(
+    n = _normalize(x.reshape(batch, groups, -1), [channels // groups * size], None, None, eps, centred=True).reshape(
         shape
     )
     broadcast = (1, channels, *[1] * (len(shape) - 2))
     n = n if weight is None else n * weight.reshape(broadcast)
     n = n if bias is None else n + bias.reshape(broadcast)
-    return valued(func(*map(value_of, args))[0], n), None, None
+    return replace_value(func(*map(value_of, args))[0], n), None, None
 
 
-@on_aten("var", "std")
+@register_aten_rule("var", "std")
 def _var(func, args, kwargs):
     x, dims = args[0], args[1] if len(args) > 1 else None
     refuse_complex("the variance", x)
@@ -244,10 +244,10 @@ def _var(func, args, kwargs):
 def _root(square: Tensor) -> Tensor:
     """Return √square with zero derivatives at 0; a norm or deviation has none there."""
     zero = value_of(square) == 0
-    return each(lambda part: part.masked_fill(zero, 0), square.sqrt())
+    return map_components(lambda part: part.masked_fill(zero, 0), square.sqrt())
 
 
-@on_aten("var_mean", "std_mean")
+@register_aten_rule("var_mean", "std_mean")
 def _var_mean(func, args, kwargs):
     x, *rest = args
     spread = torch.std if "std" in func.overloadpacket.__name__ else torch.var
@@ -255,7 +255,7 @@ def _var_mean(func, args, kwargs):
     return spread(x, dims, **kwargs), x.mean(dims, keepdim=kwargs.get("keepdim", False))
 
 
-@on_aten("logcumsumexp")
+@register_aten_rule("logcumsumexp")
 def _logcumsumexp(func, args, kwargs):
     """Return the running log-sum-exp from running sums of e^(x − max)."""
     x, dim = args
@@ -263,7 +263,7 @@ def _logcumsumexp(func, args, kwargs):
     return (x - top).exp().cumsum(dim).log() + top
 
 
-@on_aten("linalg_vector_norm", "norm")
+@register_aten_rule("linalg_vector_norm", "norm")
 def _vector_norm(func, args, kwargs):
     """Return the Euclidean or absolute norm, with zero derivatives at a zero vector."""
     x, order = args[0], args[1] if len(args) > 1 else 2
@@ -278,41 +278,43 @@ def _vector_norm(func, args, kwargs):
     return _root((x * x).sum(dims, keepdim=keepdim))
 
 
-@on(F.cosine_similarity, torch.cosine_similarity)
+@register_rule(F.cosine_similarity, torch.cosine_similarity)
 def _cosine_similarity(x1, x2, dim=1, eps=1e-8):
     lengths = [torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2)]
     return ((x1 / lengths[0]) * (x2 / lengths[1])).sum(dim)
 
 
-@on_aten("amax", "amin")
+@register_aten_rule("amax", "amin")
 def _amax(func, args, kwargs):
     """Return the largest (smallest); ties share its derivative equally, as in autograd."""
     x, dims = args[0], list(args[1]) if len(args) > 1 else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    return _shared(x, func(x.value, dims, keepdim), [dim % x.ndim for dim in dims or range(x.ndim)], keepdim)
+    return _share_ties(x, func(x.value, dims, keepdim), [dim % x.ndim for dim in dims or range(x.ndim)], keepdim)
 
 
-def _shared(x: Jet, chosen: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+def _share_ties(x: Jet, chosen: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """Return ``chosen`` with the mean derivative of the elements equal to it along ``dims``."""
     whole = chosen if keepdim else chosen.reshape([1 if axis in dims else n for axis, n in enumerate(x.shape)])
     share = ((x.value == whole) | x.value.isnan() & whole.isnan()).to(x.dtype)
     share = share / share.sum(dims, keepdim=True)
-    return valued(chosen, each(lambda part: torch.where(share > 0, part * share, 0).sum(dims, keepdim=keepdim), x))
+    return replace_value(
+        chosen, map_components(lambda part: torch.where(share > 0, part * share, 0).sum(dims, keepdim=keepdim), x)
+    )
 
 
-@on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
-def _chosen(func, args, kwargs):
+@register_aten_rule("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
+def _gather_chosen(func, args, kwargs):
     """Return (values, indices) with the derivatives at the chosen indices."""
     x = args[0]
     result = func(x.value, *args[1:], **kwargs)
     if isinstance(result, Tensor):  # over all elements: ties share the derivative, as in autograd
-        return _shared(x, result, list(range(x.ndim)), False)
+        return _share_ties(x, result, list(range(x.ndim)), False)
     indices = result[1]
     default = -1 if func.overloadpacket in (torch.ops.aten.topk, torch.ops.aten.sort) else 0
     position = {"topk": 2, "kthvalue": 2}.get(func.overloadpacket.__name__, 1)
     dim = args[position] if len(args) > position else kwargs.get("dim", default)
     if indices.ndim == x.ndim:
-        chosen = each(lambda part: part.gather(dim, indices), x)
+        chosen = map_components(lambda part: part.gather(dim, indices), x)
     else:
-        chosen = each(lambda part: part.gather(dim, indices.unsqueeze(dim)).squeeze(dim), x)
-    return type(result)((valued(result[0], chosen), indices))
+        chosen = map_components(lambda part: part.gather(dim, indices.unsqueeze(dim)).squeeze(dim), x)
+    return type(result)((replace_value(result[0], chosen), indices))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.curvature._autocast import Autocast, listen, of_loop, stop
+from stability.curvature._autocast import Autocast, find_loop_autocast, listen, stop
 from stability.curvature._inputs import RandomState, Tensors, dot, norm
 from stability.curvature._replay import Item
 from stability.curvature.alpha_max import exact_difference
@@ -43,9 +43,9 @@ class StepUnderWay:
         self.first_is_zero = False
         self._autocasts = listen()
         self.gradient = StepGradient(self.start, params) if alone else None
-        self._handles: list[Any] = [optimizer.register_step_pre_hook(self._stepping)]
+        self._handles: list[Any] = [optimizer.register_step_pre_hook(self._record_rates)]
         if self.gradient is not None:
-            self._handles.append(optimizer.register_step_post_hook(self.gradient.stepped))
+            self._handles.append(optimizer.register_step_post_hook(self.gradient.read_step))
 
     def add(self, batch: Any) -> None:
         """Add a batch just before its forward pass."""
@@ -55,7 +55,7 @@ class StepUnderWay:
     @property
     def autocast(self) -> Autocast | None:
         """Outermost autocast entered by the step, for the parameters' device."""
-        return of_loop(self._autocasts.entries, next(iter(self.start.values())).device.type)
+        return find_loop_autocast(self._autocasts.entries, next(iter(self.start.values())).device.type)
 
     def close(self) -> None:
         stop(self._autocasts)
@@ -64,7 +64,7 @@ class StepUnderWay:
         if self.gradient is not None:
             self.gradient.close()
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _record_rates(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.first_is_zero = rates[0] == 0 and max(rates) > 0
         self.lrs.append(max(rates) if self.first_is_zero else rates[0])
@@ -131,10 +131,10 @@ class StepGradient:
         self._steps = 0
         self._moved_early = False
         self._handles = [
-            param.register_post_accumulate_grad_hook(self._accumulated(name)) for name, param in params.items()
+            param.register_post_accumulate_grad_hook(self._make_hook(name)) for name, param in params.items()
         ]
 
-    def _accumulated(self, name: str) -> Any:
+    def _make_hook(self, name: str) -> Any:
         def hook(param: Tensor) -> None:
             if param.grad is not None:
                 self._before[name] = norm({name: _dense(param.grad)})
@@ -142,7 +142,7 @@ class StepGradient:
 
         return hook
 
-    def stepped(self, *_: Any) -> None:
+    def read_step(self, *_: Any) -> None:
         """Read the gradient and the displacement; a hook after `optimizer.step`."""
         self._steps += 1
         if self._steps > 1:

@@ -163,7 +163,7 @@ class Tape:
         # numpy may be imported meanwhile
         if random.getstate() != python or numpy not in (None, _numpy_state()):
             raise Refused("random numbers are drawn")
-        operations = _needed(recorder, outputs)
+        operations = _select_needed(recorder, outputs)
         touched = {storage for each in operations for storage in each.reads | each.writes}
         self.externals = bool(touched - recorder.own - recorder.inputs)
         planned = _Plan(operations, outputs, _constants(recorder))
@@ -218,7 +218,7 @@ class _Plan:
                 for storage in each.reads | each.writes:
                     if storage in own and storage not in kept and last[storage] == index:
                         free.append(self._blocks[storage])  # the latest first: it is still in the cache
-            self.outputs = [self._placed(tensor) for tensor in outputs]
+            self.outputs = [self._place(tensor) for tensor in outputs]
         del self._moved
 
     def _block(self, num_bytes: int, free: list[torch.UntypedStorage]) -> torch.UntypedStorage:
@@ -228,10 +228,10 @@ class _Plan:
         self.num_bytes += num_bytes
         return torch.empty(num_bytes, dtype=torch.uint8).untyped_storage()
 
-    def _placed(self, item: Any) -> Any:
+    def _place(self, item: Any) -> Any:
         """Return the same view of the planned memory, for a tensor of the recording."""
         if isinstance(item, (list, tuple)):
-            return [self._placed(each) for each in item]
+            return [self._place(each) for each in item]
         if not isinstance(item, Tensor) or _storage(item) not in self._blocks:
             return item.detach() if isinstance(item, Tensor) else item
         if id(item) not in self._moved:
@@ -240,12 +240,12 @@ class _Plan:
         return self._moved[id(item)]
 
     def _add(self, operation: Operation) -> None:
-        args = [self._placed(item) for item in operation.args]
-        kwargs = {name: self._placed(item) for name, item in operation.kwargs.items()}
+        args = [self._place(item) for item in operation.args]
+        kwargs = {name: self._place(item) for name, item in operation.kwargs.items()}
         if operation.guard is not None:
             self.calls.append(partial(_compare, partial(operation.func, *args, **kwargs), operation.guard))
             return
-        written = [self._placed(tensor) for tensor in operation.written]
+        written = [self._place(tensor) for tensor in operation.written]
         if operation.func._schema.is_mutable:
             self.calls.append(partial(operation.func, *args, **kwargs))
         elif operation.name in _FILLED:
@@ -253,10 +253,10 @@ class _Plan:
         elif operation.name in _COPIES:
             self.calls.append(partial(written[0].copy_, args[0]))
         elif operation.name not in _EMPTY:
-            self.calls.append(_writing(operation.func, args, kwargs, written))
+            self.calls.append(_make_call(operation.func, args, kwargs, written))
 
 
-def _writing(func: Any, args: list[Any], kwargs: dict[str, Any], written: list[Tensor]) -> Callable[[], Any]:
+def _make_call(func: Any, args: list[Any], kwargs: dict[str, Any], written: list[Tensor]) -> Callable[[], Any]:
     """Return a call of ``func`` into existing tensors, by its out= overload if it has one.
 
     Args:
@@ -265,7 +265,7 @@ def _writing(func: Any, args: list[Any], kwargs: dict[str, Any], written: list[T
         kwargs: its keyword arguments.
         written: the tensors for its results.
     """
-    overload, names = _with_out(func)
+    overload, names = _find_out_overload(func)
     if len(names) == len(written):
         return partial(overload, *args, **kwargs, **dict(zip(names, written, strict=True)))
 
@@ -277,7 +277,7 @@ def _writing(func: Any, args: list[Any], kwargs: dict[str, Any], written: list[T
 
 
 @cache
-def _with_out(func: Any) -> tuple[Any, list[str]]:
+def _find_out_overload(func: Any) -> tuple[Any, list[str]]:
     """Return the out= overload of an operation and the names of its outputs; none if it has no such overload."""
     wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
     for name in func.overloadpacket.overloads():
@@ -289,7 +289,7 @@ def _with_out(func: Any) -> tuple[Any, list[str]]:
     return None, []
 
 
-def _needed(recorder: Recorder, outputs: list[Tensor]) -> list[Operation]:
+def _select_needed(recorder: Recorder, outputs: list[Tensor]) -> list[Operation]:
     """Return the operations that the outputs or a guard depend on, in order."""
     needed, kept = {_storage(tensor) for tensor in outputs}, []
     for operation in reversed(recorder.operations):

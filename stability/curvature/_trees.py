@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def any_tree(function: Callable[P, R]) -> Callable[P, R]:
+def accept_any_tree(function: Callable[P, R]) -> Callable[P, R]:
     """Let ``params``, ``direction`` and ``held`` be any pytree of tensors.
 
     The function gets a dict by dotted path. The caller's loss gets the caller's own structure, and so do the results. A
@@ -25,12 +25,12 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
 
     @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function with flat arguments; return tensors in the caller's structure."""
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{function.__name__}: {error}; its arguments are {_without_types(signature)}") from None
+            raise TypeError(f"{function.__name__}: {error}; its arguments are {_format_arguments(signature)}") from None
         given = bound.arguments
         if _is_flat(given["params"]):
             return function(*args, **kwargs)
@@ -39,7 +39,7 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
         if len(set(names)) < len(names):
             raise ValueError("params holds two tensors of one dotted path; rename the keys that contain dots")
 
-        def inside(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        def pass_tree(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
             return lambda at, *batch: loss_fn(_pytree.tree_unflatten([at[name] for name in names], spec), *batch)
 
         for key in ("params", "direction", "held"):
@@ -51,12 +51,12 @@ def any_tree(function: Callable[P, R]) -> Callable[P, R]:
         for key in {"loss_fn", "model_fn"} & given.keys():
             if callable(given[key]):
                 given[key] = inside(given[key])
-        return _restored(function(*bound.args, **bound.kwargs), names, spec)
+        return _restore(function(*bound.args, **bound.kwargs), names, spec)
 
-    return called
+    return call
 
 
-def _without_types(signature: inspect.Signature) -> str:
+def _format_arguments(signature: inspect.Signature) -> str:
     """Return the arguments with their defaults, as in (loss_fn, params, *, batches=None)."""
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return str(inspect.Signature(bare))
@@ -74,15 +74,15 @@ def _word(key: Any) -> str:
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
 
 
-def _restored(result: Any, names: list[str], spec: Any) -> Any:
+def _restore(result: Any, names: list[str], spec: Any) -> Any:
     """Return a result with tensors by name put into the caller's structure."""
     if isinstance(result, dict):
         whole = list(result) == names and all(isinstance(item, Tensor) for item in result.values())
         return _pytree.tree_unflatten(list(result.values()), spec) if whole else result
     if isinstance(result, list):
-        return [_restored(item, names, spec) for item in result]
+        return [_restore(item, names, spec) for item in result]
     if is_dataclass(result) and not isinstance(result, type):
         return replace(
-            result, **{field.name: _restored(getattr(result, field.name), names, spec) for field in fields(result)}
+            result, **{field.name: _restore(getattr(result, field.name), names, spec) for field in fields(result)}
         )
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stability.curvature._autocast import switched_off
+from stability.curvature._autocast import switch_off
 from stability.curvature._differences import curvature_of, pairs_at, relative_error, slope_at, slope_note
 from stability.curvature._directional import Directional, Problem, double_backward_sums
 from stability.curvature._graph import NoSecondDerivative
@@ -13,7 +13,7 @@ from stability.curvature._graph import NoSecondDerivative
 AGREEMENT = 1e-2
 
 
-def checked(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
+def check_result(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
     """Return the result, compared with differences if requested.
 
     Args:
@@ -27,12 +27,12 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
     """
     if check is False or not (check or unvouched):
         return result
-    reference, note = compared(problem, result.curvature, unvouched)
+    reference, note = compare(problem, result.curvature, unvouched)
     share = relative_error(result.curvature, reference)
     return replace(result, rel_error=share, difference=reference, note=note or result.note)
 
 
-def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float, str | None]:
+def compare(problem: Problem, curvature: float, unvouched: str) -> tuple[float, str | None]:
     """Return uᵀHu by differences of gradients, and a note on doubts or None.
 
     Args:
@@ -47,7 +47,7 @@ def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float,
     Raises:
         NoSecondDerivative: differences contradict a curvature through a custom Function.
     """
-    reference, bar, doubt = _differenced(problem, unvouched)
+    reference, bar, doubt = _compute_by_differences(problem, unvouched)
     verdict = _verdict(unvouched, curvature, reference, bar)
     if verdict is None and unvouched:
         verdict, doubt = _verdict_in_own_types(problem, unvouched)
@@ -56,7 +56,7 @@ def compared(problem: Problem, curvature: float, unvouched: str) -> tuple[float,
     return reference, doubt
 
 
-def _differenced(problem: Problem, unvouched: str) -> tuple[float, float, str | None]:
+def _compute_by_differences(problem: Problem, unvouched: str) -> tuple[float, float, str | None]:
     """Return uᵀHu by differences, its error bar, and a custom Function's doubtful gradient."""
     given = problem.objective, problem.params, problem.direction
     pairs = pairs_at(*given, problem.random)
@@ -81,10 +81,10 @@ def _verdict(unvouched: str, curvature: float, reference: float, bar: float) -> 
 def _verdict_in_own_types(problem: Problem, unvouched: str) -> tuple[bool | None, str | None]:
     """Return `_verdict` and the gradient's doubt without autocast; None if the loss needs it."""
     # the narrow types of autocast make differences coarse
-    with switched_off({param.device.type for param in problem.params.values()}):
+    with switch_off({param.device.type for param in problem.params.values()}):
         try:
             curvature = double_backward_sums(problem)[0].result("double_backward").curvature
-            reference, bar, doubt = _differenced(problem, unvouched)
+            reference, bar, doubt = _compute_by_differences(problem, unvouched)
         except NoSecondDerivative:
             raise
         except RuntimeError:  # types that only fit under autocast

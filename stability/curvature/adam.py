@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Tensors, check_params
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature.alpha_max import has_paper_state
 from stability.curvature.lanczos import hessian_operator
-from stability.curvature.spectrum import largest
+from stability.curvature.spectrum import compute_largest
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, T
     return found
 
 
-@any_tree
+@accept_any_tree
 def preconditioned_sharpness(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -127,7 +127,7 @@ def preconditioned_sharpness(
         for name, tensor in adam_preconditioner(optimizer, tensors).items()
     }
     checked = check_params(params)
-    found = largest(hessian_operator(loss_fn, checked, batches, factors), checked, tolerance, iterations, seed)
+    found = compute_largest(hessian_operator(loss_fn, checked, batches, factors), checked, tolerance, iterations, seed)
     first, *others = {float(group["betas"][0]) for group in optimizer.param_groups}
     threshold = math.nan if others else adam_threshold(rate, first)
     return PreconditionedSharpness(

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stability.curvature._metrics import metrics_restored
+from stability.curvature._metrics import restore_metrics
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -53,7 +53,7 @@ def hf_callback(
         RuntimeError: transformers is not installed.
         ValueError: as in `AlphaMaxMonitor`, at the beginning of training.
     """
-    callback_class = _required("transformers").TrainerCallback
+    callback_class = _require("transformers").TrainerCallback
 
     class AlphaMaxCallback(_Monitored, callback_class):
         def __init__(self) -> None:
@@ -74,7 +74,7 @@ def hf_callback(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._inputs.close()
             if (row := self.end_step()) is not None:
-                state.log_history.append({**_named(row), "step": state.global_step})
+                state.log_history.append({**_name_columns(row), "step": state.global_step})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._inputs.unwatch()
@@ -113,7 +113,7 @@ def lightning_callback(
         RuntimeError: lightning is not installed.
         ValueError: more than one optimizer, or as in `AlphaMaxMonitor`, at the beginning of training.
     """
-    callback_class = _required("lightning").Callback
+    callback_class = _require("lightning").Callback
 
     class AlphaMaxCallback(_Monitored, callback_class):
         _manual = False
@@ -128,11 +128,11 @@ def lightning_callback(
                     "AlphaMaxMonitor any of them"
                 )
             self._manual = not pl_module.automatic_optimization
-            loss = _inner(loss_fn) if loss_fn else _not_replayable if self._manual else _training_step
+            loss = _pass_inner_batch(loss_fn) if loss_fn else _refuse_replay if self._manual else _training_step
             self.monitor = AlphaMaxMonitor(
                 pl_module,
                 trainer.optimizers[0],
-                _in_precision(loss, trainer.precision_plugin),
+                _add_autocast(loss, trainer.precision_plugin),
                 every,
                 rows,
                 method=method,
@@ -155,7 +155,7 @@ def lightning_callback(
                 return
             self._stepped = False
             if (row := self.end_step()) is not None:
-                numbers = {name: value for name, value in _named(row).items() if isinstance(value, float)}
+                numbers = {name: value for name, value in _name_columns(row).items() if isinstance(value, float)}
                 pl_module.log_dict(numbers, on_step=True, on_epoch=False)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -203,12 +203,12 @@ class _TrainerInputs:
         self.unwatch()
         self._ranks = dist.get_world_size() if shared and monitor.group is not None else 1
 
-        def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        def record_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             if self._open and module.training:
                 self._rows += _first_rows(kwargs)
                 monitor.begin(dict(kwargs))
 
-        self._handle = model.register_forward_pre_hook(seen, with_kwargs=True)
+        self._handle = model.register_forward_pre_hook(record_inputs, with_kwargs=True)
 
     def open(self) -> None:
         self._open, self._rows = True, 0
@@ -248,49 +248,49 @@ def _first_rows(inputs: Mapping[str, Any]) -> int:
     return next(value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.ndim)
 
 
-def _inner(loss_fn: Loss) -> Loss:
+def _pass_inner_batch(loss_fn: Loss) -> Loss:
     """Wrap loss_fn to get Lightning's own batch, without the batch's index."""
     return lambda module, item: loss_fn(module, item["batch"])
 
 
 def _training_step(module: nn.Module, item: dict[str, Any]) -> Any:
-    with _silent(module):
+    with _silence(module):
         output = module.training_step(item["batch"], item["batch_idx"])  # type: ignore[operator]
     return output["loss"] if isinstance(output, Mapping) else output
 
 
-def _not_replayable(module: nn.Module, item: dict[str, Any]) -> Any:
+def _refuse_replay(module: nn.Module, item: dict[str, Any]) -> Any:
     raise ValueError(
         "automatic_optimization=False: training_step makes the optimizer's step itself and cannot be replayed; give "
         "lightning_callback(loss_fn=…)"
     )
 
 
-def _in_precision(loss: Loss, plugin: Any) -> Loss:
+def _add_autocast(loss: Loss, plugin: Any) -> Loss:
     """Wrap a loss in the trainer's autocast around `training_step`."""
 
-    def evaluated(module: nn.Module, item: dict[str, Any]) -> Any:
+    def evaluate(module: nn.Module, item: dict[str, Any]) -> Any:
         with plugin.train_step_context():
             return loss(module, item)
 
-    return evaluated
+    return evaluate
 
 
 @contextmanager
-def _silent(module: nn.Module):
+def _silence(module: nn.Module):
     """Silence `self.log` and `self.log_dict`, and restore torchmetrics afterwards."""
     # a replay is not a training step
     for name in ("log", "log_dict"):
         object.__setattr__(module, name, lambda *args, **kwargs: None)
     try:
-        with metrics_restored(module):
+        with restore_metrics(module):
             yield
     finally:
         for name in ("log", "log_dict"):
             object.__delattr__(module, name)
 
 
-def _named(row: MonitorRow) -> dict[str, Any]:
+def _name_columns(row: MonitorRow) -> dict[str, Any]:
     return {f"alpha_max/{name}": value for name, value in asdict(row).items() if name not in ("step", "lr")}
 
 
@@ -298,7 +298,7 @@ def _all_ranks() -> dist.ProcessGroup | None:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
 
 
-def _required(library: str) -> Any:
+def _require(library: str) -> Any:
     import importlib
 
     try:

@@ -117,10 +117,10 @@ def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Te
             f"{type(optimizer).__name__}.step needs a closure, which evaluates the optimizer's own parameters and not "
             "the copies that step_without_decay steps; use step_direction(…, closure=…)"
         )
-    twin, copy_of = _twin(optimizer)
+    twin, copy_of = _copy_optimizer(optimizer)
     for group in twin.param_groups:
         group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
-    with RandomState(params).replayed():
+    with RandomState(params).replay():
         return step_direction(twin, {name: copy_of.get(id(param), param) for name, param in params.items()}, lr)
 
 
@@ -129,7 +129,7 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
+def _copy_optimizer(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
     """Copy the optimizer, its tensors and gradients; return the copies by the originals' ids, too."""
     copy_of: dict[int, Tensor] = {}
     for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
@@ -200,11 +200,11 @@ def paper_state(
     count = 0
     for item in gradients:
         count += 1
-        for index, gradient in enumerate(_ordered(item, names, len(held))):
+        for index, gradient in enumerate(_order(item, names, len(held))):
             if gradient is not None:
                 gradient = gradient.detach()
-                first[index] = _plus(first[index], gradient)
-                second[index] = _plus(second[index], gradient.square())
+                first[index] = _accumulate(first[index], gradient)
+                second[index] = _accumulate(second[index], gradient.square())
     if count == 0:
         raise ValueError("gradients is empty; the protocol's state is a mean over at least one warm-up batch")
     groups = [group for group in optimizer.param_groups for _ in group["params"]]
@@ -213,7 +213,7 @@ def paper_state(
             optimizer.state[param] = _adam_state(param, group, gradient_sum / count, square_sum / count, count)
 
 
-def _plus(total: Tensor | None, term: Tensor) -> Tensor:
+def _accumulate(total: Tensor | None, term: Tensor) -> Tensor:
     return term.clone() if total is None else total.add_(term)
 
 
@@ -226,7 +226,7 @@ def _names_of(held: list[Tensor], params: Mapping[str, Tensor] | None) -> list[s
     return [by_id[id(tensor)] for tensor in held]
 
 
-def _ordered(
+def _order(
     item: Mapping[str, Tensor] | Sequence[Tensor | None], names: list[str] | None, length: int
 ) -> Sequence[Tensor | None]:
     if isinstance(item, Mapping):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of, norm
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature._warnings import warn
 from stability.curvature.products import directional
 
@@ -52,7 +52,7 @@ class CriticalLR:
         return self.value / self.alpha_max if usable else math.nan
 
 
-@any_tree
+@accept_any_tree
 def loss_along(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -79,7 +79,7 @@ def loss_along(
     return [line(alpha) for alpha in alphas]
 
 
-@any_tree
+@accept_any_tree
 def critical_lr(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -194,6 +194,6 @@ class _Line:
         return self._known[alpha]
 
     def _loss(self, alpha: float) -> float:
-        with torch.no_grad(), self.random.replayed():
+        with torch.no_grad(), self.random.replay():
             moved = {name: param.detach().add(self.direction[name], alpha=alpha) for name, param in self.params.items()}
             return mean_of(*self.objective.total(moved, twice=False))

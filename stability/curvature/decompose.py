@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stability.curvature._autocast import entered, switched_off
+from stability.curvature._autocast import record_autocasts, switch_off
 from stability.curvature._differences import DISPLACEMENTS
 from stability.curvature._gradients import gradient_terms
 from stability.curvature._graph import NoSecondDerivative, custom_function
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, norm
 from stability.curvature._precision import precision_of
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature._vouching import AGREEMENT
 from stability.curvature.products import directional, hvp
 
@@ -40,7 +40,7 @@ class GaussNewton:
     share: float
 
 
-@any_tree
+@accept_any_tree
 def gauss_newton(
     model_fn: Callable[..., Tensor],
     output_loss_fn: Callable[..., Any],
@@ -76,17 +76,17 @@ def gauss_newton(
     listed = None if batches is None else list(batches)
     random = RandomState(params)
 
-    def composed(at: Tensors, *batch: Any) -> Any:
+    def compose(at: Tensors, *batch: Any) -> Any:
         return output_loss_fn(model_fn(at, *batch), *batch)
 
-    whole = directional(composed, params, direction, batches=listed)
-    outputs, moves = _all_moved(model_fn, params, direction, listed, random)
-    loss, indices = _of_outputs(output_loss_fn, listed)
+    whole = directional(compose, params, direction, batches=listed)
+    outputs, moves = _compute_all_moves(model_fn, params, direction, listed, random)
+    loss, indices = _split_output_loss(output_loss_fn, listed)
     part = directional(loss, outputs, moves, batches=indices).curvature
     return GaussNewton(part, whole.curvature, part / whole.curvature if whole.curvature else math.nan)
 
 
-@any_tree
+@accept_any_tree
 def gauss_newton_product(
     model_fn: Callable[..., Tensor],
     output_loss_fn: Callable[..., Any],
@@ -117,12 +117,12 @@ def gauss_newton_product(
     params = check_params(params)
     direction = check_direction(params, direction)
     listed, random = None if batches is None else list(batches), RandomState(params)
-    outputs, moves = _all_moved(model_fn, params, direction, listed, random)
-    loss, indices = _of_outputs(output_loss_fn, listed)
+    outputs, moves = _compute_all_moves(model_fn, params, direction, listed, random)
+    loss, indices = _split_output_loss(output_loss_fn, listed)
     bends = hvp(loss, outputs, moves, batches=indices)
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
     total = {name: torch.zeros_like(param) for name, param in leaves.items()}
-    with random.replayed(), torch.enable_grad():
+    with random.replay(), torch.enable_grad():
         for index, batch in enumerate(_batches(listed)):
             found = model_fn(leaves, *batch)
             pulled = torch.autograd.grad(found, list(leaves.values()), bends[str(index)], allow_unused=True)
@@ -135,25 +135,25 @@ def _batches(listed: list[Any] | None) -> list[tuple[Any, ...]]:
     return [()] if listed is None else [(item,) for item in listed]
 
 
-def _of_outputs(output_loss_fn: Callable[..., Any], listed: list[Any] | None) -> tuple[Callable[..., Any], Any]:
+def _split_output_loss(output_loss_fn: Callable[..., Any], listed: list[Any] | None) -> tuple[Callable[..., Any], Any]:
     """Return the loss of all outputs by batch index, and the indices or None."""
     if listed is None:
         return lambda at: output_loss_fn(at["0"]), None
     return lambda at, index: output_loss_fn(at[str(index)], listed[index]), range(len(listed))
 
 
-def _all_moved(
+def _compute_all_moves(
     model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, listed: list[Any] | None, random: RandomState
 ) -> tuple[Tensors, Tensors]:
     """Return the outputs and their derivatives Ju, by batch index."""
-    with random.replayed(), sdpa_kernel(SDPBackend.MATH):
-        pairs = [_moved(model_fn, params, direction, batch) for batch in _batches(listed)]
+    with random.replay(), sdpa_kernel(SDPBackend.MATH):
+        pairs = [_compute_moves(model_fn, params, direction, batch) for batch in _batches(listed)]
     outputs, moves = ({str(index): pair[k] for index, pair in enumerate(pairs)} for k in (0, 1))
-    _check_moved(model_fn, params, direction, _batches(listed)[0], moves["0"], random)
+    _check_moves(model_fn, params, direction, _batches(listed)[0], moves["0"], random)
     return outputs, moves
 
 
-def _check_moved(
+def _check_moves(
     model_fn: Callable[..., Tensor],
     params: Tensors,
     direction: Tensors,
@@ -164,16 +164,16 @@ def _check_moved(
     """Compare Ju with differences of the outputs if the graph has a custom Function."""
     # a custom Function may have its own forward mode; that of a `torch.library.custom_op` is silently zero
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
-    with random.replayed(), torch.enable_grad():
+    with random.replay(), torch.enable_grad():
         unvouched = custom_function(model_fn(leaves, *batch))
     if not unvouched or not moves.numel():
         return
     given = model_fn, params, direction, batch, random
     try:
-        with switched_off({param.device.type for param in params.values()}):  # autocast makes differences coarse
-            contradicted = _contradicted(*given)
+        with switch_off({param.device.type for param in params.values()}):  # autocast makes differences coarse
+            contradicted = _is_contradicted(*given)
     except RuntimeError:  # types that only fit under autocast
-        contradicted = _contradicted(*given)
+        contradicted = _is_contradicted(*given)
     if contradicted:
         raise NoSecondDerivative(
             f"{unvouched} (a custom autograd.Function) has a wrong forward-mode derivative: Ju differs from "
@@ -181,19 +181,19 @@ def _check_moved(
         )
 
 
-def _contradicted(
+def _is_contradicted(
     model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, batch: tuple[Any, ...], random: RandomState
 ) -> bool:
     """Return whether differences of the outputs along u contradict Ju."""
-    with random.replayed(), sdpa_kernel(SDPBackend.MATH):
-        moves = _moved(model_fn, params, direction, batch)[1]
+    with random.replay(), sdpa_kernel(SDPBackend.MATH):
+        moves = _compute_moves(model_fn, params, direction, batch)[1]
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
-    with random.replayed(), torch.enable_grad(), entered() as autocasts:
+    with random.replay(), torch.enable_grad(), record_autocasts() as autocasts:
         precision = precision_of(model_fn(leaves, *batch), leaves, autocasts.entries)
     size = DISPLACEMENTS[1] / (norm(direction) or 1.0)
     ends = []
     for shift in (size, -size):
-        with random.replayed(), torch.no_grad():
+        with random.replay(), torch.no_grad():
             moved = {name: param.detach() + shift * direction[name] for name, param in params.items()}
             ends.append(model_fn(moved, *batch).double())
     found = (ends[0] - ends[1]) / (2 * size)
@@ -201,7 +201,7 @@ def _contradicted(
     return float((found - moves).norm()) > AGREEMENT * float(found.norm()) + rounding
 
 
-def _moved(
+def _compute_moves(
     model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, batch: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     primals = {name: param.detach() for name, param in params.items()}
@@ -213,7 +213,7 @@ def _moved(
     return outputs.detach(), moves.detach()
 
 
-@any_tree
+@accept_any_tree
 def block_shares(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -272,7 +272,7 @@ class NoiseScale:
     microbatches: int
 
 
-@any_tree
+@accept_any_tree
 def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Iterable[Any]) -> NoiseScale:
     """Estimate the simple noise scale from the gradients of microbatches.
 
@@ -292,7 +292,7 @@ def gradient_noise_scale(loss_fn: Callable[..., Any], params: Tree, batches: Ite
     """
     params = check_params(params)
     total, squares, counts = {name: torch.zeros_like(param.detach()) for name, param in params.items()}, [], []
-    with RandomState(params).replayed(), torch.enable_grad():
+    with RandomState(params).replay(), torch.enable_grad():
         for term in gradient_terms(Objective(loss_fn, batches), params):
             present = {name: gradient for name, gradient in term.gradients.items() if gradient is not None}
             for name, gradient in present.items():

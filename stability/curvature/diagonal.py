@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stability.curvature._inputs import check_params
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature.lanczos import hessian_operator, unflatten
 from stability.curvature.products import hvp
 
@@ -30,7 +30,7 @@ class Diagonal:
     samples: int
 
 
-@any_tree
+@accept_any_tree
 def hessian_diagonal(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -70,7 +70,7 @@ def hessian_diagonal(
     return Diagonal(unflatten(mean, params), unflatten((variance / samples).sqrt(), params), samples)
 
 
-@any_tree
+@accept_any_tree
 def hutchinson_diagonal(
     loss_fn: Callable[..., Any],
     params: Tree,

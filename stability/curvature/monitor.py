@@ -25,7 +25,7 @@ from stability.curvature._rows import NAN, MonitorRow
 from stability.curvature._step import StepUnderWay, check_optimizer
 from stability.curvature._warnings import warn
 from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, exact_difference
-from stability.curvature.parallel import parallel_directional, parallel_mean, together
+from stability.curvature.parallel import parallel_directional, parallel_mean, run_together
 from stability.curvature.products import BY_DIFFERENCES, check_method, directional
 
 __all__ = ["AlphaMaxMonitor", "MonitorRow"]
@@ -167,7 +167,7 @@ class AlphaMaxMonitor:
             self._warn(f"step {step} was {row.note}; training goes on, and later rows say so in their note only")
         self.history.append(row)
         if self.log is not None:
-            self._logged(self.log, row)
+            self._log_row(self.log, row)
         if doubt and not self._doubted:
             self._doubted = True
             warn(f"AlphaMaxMonitor: at step {step}, {doubt}; later rows say so in their note only")
@@ -179,7 +179,7 @@ class AlphaMaxMonitor:
             self._closing()
         self._under_way = None
 
-    def _logged(self, log: Callable[[dict[str, Any]], Any], row: MonitorRow) -> None:
+    def _log_row(self, log: Callable[[dict[str, Any]], Any], row: MonitorRow) -> None:
         try:
             log(asdict(row))
         except Exception as error:  # noqa: BLE001  a monitor never ends a training
@@ -192,14 +192,14 @@ class AlphaMaxMonitor:
 
     def _row(self, step: int, begun: StepUnderWay | Exception) -> tuple[MonitorRow, str | None]:
         """Measure a step; return its row, and a note if the replay's slope is not the step's."""
-        prepared = self._on_all(lambda: self._prepare(step, begun))
+        prepared = self._run_on_all(lambda: self._prepare(step, begun))
         if isinstance(prepared, MonitorRow):
             return prepared, None
         current, lr, after, direction, pieces, notes = prepared
-        with pieces[0].random.replayed(), self._loss.lending():
-            along = self._along(current.start, direction, pieces)
+        with pieces[0].random.replay(), self._loss.restore_model():
+            along = self._measure_along(current.start, direction, pieces)
             exact = along.method not in BY_DIFFERENCES  # L(θ) then used the twice differentiable attention
-            total, count = self._on_all(lambda: Objective(self._loss.evaluate, pieces).total(after, twice=exact))
+            total, count = self._run_on_all(lambda: Objective(self._loss.evaluate, pieces).total(after, twice=exact))
             loss_after = mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
         is_flat = along.slope == along.curvature == 0
         notes += [along.nonfinite, along.note, NO_CHANGE if is_flat else None]
@@ -259,7 +259,7 @@ class AlphaMaxMonitor:
         if self.rows is None:
             return None
         if self._adds_up_rows is None:
-            with item.random.replayed(), self._loss.lending():
+            with item.random.replay(), self._loss.restore_model():
                 self._adds_up_rows = adds_up_rows(self._loss, start, item, self.rows)
         if not self._adds_up_rows:
             return None
@@ -268,10 +268,10 @@ class AlphaMaxMonitor:
             "mean, or (sum, count)"
         )
 
-    def _on_all(self, local: Callable[[], Any]) -> Any:
-        return local() if self.group is None else together(local, self.group)
+    def _run_on_all(self, local: Callable[[], Any]) -> Any:
+        return local() if self.group is None else run_together(local, self.group)
 
-    def _along(self, params: Tensors, direction: Tensors, pieces: list[Item]) -> Directional:
+    def _measure_along(self, params: Tensors, direction: Tensors, pieces: list[Item]) -> Directional:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         if self.group is None:
             return directional(self._loss.evaluate, leaves, direction, self.method, batches=pieces)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stability.curvature._directional import Directional
 from stability.curvature._inputs import mean_of
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.products import directional
 
@@ -34,7 +34,7 @@ class _Part:
     error: str | None = None
 
 
-@any_tree
+@accept_any_tree
 def parallel_directional(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -74,7 +74,7 @@ def parallel_directional(
     items = list(enumerate(batches))
     counts: dict[int, float] = {}
 
-    def sums_only(given: Mapping[str, Tensor], item: tuple[int, Any]) -> tuple[Any, float]:
+    def evaluate_sums(given: Mapping[str, Tensor], item: tuple[int, Any]) -> tuple[Any, float]:
         index, batch = item
         total, count = _pair(loss_fn(given, batch))
         counts[index] = float(count)
@@ -82,17 +82,17 @@ def parallel_directional(
 
     local, raised = None, None
     try:
-        local = directional(sums_only, params, direction, method, batches=items, check=check)
+        local = directional(evaluate_sums, params, direction, method, batches=items, check=check)
         for count in counts.values():
             if not 0 <= count < float("inf"):
                 raise ValueError(f"loss_fn(params, batch) returns (sum, count); it returned the count {count}")
     except Exception as error:  # noqa: BLE001  the other ranks wait for this one: send it, then raise it
         raised = error
     part = _Part(local, sum(counts.values()), None if raised is None else f"{type(raised).__name__}: {raised}")
-    parts = gathered(part, group)
+    parts = gather(part, group)
     if raised is not None:
         raise raised
-    return _whole(parts)
+    return _add_up(parts)
 
 
 def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
@@ -108,11 +108,11 @@ def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = 
     Raises:
         ValueError: the counts sum to 0.
     """
-    parts = gathered((total, count), group)
+    parts = gather((total, count), group)
     return mean_of(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
 
-def together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
+def run_together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
     """Return ``local()``; if it raises on one rank of ``group``, raise on each.
 
     Otherwise the other ranks would wait for ever.
@@ -122,7 +122,7 @@ def together(local: Callable[[], Any], group: dist.ProcessGroup) -> Any:
         result = local()
     except Exception as error:  # noqa: BLE001  sent to the other ranks first
         raised = error
-    errors = gathered(None if raised is None else f"{type(raised).__name__}: {raised}", group)
+    errors = gather(None if raised is None else f"{type(raised).__name__}: {raised}", group)
     if raised is not None:
         raise raised
     _raise_first(errors)
@@ -136,7 +136,7 @@ def _raise_first(errors: Sequence[str | None]) -> None:
             raise RuntimeError(f"another rank could not measure its part; rank {rank}: {error}")
 
 
-def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gather(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the items of all ranks of ``group`` (None: all), in their order.
 
     [item] in a process without a group.
@@ -148,7 +148,7 @@ def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return parts
 
 
-def _whole(parts: Sequence[_Part]) -> Directional:
+def _add_up(parts: Sequence[_Part]) -> Directional:
     """Add up the ranks' parts; raise a RuntimeError if a rank failed."""
     _raise_first([part.error for part in parts])
     sums = [part.sums for part in parts if part.sums is not None]

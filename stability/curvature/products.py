@@ -27,14 +27,14 @@ from stability.curvature._graph import (
     check_used,
     custom_function,
     gradient_with_graph,
+    name_refusals,
     product_along,
-    refusals_named,
 )
 from stability.curvature._inputs import Objective, RandomState, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import HeldConstant, NoRule
-from stability.curvature._nonfinite import first_nonfinite
-from stability.curvature._trees import Tree, any_tree
-from stability.curvature._vouching import checked, compared
+from stability.curvature._nonfinite import find_nonfinite
+from stability.curvature._trees import Tree, accept_any_tree
+from stability.curvature._vouching import check_result, compare
 from stability.curvature._warnings import warn
 from stability.curvature.taylor import taylor_sums
 
@@ -42,7 +42,7 @@ METHODS = ("auto", "taylor", "double_backward", "finite_difference", "parity")
 BY_DIFFERENCES = ("finite_difference", "parity")
 
 
-@any_tree
+@accept_any_tree
 def directional(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -84,13 +84,17 @@ def directional(
     check_method(method)
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
-    evaluate = {"auto": _by_any, "taylor": _by_taylor, "double_backward": _by_double_backward}.get(method)
-    return with_origin(
-        problem, _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
+    evaluate = {
+        "auto": _compute_by_any,
+        "taylor": _compute_by_taylor,
+        "double_backward": _compute_by_double_backward,
+    }.get(method)
+    return add_origin(
+        problem, _compute_by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
     )
 
 
-@any_tree
+@accept_any_tree
 def hvp(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -121,7 +125,7 @@ def hvp(
     products = {name: torch.zeros_like(param.detach()) for name, param in params.items()}
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
     total, unvouched = 0.0, ""
-    with problem.random.replayed(), torch.enable_grad(), refusals_named():
+    with problem.random.replay(), torch.enable_grad(), name_refusals():
         for value, count in problem.objective.terms(leaves, twice=True):
             unvouched = unvouched or custom_function(value)
             gradients = gradient_with_graph(value, leaves)
@@ -135,18 +139,18 @@ def hvp(
     products = {name: product.div_(total) for name, product in products.items()}
     if check or (check is None and unvouched):
         curvature = sum(dot(product, problem.direction[name]) for name, product in products.items())
-        note = compared(problem, curvature, unvouched)[1]
+        note = compare(problem, curvature, unvouched)[1]
         if note:
             warn(note)
     return products
 
 
-def _by_any(problem: Problem, check: bool | None) -> Directional:
+def _compute_by_any(problem: Problem, check: bool | None) -> Directional:
     """Compute by taylor, else by double backward, else by central differences."""
     # a NaN is no reason for the next method
     unforeseen = None
     try:
-        return _by_taylor(problem, check)
+        return _compute_by_taylor(problem, check)
     except HeldConstant as error:
         unforeseen = f"{error}; autograd takes for a constant what is detached, and so does this number"
     except NoRule:
@@ -155,31 +159,31 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
         # The code does not support tensor subclasses. If it is the loss's own error, double backward raises it again.
         unforeseen = f"{type(error).__name__}: {error}"
     try:
-        result = _by_double_backward(problem, check)
+        result = _compute_by_double_backward(problem, check)
     except NoSecondDerivative as error:
         announce(error)
-        return _by_differences(problem, "finite_difference", bool(check))
+        return _compute_by_differences(problem, "finite_difference", bool(check))
     # taylor cannot tell a custom Function from a no_grad block; with a rel_error it was checked
     if unforeseen is not None and result.rel_error is None:
         warn(f"curvature by double backward, because taylor failed: {unforeseen}")
     return result
 
 
-def _by_taylor(problem: Problem, check: bool | None) -> Directional:
-    return checked(
+def _compute_by_taylor(problem: Problem, check: bool | None) -> Directional:
+    return check_result(
         problem,
         numbers_of(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor"),
         bool(check),
     )
 
 
-def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
+def _compute_by_double_backward(problem: Problem, check: bool | None) -> Directional:
     """Compute by reverse over reverse; by default, check custom Functions by differences."""
     sums, unvouched = double_backward_sums(problem)
-    return checked(problem, sums.result("double_backward"), check, unvouched)
+    return check_result(problem, sums.result("double_backward"), check, unvouched)
 
 
-def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
+def _compute_by_differences(problem: Problem, method: str, check: bool) -> Directional:
     center = slope_at(problem.objective, problem.params, problem.direction, 0.0, problem.random)
     if method == "finite_difference":
         pairs = pairs_at(problem.objective, problem.params, problem.direction, problem.random)
@@ -189,15 +193,15 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
         note = slope_note(center, pairs)
         return numbers_of(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar, note=note)
     pair = pair_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
-    return checked(problem, numbers_of(center.loss, center.slope, pair.curvature, method), check)
+    return check_result(problem, numbers_of(center.loss, center.slope, pair.curvature, method), check)
 
 
-def with_origin(problem: Problem, result: Directional) -> Directional:
+def add_origin(problem: Problem, result: Directional) -> Directional:
     """Return the result with the origin of a non-finite number in it."""
     if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
         return result
     return replace(
-        result, nonfinite=first_nonfinite(problem.objective, problem.params, problem.direction, problem.random)
+        result, nonfinite=find_nonfinite(problem.objective, problem.params, problem.direction, problem.random)
     )
 
 

@@ -94,14 +94,14 @@ class RecordedLoss:
     def _record(self, key: Hashable, function: Callable[..., list[Any]], leaves: list[Any], spec: Any) -> list[Any]:
         results: list[Any] = []
 
-        def flat(inputs: list[Tensor]) -> list[Tensor]:
+        def call_flat(inputs: list[Tensor]) -> list[Tensor]:
             given = iter(inputs)
             filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             results[:] = function(*tree_unflatten(filled, spec))
             return [each for each in results if isinstance(each, Tensor)]
 
         try:
-            tape = Tape(flat, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            tape = Tape(call_flat, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         except Refused:
             self._own[key] = None
             return function(*tree_unflatten(leaves, spec))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Tensors, check_params
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature.lanczos import Krylov, Operator, hessian_operator, krylov, unflatten
 
 
@@ -77,7 +77,7 @@ class SpectralDensity:
         return bells @ self.weights
 
 
-@any_tree
+@accept_any_tree
 def top_eigenvalue(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -108,10 +108,10 @@ def top_eigenvalue(
         ValueError: as in `directional`.
     """
     params = check_params(params)
-    return largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
+    return compute_largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
 
 
-@any_tree
+@accept_any_tree
 def eigenvalues(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -146,7 +146,7 @@ def eigenvalues(
     if which not in _ORDERS:
         raise ValueError(f"which is {which!r}; choose one of {', '.join(_ORDERS)}")
     operator = hessian_operator(loss_fn, params, batches)
-    return _outermost(operator, params, k, _ORDERS[which], tolerance, iterations, seed)
+    return _compute_outermost(operator, params, k, _ORDERS[which], tolerance, iterations, seed)
 
 
 # sort keys of Ritz values
@@ -157,7 +157,7 @@ _ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
+def compute_largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
     """Compute the largest Ritz value of an operator over ``params``.
 
     Args:
@@ -167,10 +167,10 @@ def largest(operator: Operator, params: Tensors, tolerance: float, iterations: i
         iterations: as in `top_eigenvalue`.
         seed: seed of the start vector.
     """
-    return _outermost(operator, params, 1, torch.neg, tolerance, iterations, seed)[0]
+    return _compute_outermost(operator, params, 1, torch.neg, tolerance, iterations, seed)[0]
 
 
-def _outermost(
+def _compute_outermost(
     operator: Operator,
     params: Tensors,
     k: int,
@@ -183,12 +183,12 @@ def _outermost(
     if not 1 <= k <= iterations:
         raise ValueError(f"k={k}, iterations is {iterations}; at least one product is needed for each eigenvalue")
 
-    def settled(space: Krylov) -> list[bool]:
+    def find_converged(space: Krylov) -> list[bool]:
         first = order(space.values).argsort()[:k]
         return (space.residuals[first] <= tolerance * space.values[first].abs()).tolist()
 
     start = operator.probe(torch.Generator().manual_seed(seed), "normal")
-    space = _last(krylov(operator, start, iterations), until=lambda found: sum(settled(found)) == k)
+    space = _take_last(krylov(operator, start, iterations), until=lambda found: sum(find_converged(found)) == k)
     return [
         Eigenvalue(
             float(space.values[index]),
@@ -197,11 +197,11 @@ def _outermost(
             converged,
             unflatten(space.combine(space.vectors[:, index]), params),
         )
-        for index, converged in zip(order(space.values).argsort()[:k].tolist(), settled(space), strict=True)
+        for index, converged in zip(order(space.values).argsort()[:k].tolist(), find_converged(space), strict=True)
     ]
 
 
-@any_tree
+@accept_any_tree
 def spectral_density(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -233,14 +233,14 @@ def spectral_density(
     if probes < 1 or iterations < 1:
         raise ValueError(f"probes={probes}, iterations={iterations}: both must be at least 1")
     operator, generator = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed)
-    spaces = [_last(krylov(operator, operator.probe(generator), iterations)) for _ in range(probes)]
+    spaces = [_take_last(krylov(operator, operator.probe(generator), iterations)) for _ in range(probes)]
     nodes = torch.cat([space.values for space in spaces])
     weights = torch.cat([space.vectors[0] ** 2 for space in spaces]) / probes
     owner = torch.cat([torch.full((len(space.values),), index) for index, space in enumerate(spaces)])
     return SpectralDensity(nodes, weights, owner, probes, operator.size)
 
 
-def _last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda space: False) -> Krylov:
+def _take_last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda space: False) -> Krylov:
     last = None
     for space in spaces:
         last = space

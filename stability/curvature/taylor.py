@@ -20,9 +20,9 @@ import stability.curvature._rules_losses
 import stability.curvature._rules_pointwise
 import stability.curvature._rules_products
 import stability.curvature._rules_reductions  # noqa: F401
-from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, checked_count, mean_of
+from stability.curvature._inputs import Objective, RandomState, Tensors, check_count, check_params, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 
 __all__ = ["NoRule", "missing_rule", "taylor_sums"]
 
@@ -54,17 +54,17 @@ def taylor_sums(
         return [count, *parts(value)]
 
     sums, total = [0.0, 0.0, 0.0], 0.0
-    with random.replayed(), torch.enable_grad():  # gradients on: `_refuse_drops` thus detects a no_grad block
-        for count, *found in objective.evaluated("taylor", function, dict(params), direction):
+    with random.replay(), torch.enable_grad():  # gradients on: `_refuse_drops` thus detects a no_grad block
+        for count, *found in objective.evaluate("taylor", function, dict(params), direction):
             sums = [
                 total_of + (0.0 if part is None else part.item()) for total_of, part in zip(sums, found, strict=True)
             ]
-            total += checked_count(count)
+            total += check_count(count)
     loss, slope, curvature = (mean_of(part, total) for part in sums)
     return loss, slope, curvature
 
 
-@any_tree
+@accept_any_tree
 def missing_rule(loss_fn: Callable[..., Any], params: Tree, *, batches: Iterable[Any] | None = None) -> str | None:
     """Name the operation of a loss without a taylor rule.
 

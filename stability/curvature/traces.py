@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._trees import Tree, any_tree
+from stability.curvature._trees import Tree, accept_any_tree
 from stability.curvature.lanczos import Operator, hessian_operator
 from stability.curvature.spectrum import standard_error
 
@@ -30,7 +30,7 @@ class Trace:
     products: int
 
 
-@any_tree
+@accept_any_tree
 def trace(
     loss_fn: Callable[..., Any],
     params: Tree,
@@ -67,18 +67,18 @@ def trace(
         return Trace(math.nan, math.nan, sketched.shape[1])
     range_of = _orthonormal(sketched)
 
-    def outside() -> Tensor:
+    def draw_outside() -> Tensor:
         z = operator.probe(generator)
         for _ in range(2):
             z = z - range_of @ (range_of.T @ z)
         return z
 
     inside = float(_quadratic_forms(operator, range_of.T).sum())
-    beside = _quadratic_forms(operator, (outside() for _ in range(third)))
+    beside = _quadratic_forms(operator, (draw_outside() for _ in range(third)))
     return Trace(inside + float(beside.mean()), standard_error(beside), sketched.shape[1] + range_of.shape[1] + third)
 
 
-@any_tree
+@accept_any_tree
 def hutchinson_trace(
     loss_fn: Callable[..., Any],
     params: Tree,

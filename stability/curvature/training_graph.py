@@ -17,14 +17,14 @@ from stability.curvature._graph import (
     check_used,
     custom_function,
     gradient_with_graph,
+    name_refusals,
     product_along,
-    refusals_named,
 )
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
-from stability.curvature._jet import plus
-from stability.curvature._nonfinite import first_nonfinite
-from stability.curvature._vouching import checked
-from stability.curvature.products import check_method, directional, with_origin
+from stability.curvature._jet import add
+from stability.curvature._nonfinite import find_nonfinite
+from stability.curvature._vouching import check_result
+from stability.curvature.products import add_origin, check_method, directional
 
 
 class GradientWithGraph:
@@ -68,13 +68,13 @@ class GradientWithGraph:
             )
 
     def _keep_graph(self) -> tuple[float, Tensors]:
-        with refusals_named():
+        with name_refusals():
             value, _ = next(self.objective.terms(self.params, twice=True))
             self._unvouched = custom_function(value)
             self._graph = gradient_with_graph(value, self.params)
         check_used(self._graph)
         return value.item(), {
-            name: _filled(gradient, self.params[name]).clone() for name, gradient in self._graph.items()
+            name: _fill_missing(gradient, self.params[name]).clone() for name, gradient in self._graph.items()
         }
 
     def _accumulate(self) -> tuple[float, Tensors]:
@@ -84,10 +84,10 @@ class GradientWithGraph:
         for term in gradient_terms(self.objective, self.params):
             for name, gradient in term.gradients.items():
                 # not in place: autograd may hand out one tensor for two parameters, or an expanded one
-                sums[name] = plus(sums[name], gradient)
+                sums[name] = add(sums[name], gradient)
             loss, total = loss + term.value, total + term.count
         loss = mean_of(loss, total)
-        return loss, {name: _filled(sums.pop(name), param).div(total) for name, param in self.params.items()}
+        return loss, {name: _fill_missing(sums.pop(name), param).div(total) for name, param in self.params.items()}
 
     def gradient(self) -> Tensors:
         """Return ∇L by name, detached; zeros for an unused parameter.
@@ -110,11 +110,11 @@ class GradientWithGraph:
         problem = Problem(self.objective, self.params, check_direction(self.params, direction), self.random)
         graph, self._graph = self._graph, None
         if graph is None:
-            return self._again(problem)
+            return self._evaluate_again(problem)
         sums = Sums(self.loss, 1.0)
-        with torch.enable_grad(), refusals_named():
+        with torch.enable_grad(), name_refusals():
             sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
-        return with_origin(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
+        return add_origin(problem, check_result(problem, sums.result("double_backward"), self.check, self._unvouched))
 
     def nonfinite(self) -> str:
         """Return one line with the first non-finite parameter or module.
@@ -122,13 +122,13 @@ class GradientWithGraph:
         It is the origin of a loss or gradient that is not finite.
         """
         ones = {name: torch.ones_like(param) for name, param in self.params.items()}
-        with self.random.replayed():
-            return first_nonfinite(
+        with self.random.replay():
+            return find_nonfinite(
                 self.objective, {name: param.detach() for name, param in self.params.items()}, ones, self.random
             )
 
-    def _again(self, problem: Problem) -> Directional:
-        with self.random.replayed():
+    def _evaluate_again(self, problem: Problem) -> Directional:
+        with self.random.replay():
             return directional(
                 self.objective.loss_fn,
                 self.params,
@@ -143,5 +143,5 @@ class GradientWithGraph:
         self._graph = None
 
 
-def _filled(gradient: Tensor | None, param: Tensor) -> Tensor:
+def _fill_missing(gradient: Tensor | None, param: Tensor) -> Tensor:
     return torch.zeros_like(param) if gradient is None else gradient.detach()

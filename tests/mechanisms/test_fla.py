@@ -12,7 +12,7 @@ import torch
 from kernels import recurrences
 from stability.config.computed import kernels_of
 from stability.config.parts import part
-from stability.curvature._graph import NoSecondDerivative, refusals_named
+from stability.curvature._graph import NoSecondDerivative, name_refusals
 from stability.mechanisms import build
 from stability.training.machine import require_kernels
 from tests.mechanisms.checks import build_seeded
@@ -129,7 +129,7 @@ def test_a_second_derivative_is_refused_and_not_silently_wrong(monkeypatch):
     ):
         for loss in (found.sum(), found.square().sum(), found.sum() + q.pow(3).sum()):
             (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
-            with pytest.raises(NoSecondDerivative, match="impl=fla have no second derivative"), refusals_named():
+            with pytest.raises(NoSecondDerivative, match="impl=fla have no second derivative"), name_refusals():
                 torch.autograd.grad(gradient.sum(), q)
 
 
