@@ -38,7 +38,7 @@ from stability.runs.directory import write_json
 from stability.runs.provenance import provenance
 from stability.runs.study import StudyFolder
 from sweeps.record import StudyRecord
-from sweeps.trial import trials_of
+from sweeps.trial import make_trials
 
 # all causal mechanisms, which fit in one study
 MECHANISMS = (
@@ -92,11 +92,11 @@ def make_study(folder: Path, num_runs: int) -> StudyFolder:
     spec = read(SweepSpec, Invocation.of(words(folder, num_runs)))
     corpus, origin = prepare(spec.data, Path(spec.runs_dir) / "cache"), provenance()
     points = spec.points(corpus.fingerprint)
-    trials = trials_of(spec, points)
+    trials = make_trials(spec, points)
     for trial, (_, run) in zip(trials, points, strict=True):
         write_json(trial.directory.provenance_file, origin)
         write_run(trial.directory, run, made_up(run, corpus.unigram_nats), spec.curvature)
-    record = StudyRecord.begun(spec, corpus)
+    record = StudyRecord.begin(spec, corpus)
     record.write(trials)
     return record.study
 

@@ -108,14 +108,14 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
         if live:
             live.start()
         while True:
-            view = view.renewed()
+            view = view.renew()
             view.progress.poll()
             worked_at = time.monotonic() if view.is_worked_on else worked_at
             if live:
                 heading, size = [(line, "") for line in view.heading()], console.size
                 live.update(board(view.progress, heading, size.height - 1, size.width), refresh=True)
             else:
-                lines.tell(view.progress)
+                lines.print_changes(view.progress)
             if view.is_over or time.monotonic() - worked_at > IDLE_S:
                 return
             time.sleep(interval_s)

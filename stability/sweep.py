@@ -77,7 +77,7 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
         return nullcontext()
     from sweeps.launchers.ray import head as ray_head
 
-    return ray_head.early(num_threads)
+    return ray_head.start_early(num_threads)
 
 
 def _sweep(spec: SweepSpec) -> int:
@@ -88,11 +88,11 @@ def _sweep(spec: SweepSpec) -> int:
         check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.plan.plan import Plan
     from sweeps.dry_run import data_line, describe, objective_line
-    from sweeps.trial import trials_of
+    from sweeps.trial import make_trials
 
     plan = Plan.of(spec)
     print_notes(plan.notes)
-    trials = trials_of(plan.spec, plan.points)
+    trials = make_trials(plan.spec, plan.points)
     if spec.dry_run:
         print_text(describe(plan, trials))
         return 0
@@ -108,18 +108,22 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
     from sweeps.costs import expected_times
     from sweeps.launch import run
     from sweeps.record import StudyRecord
-    from sweeps.search.rounds import run_rounds, search_of
+    from sweeps.search.rounds import make_search, run_rounds
     from sweeps.slots import slots
 
     spec = plan.spec
-    record = StudyRecord.begun(spec, plan.corpus)
-    if spec.search is None and not spec.replace and (why := earlier.refusal(record.study, record.before, trials)):
+    record = StudyRecord.begin(spec, plan.corpus)
+    if (
+        spec.search is None
+        and not spec.replace
+        and (why := earlier.describe_refusal(record.study, record.before, trials))
+    ):
         raise ValueError(why)
-    if search := search_of(spec, plan.corpus.fingerprint, record.before):
+    if search := make_search(spec, plan.corpus.fingerprint, record.before):
         outcome, trials = run_rounds(spec, search, record)
-        print_notes(earlier.lines(record.study, record.before, trials))
+        print_notes(earlier.describe_changes(record.study, record.before, trials))
     else:
-        print_notes(earlier.lines(record.study, record.before, trials))
+        print_notes(earlier.describe_changes(record.study, record.before, trials))
         outcome = run(spec, trials, record=record, expected=expected_times(plan, trials))
     has_worked = bool(outcome.num_trained or outcome.num_failed or outcome.interrupted)
     record.close(trials, search.record() if search else None, has_worked=has_worked)

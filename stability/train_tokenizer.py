@@ -73,7 +73,7 @@ def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]
     from sweeps.interrupt import Interrupt
 
     with Interrupt() as interrupt:
-        follow([interrupt.until(run_locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])
+        follow([interrupt.run_steps(run_locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])
     if interrupt.requested:
         raise KeyboardInterrupt
 

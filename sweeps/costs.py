@@ -108,12 +108,12 @@ def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float
     found: dict[str, tuple[float, float]] = {}
     started = time.process_time()  # not the wall's: a busy machine would have no kind timed
     for kind in plan.kinds:
-        if kind.name in needed and time.process_time() - started < EXPECTING_S and not _too_large(kind):
+        if kind.name in needed and time.process_time() - started < EXPECTING_S and not _is_too_large(kind):
             # an error in a mechanism fails its runs, each with its traceback, and not the sweep
             with suppress(Exception), torch.random.fork_rng(devices=[]):
                 replica = Replica(kind.spec, plan.corpus, torch.device("cpu"))
                 replica.train_step(1)
-                timing = _whole(kind.spec, plan.spec, _step_s(replica), 0.0, 0.0)
+                timing = _extrapolate(kind.spec, plan.spec, _step_s(replica), 0.0, 0.0)
                 found[kind.name] = (timing.step_s, timing.after_s)
     return {trial.run_id: found[kind] for kind, trial in zip(kinds, trials, strict=True) if kind in found}
 
@@ -130,10 +130,10 @@ def gpu_of(plan: Plan) -> Gpu | None:
         return GPUS[spec.plan_gpu]
     if build.resolve_device(spec.device).type != "cpu":
         return None
-    return GPUS[DEFAULT] if any(map(_too_large, plan.kinds)) else None
+    return GPUS[DEFAULT] if any(map(_is_too_large, plan.kinds)) else None
 
 
-def _too_large(kind: ResolvedRun) -> bool:
+def _is_too_large(kind: ResolvedRun) -> bool:
     """Return whether a training step is too large to time on a CPU."""
     num_params, tokens = kind.num_params, kind.spec.batch * kind.spec.model.positions
     return num_params > MOST_PARAMETERS or OPERATIONS * num_params * tokens > MOST_OPERATIONS
@@ -146,27 +146,27 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
     can_run = not spec.shard_parameters and describe_lacking(computed_parts(run), device) is None
     timing = None
     if gpu is not None:
-        timing = _estimated(run, corpus, spec, gpu)
-    elif can_run and (device.type != "cpu" or not _too_large(kind)):
-        timing = _timing(run, corpus, spec, device)
+        timing = _estimate(run, corpus, spec, gpu)
+    elif can_run and (device.type != "cpu" or not _is_too_large(kind)):
+        timing = _time_run(run, corpus, spec, device)
     direction = plan.objective.direction
     state_bytes = build.sequence_state_bytes(run, direction)
-    return Cost(kind.num_params, _mixing(run, direction), timing, state_bytes)
+    return Cost(kind.num_params, _count_mixing(run, direction), timing, state_bytes)
 
 
-def _estimated(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:
+def _estimate(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -> Timing | None:
     """Return a run's estimated timing on a GPU; a validation is one forward pass of its sequences."""
-    from sweeps.estimated import estimated_step
+    from sweeps.estimated import estimate_step
 
-    step = estimated_step(run, corpus, gpu)
+    step = estimate_step(run, corpus, gpu)
     if step is None:
         return None
     step_s, memory = step
     validation_s = FORWARD * step_s * run.evaluation.sequences / run.batch
-    return _whole(run, spec, step_s, validation_s, memory / 2**20)
+    return _extrapolate(run, spec, step_s, validation_s, memory / 2**20)
 
 
-def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
+def _time_run(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
     """Time one step and one validation, and extrapolate to the whole run."""
     _forget_peak(device)
     replica = Replica(run, corpus, device)
@@ -175,10 +175,10 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
     started = time.perf_counter()
     replica.validation.measure(replica.model)
     validation_s = time.perf_counter() - started
-    return _whole(run, spec, step_s, validation_s, peak_memory_mb(device))
+    return _extrapolate(run, spec, step_s, validation_s, peak_memory_mb(device))
 
 
-def _whole(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
+def _extrapolate(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
     """Return the timing of a whole run, including α_max and samples."""
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = (
@@ -212,7 +212,7 @@ def _forget_peak(device: Any) -> None:
             Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory
 
 
-def _mixing(run: RunSpec, direction: str) -> float:
+def _count_mixing(run: RunSpec, direction: str) -> float:
     """Return the multiply-adds of all mixing layers per position in one forward pass.
 
     Cross mechanisms are included. A layer counts once per evaluation by its residual connection.
@@ -246,7 +246,7 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
     phases = 2 if curvature.phase == "all" else 1
     cost = 0.0
     if {"alpha_max", "critical_lr"} & set(curvature.measure):
-        cost += warm_up + len(curvature.state) * _recorded(curvature)
+        cost += warm_up + len(curvature.state) * _cost_of_recorded_steps(curvature)
     tables = _tables(curvature.spectra, layers)
     asked = [tables[name] for name in tables if name in curvature.measure]
     if asked:  # each state repeats the protocol up to its first recorded step
@@ -264,22 +264,22 @@ def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
     return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
 
 
-def _recorded(curvature: CurvatureSpec) -> float:
+def _cost_of_recorded_steps(curvature: CurvatureSpec) -> float:
     """Return the cost of one state's recorded steps, in training steps."""
-    critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
+    critical = _cost_of_critical_lr(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
     return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(
         curvature.parity_steps, curvature.recorded_steps
     )
 
 
-def _critical(spectra: SpectraSpec) -> float:
+def _cost_of_critical_lr(spectra: SpectraSpec) -> float:
     return FORWARD * (BRACKETING - math.log2(spectra.critical_resolution))
 
 
 def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     """Return each table's cost for one step of one state, in training steps; Lanczos counts its maximum of products."""
     return {
-        "profile": _critical(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
+        "profile": _cost_of_critical_lr(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
         "sharpness": PRODUCT * (2 * spectra.eigenvalue_products + spectra.trace_products + 2) + spectra.noise_batches,
         "density": PRODUCT * spectra.density_probes * spectra.density_products,
         "blocks": PRODUCT + ALONG * (4 * layers + 3),

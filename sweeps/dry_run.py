@@ -21,10 +21,10 @@ from sweeps import earlier
 from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, gpu_of, measure_costs
 from sweeps.gpus import Gpu
 from sweeps.requirements import require_for_plan, runs_here
-from sweeps.search.rounds import search_of
+from sweeps.search.rounds import make_search
 from sweeps.slots import slots
 from sweeps.trial import Trial, is_done
-from sweeps.view.board import duration, runs
+from sweeps.view.board import count_runs, duration
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Left:
         return self.steps * timing.train_s + self.after * timing.after_s
 
 
-def left_of(trial: Trial, retry: str) -> Left:
+def find_remaining(trial: Trial, retry: str) -> Left:
     """Return a run's remaining work according to its folder.
 
     Nothing remains of a completed run, or of a failed one under ``retry=none``. A trained run lacks only measurements.
@@ -68,7 +68,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     require_for_plan(spec, trials)
     gpu, num_slots = gpu_of(plan), slots(spec)
     costs = measure_costs(plan, gpu)
-    left = [left_of(trial, spec.retry) if is_read else Left(1.0, True) for trial in trials]
+    left = [find_remaining(trial, spec.retry) if is_read else Left(1.0, True) for trial in trials]
     kinds = [name_kind(run, variant) for variant, run in plan.points]
     numbers = Counter(kinds)
     missing = Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after)
@@ -76,7 +76,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     lines = [
         *spec.choices,
         f"study {spec.name}: "
-        f"{runs(len(kinds))}{f' ({len(kinds) - missing.total()} of them finished)' if is_read else ''}, "
+        f"{count_runs(len(kinds))}{f' ({len(kinds) - missing.total()} of them finished)' if is_read else ''}, "
         f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         objective_line(spec),
         data_line(spec, corpus) if is_read else _stand_in_line(corpus),
@@ -91,9 +91,9 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     lines.append(_total(spec, [costs[kind] for kind in kinds], left, num_slots, gpu))
     if gpu is not None:
         lines += _room(costs, gpu)
-    search = search_of(spec, corpus.fingerprint, {})
+    search = make_search(spec, corpus.fingerprint, {})
     if search is not None:
-        lines.append(search.plan() + _at_most(costs, search.most_runs, num_slots, gpu))
+        lines.append(search.plan() + _describe_maximum(costs, search.most_runs, num_slots, gpu))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(
         f"state: what the mechanism of all layers keeps of one sequence of {spec.model.positions} {_unit(spec)} to go "
@@ -104,8 +104,8 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     study = StudyFolder.of(plan.pool, spec.name)
     if is_read and search is None and study.file.exists():
         record = study.read()
-        why = "" if spec.replace else earlier.refusal(study, record, trials)
-        lines += [why] if why else earlier.lines(study, record, trials)
+        why = "" if spec.replace else earlier.describe_refusal(study, record, trials)
+        lines += [why] if why else earlier.describe_changes(study, record, trials)
     return "\n".join(lines)
 
 
@@ -119,7 +119,7 @@ def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
     what = "estimated from measured steps of each kind"
     if gpu is not None:
         what = (
-            f"at least, estimated for one {gpu.described}: each operation of a step takes its bytes or its matrix "
+            f"at least, estimated for one {gpu.description}: each operation of a step takes its bytes or its matrix "
             "products at these peaks, one after another, every item as long as the model reads; memory: all tensors of "
             "a step"
         )
@@ -202,7 +202,7 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
         sum(bool(each.steps or each.after) for each in left),
         round(sum(each.steps for each in left) * a_run),
     )
-    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {runs(missing)}, {tokens:,} {_unit(spec)}"
+    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {count_runs(missing)}, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
         operations = sum(
@@ -225,11 +225,11 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
     return (
         f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with "
-        f"{_at_a_time(spec, slots)}"
+        f"{_describe_concurrency(spec, slots)}"
     )
 
 
-def _at_a_time(spec: SweepSpec, slots: float) -> str:
+def _describe_concurrency(spec: SweepSpec, slots: float) -> str:
     """Describe the number of runs at a time.
 
     A plan cannot predict how many share a GPU: the sweep measures their memory when it starts.
@@ -247,18 +247,18 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
     )
 
 
-def _at_most(costs: dict[str, Cost], most_runs: int, slots: float, gpu: Gpu | None = None) -> str:
+def _describe_maximum(costs: dict[str, Cost], most_runs: int, slots: float, gpu: Gpu | None = None) -> str:
     """Return the maximum cost of all rounds of a search.
 
     Every kind counts with the same number of runs.
     """
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
-        return f", at most {runs(most_runs)} in all"
+        return f", at most {count_runs(most_runs)} in all"
     total_s = most_runs * sum(timings) / len(timings)
     if gpu is not None:
-        return f", at most {runs(most_runs)} in all: {duration(total_s)} on one {gpu.device.name}"
+        return f", at most {count_runs(most_runs)} in all: {duration(total_s)} on one {gpu.device.name}"
     return (
-        f", at most {runs(most_runs)} in all: {duration(total_s)} of work, about {duration(total_s / slots)} with "
-        f"{slots:g} at a time"
+        f", at most {count_runs(most_runs)} in all: {duration(total_s)} of work, "
+        f"about {duration(total_s / slots)} with {slots:g} at a time"
     )

@@ -38,16 +38,16 @@ class Earlier:
     run_ids: tuple[str, ...]
     is_reported: bool
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"command": self.command, "run_ids": list(self.run_ids), "reported": self.is_reported}
 
 
-def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
+def find_earlier(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[Earlier, ...]:
     """Return the earlier runs remaining on a study's record, grouped by command.
 
     The report includes a run if it differs from the trials only in the axes of a study (`APART`). Any other run would
     pass for another seed of theirs. A run with an unreadable spec keeps its place in or outside of the report. A run
-    missing from the pool is dropped from the record (`lines` reports it).
+    missing from the pool is dropped from the record (`describe_changes` reports it).
 
     Args:
         study: the study, for its pool.
@@ -57,25 +57,25 @@ def earlier_of(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[T
     asked = {trial.run_id for trial in trials}
     before = [
         *((each["command"], each["run_ids"], each["reported"]) for each in record.get("earlier", [])),
-        (str(record.get("command", "")), of_last_command(record), True),
+        (str(record.get("command", "")), list_last_command(record), True),
     ]
     found: dict[tuple[str, bool], list[str]] = {}
     for command, run_ids, was_reported in before:
         for run_id in run_ids:
-            if run_id not in asked and _is_there(study, run_id):
-                difference = differing(RunDirectory(study.pool, run_id), trials)
+            if run_id not in asked and _exists(study, run_id):
+                difference = find_difference(RunDirectory(study.pool, run_id), trials)
                 is_reported = was_reported and difference in ("", UNREADABLE)
                 found.setdefault((command, is_reported), []).append(run_id)
     return tuple(Earlier(command, tuple(run_ids), reported) for (command, reported), run_ids in found.items())
 
 
-def of_last_command(record: Mapping[str, Any]) -> list[str]:
+def list_last_command(record: Mapping[str, Any]) -> list[str]:
     """Return the ids of the last command's runs."""
     others = {run_id for each in record.get("earlier", []) for run_id in each["run_ids"]}
     return [run_id for run_id in record.get("run_ids", []) if run_id not in others]
 
 
-def differing(directory: RunDirectory, trials: Sequence[Trial]) -> str:
+def find_difference(directory: RunDirectory, trials: Sequence[Trial]) -> str:
     """Return a setting that differs from all trials', with both values.
 
     The axes of a study do not count. The result is "" if nothing else differs, and `UNREADABLE` if the spec cannot be
@@ -133,14 +133,14 @@ def _value(name: str, values: Mapping[str, Any]) -> str:
     return text if len(text) <= longest else f"{text[:longest]}{'' if longest == FINGERPRINT else '…'}"
 
 
-def _gone(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
+def _find_missing(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
     """Return the recorded ids, except those of ``trials``, without a folder in the pool."""
     listed = [*record.get("run_ids", []), *(each for item in record.get("earlier", []) for each in item["run_ids"])]
     asked = {trial.run_id for trial in trials}
-    return [each for each in dict.fromkeys(listed) if each not in asked and not _is_there(study, each)]
+    return [each for each in dict.fromkeys(listed) if each not in asked and not _exists(study, each)]
 
 
-def _is_there(study: StudyFolder, run_id: str) -> bool:
+def _exists(study: StudyFolder, run_id: str) -> bool:
     return RunDirectory(study.pool, run_id).path.is_dir()
 
 
@@ -167,7 +167,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def refusal(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> str:
+def describe_refusal(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     """Describe the runs that would leave the study's report, and both ways on; "" for none.
 
     Args:
@@ -175,34 +175,36 @@ def refusal(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Tria
         record: the content of its ``study.json`` before the command.
         trials: the runs of the command.
     """
-    run_ids = _new(study, record, trials, is_reported=False)
+    run_ids = _find_new(study, record, trials, is_reported=False)
     if not run_ids:
         return ""
     has = "1 run has" if len(run_ids) == 1 else f"{len(run_ids)} runs have"
     return (
-        f"name={study.path.name}: {has} other settings there ({_which_and_why(study, run_ids, trials)}) and would "
-        f"leave its report; {OTHER}, replace=true keeps them on record only"
+        f"name={study.path.name}: {has} other settings there ({_describe_with_reason(study, run_ids, trials)}) "
+        f"and would leave its report; {OTHER}, replace=true keeps them on record only"
     )
 
 
-def _new(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], *, is_reported: bool) -> list[str]:
+def _find_new(
+    study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial], *, is_reported: bool
+) -> list[str]:
     """Return the ids of runs that this command makes earlier ones, inside or outside of the report."""
     known = {(run_id, bool(each["reported"])) for each in record.get("earlier", []) for run_id in each["run_ids"]}
     return [
         run_id
-        for each in earlier_of(study, record, trials)
+        for each in find_earlier(study, record, trials)
         if each.is_reported is is_reported
         for run_id in each.run_ids
         if (run_id, is_reported) not in known
     ]
 
 
-def _which_and_why(study: StudyFolder, run_ids: Sequence[str], trials: Sequence[Trial]) -> str:
+def _describe_with_reason(study: StudyFolder, run_ids: Sequence[str], trials: Sequence[Trial]) -> str:
     directories = [RunDirectory(study.pool, run_id) for run_id in run_ids]
-    return f"{_which(directories)}: another {differing(directories[0], trials) or 'setting'}"
+    return f"{_describe(directories)}: another {find_difference(directories[0], trials) or 'setting'}"
 
 
-def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
+def describe_changes(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield a line each for newly kept, newly unreported and missing earlier runs.
 
     Runs already recorded as earlier ones get no line unless they are missing.
@@ -213,23 +215,23 @@ def lines(study: StudyFolder, record: Mapping[str, Any], trials: Sequence[Trial]
         trials: the runs of the command.
     """
     for is_reported in (True, False):
-        run_ids = _new(study, record, trials, is_reported=is_reported)
+        run_ids = _find_new(study, record, trials, is_reported=is_reported)
         if not run_ids:
             continue
         what = f"{study.path.name}: keeps {len(run_ids)} earlier run{'s' if len(run_ids) > 1 else ''}"
         if is_reported:
-            which = _which([RunDirectory(study.pool, run_id) for run_id in run_ids])
+            which = _describe([RunDirectory(study.pool, run_id) for run_id in run_ids])
             yield f"{what} that this command does not ask for ({which}), in its report, too; {OTHER}"
         else:
-            which = _which_and_why(study, run_ids, trials)
+            which = _describe_with_reason(study, run_ids, trials)
             yield f"{what} of other settings ({which}) on record, outside of its report; {OTHER}"
-    if gone := _gone(study, record, trials):
+    if gone := _find_missing(study, record, trials):
         named = ", ".join(gone[:MOST_NAMED]) + (", …" if len(gone) > MOST_NAMED else "")
         are, go = ("run is", "goes") if len(gone) == 1 else ("runs are", "go")
         yield f"{study.path.name}: {len(gone)} earlier {are} no longer in the pool and {go} from the record ({named})"
 
 
-def _which(directories: Sequence[RunDirectory]) -> str:
+def _describe(directories: Sequence[RunDirectory]) -> str:
     named = ", ".join(_label(directory) for directory in directories[:MOST_NAMED])
     return named + (", …" if len(directories) > MOST_NAMED else "")
 

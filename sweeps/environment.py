@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def of_workers(threads: int) -> dict[str, str]:
+def list_worker_variables(threads: int) -> dict[str, str]:
     """Return the import path and OpenMP threads for workers.
 
     The import path makes an uninstalled checkout work from any folder.
@@ -18,7 +18,7 @@ def of_workers(threads: int) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
 
 
-def of_driver() -> dict[str, str]:
+def list_driver_variables() -> dict[str, str]:
     """Return Ray's settings for the driver and its own processes."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,7 +31,7 @@ def of_driver() -> dict[str, str]:
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
+def set_environment(values: Mapping[str, str]) -> Iterator[None]:
     previous = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

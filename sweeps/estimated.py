@@ -21,7 +21,7 @@ FLOAT32 = 4  # bytes
 SEED = 0
 
 
-def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float, float] | None:
+def estimate_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float, float] | None:
     """Return (minimum seconds of a training step, peak memory in bytes) on a GPU.
 
     Seconds are the sum of each operation's least time by its bytes and matrix products (`kernels.roofline`), one after
@@ -44,7 +44,7 @@ def estimated_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[floa
     if state is None or run.precision == "bf16" or run.compile:
         return None
     try:
-        traced, num_params = _traced(run, corpus, gpu)
+        traced, num_params = _trace_run(run, corpus, gpu)
     except (NotImplementedError, RuntimeError):  # raised by torch: the meta device cannot run an operation
         return None
     standing = num_params * (state + FLOAT32)
@@ -64,7 +64,7 @@ def _times(run: RunSpec) -> int:
     return 1 if _rows(run) == run.batch else 2
 
 
-def _traced(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
+def _trace_run(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[Any, int]:
     """Return the trace of a run's first microbatches, and its number of parameters."""
     import torch
 

@@ -47,7 +47,7 @@ class Peak:
         """
         return int(1e4 / self.num_fitting) / 1e4
 
-    def described(self) -> str:
+    def describe(self) -> str:
         if self.largest_mb == float("inf"):
             return f"{self.label} needs more than the {self.free_mb / 1024:.1f} GiB of a GPU: one trial a GPU"
         taken = f"at most {self.largest_mb / 1024:.2f} GiB ({self.label}) of a GPU's {self.free_mb / 1024:.1f} GiB"
@@ -95,7 +95,7 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
     folder.mkdir()
     try:
         (folder / "cache").symlink_to(Path(trial.pool).resolve() / "cache")
-        begun = beginning(trial, str(folder))
+        begun = shorten_trial(trial, str(folder))
         for _ in run(begun):
             pass
         status = begun.directory.status()
@@ -105,7 +105,7 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
     return float("inf") if out_of_memory else peak_mb()
 
 
-def beginning(trial: Trial, pool: str) -> Trial:
+def shorten_trial(trial: Trial, pool: str) -> Trial:
     """Shorten a trial to the parts relevant for its memory.
 
     They are two steps, a validation, a checkpoint, one recorded step of α_max and of each table, and one batch of

@@ -34,7 +34,7 @@ class Gpu:
     memory: float
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The GPU's name, memory, bandwidth and float32 peak, as text."""
         peak = self.device.peaks["float32"] / TERA
         return (

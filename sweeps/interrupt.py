@@ -32,7 +32,7 @@ class Interrupt:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def until(self, steps: Iterator[None]) -> Iterator[None]:
+    def run_steps(self, steps: Iterator[None]) -> Iterator[None]:
         """Yield the steps until an interrupt is requested, then close and so save them."""
         with closing(steps):  # type: ignore[type-var]
             for _ in steps:

@@ -95,7 +95,7 @@ def run(
         spec: the sweep.
         trials: its trials.
         earlier: runs of the sweep's previous rounds.
-        sinks: the result of `sinks_of`, if it was already called.
+        sinks: the result of `prepare_sinks`, if it was already called.
         record: the study's record, written once the launcher can run the trials; None if they are already on record.
         is_measured: replaces the probe's own check in tests.
         console: the console for the live table and messages.
@@ -109,7 +109,7 @@ def run(
     """
     console = console or SweepConsole()
     done, say = partial(is_done, is_measured=is_measured), partial(print_line, console)
-    unique = _handed_out(spec, trials)
+    unique = _prepare_trials(spec, trials)
     missing = [trial for trial in unique if not done(trial)]
     left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
     pending = [trial for trial in missing if trial not in left]
@@ -121,10 +121,10 @@ def run(
     with ExitStack() as stack:
         if record is not None:
             stack.enter_context(put_back_unless_begun(record.study, pending, folder_of(spec)))
-            refused = [trial for trial in unique if not _writes_spec(trial)]
+            refused = [trial for trial in unique if not _write_spec(trial)]
             pending = [trial for trial in pending if trial not in refused]
             record.write(trials)
-        say(_plan(num_skipped, pending, left))
+        say(_describe_plan(num_skipped, pending, left))
         interrupted = False
         if pending:
             ids = {trial.run_id for trial in missing}
@@ -141,7 +141,7 @@ def run(
                 expected=expected,
             )
             with _note_interrupts(view) as interrupt:
-                pending = _with_sinks(spec, pending, sinks_of(spec, console) if sinks is None else sinks)
+                pending = _add_sinks(spec, pending, prepare_sinks(spec, console) if sinks is None else sinks)
                 watch = {"on_tick": view.tick, "interrupt": interrupt}
                 with view:
                     launch = _launcher(spec, say, unique)
@@ -158,14 +158,14 @@ def run(
     return outcome
 
 
-def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
+def _prepare_trials(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
     """Return each distinct trial, with this launch's settings."""
     how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
     unique = {trial.run_id: trial for trial in trials}.values()
     return [replace(trial, **how, failed_at=trial.last_failure()) for trial in unique]
 
 
-def _writes_spec(trial: Trial) -> bool:
+def _write_spec(trial: Trial) -> bool:
     """Write a trial's spec, and return True on success; a conflicting spec fails this trial alone."""
     try:
         trial.directory.write_spec(trial.spec)
@@ -193,7 +193,7 @@ def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
             interrupt.requested = True
 
 
-def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
+def _describe_plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
     """Describe a launch: ``"skips 12 finished runs, trains 36"``.
 
     Trained runs may lack α_max, samples, or both. ``left``: failed runs without a retry.
@@ -266,7 +266,7 @@ def _stop_jobs(
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
 
 
-def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
+def prepare_sinks(spec: SweepSpec, console: Console) -> Sinks:
     """Return the settings of each sink in ``logger``, and print the sinks' messages.
 
     Call it once per command.
@@ -281,7 +281,7 @@ def sinks_of(spec: SweepSpec, console: Console) -> Sinks:
     return found
 
 
-def _with_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[Trial]:
+def _add_sinks(spec: SweepSpec, trials: Sequence[Trial], sinks: Sinks) -> list[Trial]:
     """Return the trials with their sinks' settings, if there are sinks."""
     if not sinks:
         return list(trials)

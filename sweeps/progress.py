@@ -120,15 +120,15 @@ class Progress:
         """
         for row in self.rows:
             if self._from_outside:
-                self._look_from_outside(row)
+                self._refresh_row_from_outside(row)
             elif not row.ended:
-                self._look_at(row)
+                self._refresh_row(row)
         self.most_at_once = max(self.most_at_once, sum(row.running and not row.held_by for row in self.rows))
         self._speeds = _speeds(self.rows)
 
-    def _look_at(self, row: Row) -> None:
+    def _refresh_row(self, row: Row) -> None:
         """Refresh a row of this launch; its files are read only if they changed."""
-        row.held_by = str(row.trial.held_by_another() or "")
+        row.held_by = str(row.trial.find_other_owner() or "")
         signature = _signature(row.trial)
         if row.trained and row.started_at is None and not row.held_by and row.trial.lock.owner():
             # the status dates from the end of training: only the lock shows a measurement in progress
@@ -146,7 +146,7 @@ class Progress:
         if row.running and row.phase == "training" or row.state == STOPPED:  # a stopped run has a log but no result
             _read_logs(row)
 
-    def _look_from_outside(self, row: Row) -> None:
+    def _refresh_row_from_outside(self, row: Row) -> None:
         """Refresh a row of another process's launch, from its status and its lock."""
         row.signature = _signature(row.trial)
         # read the lock before the status: a run writes its last status before it releases the lock
@@ -177,9 +177,9 @@ class Progress:
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step
             if row.trial.measures and not self._is_done(row.trial):
-                row.state, row.phase = "running", _measuring(row.trial)
+                row.state, row.phase = "running", _find_phase(row.trial)
         if row.ended:
-            self._time_the_end(row, status["changed_at"])
+            self._record_end_time(row, status["changed_at"])
 
     def _start_of(self, status: dict[str, Any]) -> float | None:
         """Return the trial's start in this launch; None if an earlier one trained it."""
@@ -188,7 +188,7 @@ class Progress:
         seconds = status.get("result", {}).get("wall_s")
         return status["changed_at"] - seconds if seconds and status["changed_at"] > self._began_at else None
 
-    def _time_the_end(self, row: Row, changed_at: float) -> None:
+    def _record_end_time(self, row: Row, changed_at: float) -> None:
         row.ended_at = changed_at
         if row.trial.measures and row.trained_at:
             row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
@@ -318,7 +318,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _measuring(trial: Trial) -> str:
+def _find_phase(trial: Trial) -> str:
     """Return a trained trial's phase: α_max until its table exists, then samples."""
     return (
         CURVATURE

@@ -61,7 +61,7 @@ def session(folder: str, but: frozenset[int] = frozenset()) -> set[int]:
             if fields[0] in "ZX":
                 continue
             children.setdefault(int(fields[1]), []).append(int(path.name))
-            if _inherited(path, folder) or _writes_into(path, folder):
+            if _has_inherited(path, folder) or _writes_into(path, folder):
                 found.add(int(path.name))
     pending = list(found)
     while pending:
@@ -70,7 +70,7 @@ def session(folder: str, but: frozenset[int] = frozenset()) -> set[int]:
     return found
 
 
-def _inherited(process: Path, folder: str) -> bool:
+def _has_inherited(process: Path, folder: str) -> bool:
     return b"RAY_TMPDIR=" + os.fsencode(folder) in (process / "environ").read_bytes().split(b"\0")
 
 

@@ -13,7 +13,7 @@ from stability.runs.directory import RunDirectory, read_json
 from stability.runs.provenance import provenance
 from stability.runs.study import StudyFolder
 from stability.runs.words import Words
-from sweeps.earlier import Earlier, earlier_of, of_last_command
+from sweeps.earlier import Earlier, find_earlier, list_last_command
 from sweeps.trial import Trial, choice_name
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class StudyRecord:
     started: float
 
     @classmethod
-    def begun(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
+    def begin(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
         """Return the record of a launch beginning now, without writing it."""
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
@@ -56,10 +56,10 @@ class StudyRecord:
         The file is read again first, so that runs of a concurrent launch stay.
         """
         record = self.study.read() if self.study.file.exists() else {}
-        kept = earlier_of(self.study, record, trials)
+        kept = find_earlier(self.study, record, trials)
         values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
         self.study.write(
-            [trial.run_id for trial in trials] + _reported(kept), **_with_earlier(values, self.study, record, kept)
+            [trial.run_id for trial in trials] + _list_reported(kept), **_add_earlier(values, self.study, record, kept)
         )
 
     def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
@@ -72,7 +72,7 @@ class StudyRecord:
             found: the search's record, or None for a grid.
             has_worked: whether this launch worked on a run. If not, the earlier launch's values stay.
         """
-        run_ids, begun = [trial.run_id for trial in trials], of_last_command(self.before) or [None]
+        run_ids, begun = [trial.run_id for trial in trials], list_last_command(self.before) or [None]
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
         earlier_s = self.before.get("provenance", {}).get("wall_s", 0.0) if is_same else 0.0
         if not has_worked and earlier_s:
@@ -83,11 +83,11 @@ class StudyRecord:
         replace(self, origin=origin).write(trials, found)
 
 
-def _reported(kept: Sequence[Earlier]) -> list[str]:
+def _list_reported(kept: Sequence[Earlier]) -> list[str]:
     return [run_id for each in kept if each.is_reported for run_id in each.run_ids]
 
 
-def _with_earlier(
+def _add_earlier(
     values: dict[str, Any], study: StudyFolder, record: Mapping[str, Any], kept: Sequence[Earlier]
 ) -> dict[str, Any]:
     """Return a record's values extended by the runs of earlier commands.
@@ -96,8 +96,8 @@ def _with_earlier(
     """
     if not kept:
         return values
-    reported = set(_reported(kept))
-    found = {**values, "earlier": [each.as_json() for each in kept]}
+    reported = set(_list_reported(kept))
+    found = {**values, "earlier": [each.to_json() for each in kept]}
     for key in OF_RUNS:
         of_earlier = {run_id: said for run_id, said in record.get(key, {}).items() if run_id in reported}
         if of_earlier:

@@ -31,7 +31,7 @@ def require(spec: SweepSpec, trials: Sequence[Trial]) -> None:
     for name in spec.sinks:
         SINKS[name].require()
     if runs_here(spec):
-        _require_of_this_machine(spec.device, trials)
+        _require_hardware(spec.device, trials)
 
 
 def require_for_plan(spec: SweepSpec, trials: Sequence[Trial]) -> None:
@@ -62,7 +62,7 @@ def runs_here(spec: SweepSpec) -> bool:
     }[spec.launcher]
 
 
-def _require_of_this_machine(name: str, trials: Sequence[Trial]) -> None:
+def _require_hardware(name: str, trials: Sequence[Trial]) -> None:
     """Raise an error if this machine lacks a device, precision, kernel, CUDA graphs or compiler."""
     from stability.build import resolve_device
     from stability.models.precision import require_precision

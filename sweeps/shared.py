@@ -35,7 +35,7 @@ def hand_out(
         interrupt: ends the wait and the iteration once requested.
     """
     pending, launches = list(trials), Counter()
-    free = [trial for trial in pending if trial.held_by_another() is None]
+    free = [trial for trial in pending if trial.find_other_owner() is None]
     while pending and not interrupt.requested:
         silent = [trial for trial in free if launches[trial.run_id] >= MOST_LAUNCHES]
         for trial in silent:
@@ -43,8 +43,8 @@ def hand_out(
         if ready := [trial for trial in free if trial not in silent]:
             launches.update(trial.run_id for trial in ready)
             yield ready
-        pending, free = _left(pending, is_done)
-        holders = [str(owner) for trial in pending if (owner := trial.held_by_another())]
+        pending, free = _list_unfinished(pending, is_done)
+        holders = [str(owner) for trial in pending if (owner := trial.find_other_owner())]
         if holders and not interrupt.requested:
             say(
                 f"waits for {len(holders)} run{'s' if len(holders) > 1 else ''} that another sweep works on "
@@ -53,16 +53,16 @@ def hand_out(
         while pending and not free and not interrupt.requested:
             on_tick()
             time.sleep(POLL_S)
-            pending, free = _left(pending, is_done)
+            pending, free = _list_unfinished(pending, is_done)
 
 
-def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[list[Trial], list[Trial]]:
+def _list_unfinished(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> tuple[list[Trial], list[Trial]]:
     """Return the unfinished trials, and those of them free of another sweep's lock."""
     # One check of the lock per trial, before the status: a status is written before the lock is released. With a second
     # check of the lock, a run that another sweep ended in between would count as free.
     left, free = [], []
     for trial in trials:
-        is_held = trial.held_by_another() is not None
+        is_held = trial.find_other_owner() is not None
         if is_held or not (trial.has_failed() or is_done(trial)):
             left.append(trial)
             if not is_held:

@@ -34,9 +34,9 @@ def describe(run: TokenizerRunSpec, gpu_name: str) -> str:
         if num_steps:
             lines.append(_stage_line(run, gpu, tokenizer, stage, trained, num_steps))
     lines.append(
-        f"at least, estimated for one {gpu.described}: each operation of a step takes its bytes or its matrix products "
-        f"at these peaks, one after another, every crop {run.positions} residues long; memory: all tensors of a step; "
-        "nothing was trained"
+        f"at least, estimated for one {gpu.description}: each operation of a step takes its bytes or its matrix "
+        f"products at these peaks, one after another, every crop {run.positions} residues long; "
+        "memory: all tensors of a step; nothing was trained"
     )
     return "\n".join(lines)
 

@@ -66,12 +66,12 @@ class Tracer(TorchDispatchMode):
         given = [tensor for tensor in tree_leaves((args, kwargs)) if _is_meta(tensor)]
         made = [tensor for tensor in tree_leaves(found) if _is_meta(tensor)]
         for tensor in made:
-            self.holds(tensor)
+            self.count_storage(tensor)
         if made and not _costs_nothing(func, given, made):
             self._add(func, args, kwargs, found, given, made)
         return found
 
-    def holds(self, tensor: Tensor) -> None:
+    def count_storage(self, tensor: Tensor) -> None:
         """Count a tensor's storage while any of its views lives, once for all views."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
@@ -144,7 +144,7 @@ def trace(
     """
     tracer = Tracer(device, precision, num_counted)
     for parameter in model.parameters():
-        tracer.holds(parameter)
+        tracer.count_storage(parameter)
     with tracer, FusedAttention():
         for _ in range(times):
             loss().backward()

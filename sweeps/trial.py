@@ -25,7 +25,7 @@ from stability.runs.leftovers import find_leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
 from stability.runs.sinks import Sinks
-from sweeps.trial_names import choice_name, several_of
+from sweeps.trial_names import choice_name, list_varied_axes
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # (variant label, run), as in `SweepSpec.points`
@@ -102,7 +102,7 @@ class Trial:
         """The run's lock, not acquired yet."""
         return RunLock(self.directory.path, self.launch)
 
-    def held_by_another(self) -> Owner | None:
+    def find_other_owner(self) -> Owner | None:
         """Return the lock's owner if it belongs to another launch, else None."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
@@ -120,7 +120,7 @@ class Trial:
 RunTrial = Callable[[Trial], Generator[None, None, None]]  # `run_trial`, or its replacement in tests
 
 
-def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
+def make_trials(spec: SweepSpec, points: Points) -> list[Trial]:
     """Return a sweep's trials in the pool ``spec.runs_dir``, with the requested measurements."""
     shared: dict[str, Any] = {
         "pool": str(Path(spec.runs_dir).resolve()),
@@ -129,7 +129,7 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
         "device": spec.device,
         "sinks": None,
         "command": command_line(),
-        "several": several_of({axis: getattr(spec, axis) for axis in AXES}),
+        "several": list_varied_axes({axis: getattr(spec, axis) for axis in AXES}),
     }
     return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **shared) for variant, run in points]
 
@@ -210,7 +210,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
             return
         _clear(trial.directory)
         with closing(Sinks(trial.directory, trial.sinks)) as sinks:  # measurements also go to the sinks
-            for steps in _parts(trial, sinks) if work is None else [work(trial)]:
+            for steps in _run_parts(trial, sinks) if work is None else [work(trial)]:
                 yield from lock.run_steps(steps)
     except LostLock:  # this machine paused for minutes: another process has the run and continues at its checkpoint
         return
@@ -261,7 +261,7 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
     """
     lock, deadline = trial.lock, time.monotonic() + DEATH_S
     while not lock.acquire():
-        if trial.held_by_another() or time.monotonic() > deadline:
+        if trial.find_other_owner() or time.monotonic() > deadline:
             return
         time.sleep(0.1)
     try:
@@ -271,7 +271,7 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
         lock.release()
 
 
-def _parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
+def _run_parts(trial: Trial, sinks: Sinks) -> Iterator[Iterator[None]]:
     """Yield the steps of training, α_max and sampling; each part ends before the next begins."""
     from stability.config.parse import parse_run
     from stability.training.run import train

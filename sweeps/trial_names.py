@@ -23,7 +23,7 @@ def choice_name(choice: Any) -> str:
     return choice["name"]
 
 
-def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+def list_varied_axes(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     """Return the axes with several choices in a sweep, without the mechanism."""
     return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 

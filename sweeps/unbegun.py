@@ -81,7 +81,7 @@ class _Before:
             own,
             study.file.read_bytes() if study.file.exists() else None,
             fresh,
-            {folder: _changed_at(folder) for folder in folders},
+            {folder: _read_change_times(folder) for folder in folders},
             frozenset(own.rglob("*")),
             _jobs(own),
             tuple(folder for folder in (own, study.path, study.path.parent) if not folder.exists()),
@@ -93,7 +93,9 @@ class _Before:
         beyond_specs = [
             path for trial in self.fresh for path in trial.directory.path.glob("*") if path != trial.directory.spec_file
         ]
-        return bool(queued or beyond_specs or any(_changed_at(folder) != files for folder, files in self.files.items()))
+        return bool(
+            queued or beyond_specs or any(_read_change_times(folder) != files for folder, files in self.files.items())
+        )
 
     def put_back(self) -> None:
         """Remove new files and rewrite the old record.
@@ -117,7 +119,7 @@ class _Before:
                 remove_run(trial.directory)
 
 
-def _changed_at(folder: Path) -> dict[Path, int]:
+def _read_change_times(folder: Path) -> dict[Path, int]:
     """Return each file's modification time in nanoseconds."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 

@@ -116,7 +116,7 @@ class Curve:
         Their runs may be concurrent. Without a tell in between, the result is the same.
         """
         missing = tuple(lr for lr in self._grid if lr not in self.points)
-        return missing or self._wanted()[: self._most - len(self.points)]
+        return missing or self._propose()[: self._most - len(self.points)]
 
     def tell(self, lr: float, outcomes: Iterable[Outcome]) -> None:
         """Record the outcomes of one rate, one per seed."""
@@ -124,9 +124,9 @@ class Curve:
         nlls = [end.nll if end.nll is not None and math.isfinite(end.nll) else math.inf for end in ends]
         self.points[lr] = Point(lr, tuple(end.verdict for end in ends), statistics.median(nlls))
 
-    def found(self) -> Found:
+    def summarise(self) -> Found:
         """Return the result from the rates recorded so far."""
-        points, best = self._ordered(), self._best()
+        points, best = self._sort_points(), self._best()
         below = [point.lr for point in points if best is not None and point.lr < best.lr]
         above = [point.lr for point in points if best is not None and point.lr > best.lr]
         span = math.log10(points[-1].lr / points[0].lr) if points else 0.0
@@ -135,35 +135,37 @@ class Curve:
             best_nll=None if best is None else best.nll,
             best_low=below[-1] if below else None,
             best_high=above[0] if above else None,
-            by_verdict=self._edge(_is_stable, self._too_small()),
+            by_verdict=self._edge(_is_stable, self._list_too_small()),
             by_nll=self._edge(
                 self._is_near_best, [] if best is None else [point.lr for point in points if point.lr < best.lr]
             ),
             num_rates=len(points),
             num_grid_rates=math.ceil(span / self._settings.resolution_decades - 1e-9) + 1,
-            resolved=len(points) >= len(self._grid) and not self._wanted(),
+            resolved=len(points) >= len(self._grid) and not self._propose(),
         )
 
-    def _ordered(self) -> list[Point]:
+    def _sort_points(self) -> list[Point]:
         return [self.points[lr] for lr in sorted(self.points)]
 
     def _best(self) -> Point | None:
         """Return the point of the lowest NLL, at ties the smallest rate; None if every rate diverged."""
         return min(
-            (point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None
+            (point for point in self._sort_points() if math.isfinite(point.nll)),
+            key=lambda point: point.nll,
+            default=None,
         )
 
     def _is_near_best(self, point: Point) -> bool:
         best = self._best()
         return best is not None and point.nll <= best.nll + self._settings.nll_tolerance * abs(best.nll)
 
-    def _too_small(self) -> list[float]:
+    def _list_too_small(self) -> list[float]:
         """Return the too small rates below all stable ones; they are no gaps in stability."""
-        stable = [point.lr for point in self._ordered() if point.is_stable]
-        return [point.lr for point in self._ordered() if point.is_idle and (not stable or point.lr < stable[0])]
+        stable = [point.lr for point in self._sort_points() if point.is_stable]
+        return [point.lr for point in self._sort_points() if point.is_idle and (not stable or point.lr < stable[0])]
 
     def _edge(self, is_inside: Callable[[Point], bool], excused: Sequence[float]) -> Edge:
-        points = self._ordered()
+        points = self._sort_points()
         lr = max((point.lr for point in points if is_inside(point)), default=None)
         above = [point.lr for point in points if lr is None or point.lr > lr]
         holes = tuple(
@@ -173,7 +175,7 @@ class Curve:
         )
         return Edge(lr, above[0] if above else None, holes)
 
-    def _wanted(self) -> tuple[float, ...]:
+    def _propose(self) -> tuple[float, ...]:
         """Return new rates to narrow the brackets, separated from each other and tried rates."""
         positions = self._extension() or [
             *self._refinement(),
@@ -193,7 +195,7 @@ class Curve:
 
         Steps grow up to the settings' limit.
         """
-        points, best = self._ordered(), self._best()
+        points, best = self._sort_points(), self._best()
         low, high, most = math.log10(self._grid[0]), math.log10(self._grid[-1]), self._settings.extend_decades
         found = []
         if (points[-1].is_stable or self._is_near_best(points[-1])) and points[-1].x < high + most - self._flank:
@@ -208,7 +210,7 @@ class Curve:
         best = self._best()
         if best is None:
             return []
-        points, resolution = self._ordered(), self._settings.resolution_decades
+        points, resolution = self._sort_points(), self._settings.resolution_decades
         place = points.index(best)
         left, right = points[place - 1] if place else None, points[place + 1] if place + 1 < len(points) else None
         gaps = {side: abs(other.x - best.x) for side, other in ((-1, left), (1, right)) if other is not None}
@@ -226,7 +228,7 @@ class Curve:
 
         The list is empty at the resolution. Without a rate inside, the too small rates take its place.
         """
-        points = self._ordered()
+        points = self._sort_points()
         inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
         above = [point.x for point in points if inside and point.x > inside[-1]]
         if not above or above[0] - inside[-1] <= self._settings.resolution_decades:

@@ -72,7 +72,7 @@ class EdgeSearch:
         the number of runs of an equally fine grid, and the state.
         """
         curve, seeds, settings = self._curves[index], self._spec.seeds, self._settings
-        found = curve.found()
+        found = curve.summarise()
         return {
             "run_id": next(iter(self._asked[index].values()))[0],
             "num_seeds": seeds,

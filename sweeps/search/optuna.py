@@ -198,12 +198,12 @@ def propose(
 
             drawn = suggestions(kinds, sampler, told)
         else:
-            drawn = _drawn(optuna, kinds, sampler, told)
+            drawn = _draw(optuna, kinds, sampler, told)
         for values in itertools.islice(drawn, most):
-            yield {path: _rounded(value, kinds[path]) for path, value in values.items()}
+            yield {path: _round(value, kinds[path]) for path, value in values.items()}
 
 
-def _drawn(
+def _draw(
     optuna: Any, kinds: Mapping[str, Any], sampler: Any, told: Sequence[tuple[Values, float]]
 ) -> Iterator[Values]:
     """Yield points of an Optuna study with all evaluated points."""
@@ -237,7 +237,7 @@ def _distribution(optuna: Any, dimension: Dimension, whole: bool) -> Any:
     return optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def _rounded(value: float, kind: Any) -> float:
+def _round(value: float, kind: Any) -> float:
     return value if isinstance(value, int) else min(max(float(f"{value:.3g}"), kind.low), kind.high)
 
 

@@ -140,7 +140,7 @@ class _Population:
         if not any(map(math.isfinite, scores)):
             self._is_stuck = True  # all diverged: nothing to go on from
             return
-        self._members = self._next(scores)
+        self._members = self._choose_next(scores)
 
     def rows(self, number: int) -> list[dict[str, Any]]:
         return [{**row, "population": number, "segment": at} for at, rows in enumerate(self._rows, 1) for row in rows]
@@ -151,7 +151,7 @@ class _Population:
         init = None if member.parent is None else {"run": member.parent, "step": self._ends[done - 1]}
         return validate(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
 
-    def _next(self, scores: list[float]) -> list[_Member]:
+    def _choose_next(self, scores: list[float]) -> list[_Member]:
         """Return the next segment's members.
 
         The worst and all diverged members copy one of the best; the others continue.
@@ -166,15 +166,15 @@ class _Population:
         for index in leaving:
             del found[index]
         for index in leaving:
-            found[index] = self._taken_over(index, best, ids, {(member.parent, member.lr) for member in found.values()})
+            found[index] = self._take_over(index, best, ids, {(member.parent, member.lr) for member in found.values()})
         return [found[index] for index in range(len(scores))]
 
-    def _taken_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
+    def _take_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
         """Return a member that copies a checkpoint of the best, at a new rate.
 
         No other member copies it at this rate, unless `DRAWS` draws all repeat one.
         """
-        draws = _random(self._settings.seed, self._key, len(self._rows), index)
+        draws = _make_generator(self._settings.seed, self._key, len(self._rows), index)
         low, high = math.log(self._rates[0]), math.log(self._rates[-1])
         source, lr = best[0], self._members[best[0]].lr
         for _ in range(DRAWS):
@@ -193,6 +193,6 @@ def _score(status: Mapping[str, Any]) -> float:
     return nll if nll is not None and math.isfinite(nll) and status["state"] != "diverged" else math.inf
 
 
-def _random(*what: Any) -> random.Random:
+def _make_generator(*what: Any) -> random.Random:
     """Return a member's random generator in one segment, independent of all others."""
     return random.Random(hashlib.sha256(" ".join(map(str, what)).encode()).digest())

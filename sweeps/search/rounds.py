@@ -20,7 +20,7 @@ from sweeps.launch import Outcome
 from sweeps.record import StudyRecord
 from sweeps.requirements import require
 from sweeps.slots import slots
-from sweeps.trial import Points, RunTrial, Trial, is_done, run_trial, trials_of
+from sweeps.trial import Points, RunTrial, Trial, is_done, make_trials, run_trial
 from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import SweepConsole
 
@@ -66,7 +66,7 @@ class Search(Protocol):
         ...
 
 
-def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
+def make_search(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
     """Return a sweep's search, or None for a grid.
 
     Args:
@@ -129,7 +129,7 @@ def run_rounds(
     cluster = sinks = None
     with ExitStack() as stack:
         for number in itertools.count(1):
-            if not (trials := trials_of(spec, search.ask())):
+            if not (trials := make_trials(spec, search.ask())):
                 break
             if search.stopped_by:
                 trials = [replace(trial, stopped_by=search.stopped_by) for trial in trials]
@@ -142,7 +142,7 @@ def run_rounds(
             if pending:
                 require(spec, pending)
                 cluster = cluster or stack.enter_context(_cluster(spec))
-                sinks = launch.sinks_of(spec, console) if sinks is None else sinks
+                sinks = launch.prepare_sinks(spec, console) if sinks is None else sinks
                 console.print(f"round {number}", markup=False, highlight=False)
                 with put_back_unless_begun(record.study, pending, launch.folder_of(spec)):
                     for trial in fresh.values():

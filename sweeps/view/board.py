@@ -54,14 +54,14 @@ def counts_line(progress: Progress) -> str:
     standing = [row.stood_s for row in progress.rows if row.stood_s is not None]
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
     numbers += [
-        f"{counts[state]} {state}" + (_stand(standing) if state == "running" else "")
+        f"{counts[state]} {state}" + (_describe_standing(standing) if state == "running" else "")
         for state in ("running", *AS_NEEDED, "failed", "queued")
         if counts[state] or state not in AS_NEEDED
     ]
-    return f"{runs(len(progress.rows))}: {', '.join(numbers)}"
+    return f"{count_runs(len(progress.rows))}: {', '.join(numbers)}"
 
 
-def _stand(seconds: Sequence[float]) -> str:
+def _describe_standing(seconds: Sequence[float]) -> str:
     """Return a note on runs long without a step: ``" (1 with no step for 4 min 00 s)"``; "" for none."""
     up_to = "up to " if len(seconds) > 1 else ""
     return f" ({len(seconds)} with no step for {up_to}{duration(max(seconds))})" if seconds else ""
@@ -119,8 +119,8 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int, wid
         results = [Text(visible(best), no_wrap=True, overflow="ellipsis")]
     used = 1 + len(heading) + (grid.row_count + 1 if grid else len(results))
     room = max(0, height - used - 2)  # two lines for the header and the count of hidden runs
-    rows = [row for row in in_order(progress.rows) if row.state != "queued"]
-    chosen = rows if len(rows) <= room else _collapsed(rows, room)
+    rows = [row for row in sort_rows(progress.rows) if row.state != "queued"]
+    chosen = rows if len(rows) <= room else _collapse(rows, room)
     hidden = Counter("ended" if row.ended else row.state for row in progress.rows)
     hidden.subtract("ended" if row.ended else row.state for row in chosen)
     more = ", ".join(f"{count} {state}" for state, count in hidden.items() if count)
@@ -177,7 +177,7 @@ def _grid_cell(ended: tuple[float, int] | None, rows: Sequence[Row]) -> str:
     return f"{done:.0%}" if any(row.running for row in rows) else "failed" if all(row.ended for row in rows) else "·"
 
 
-def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
+def _collapse(rows: Sequence[Row], room: int) -> list[Row]:
     """Return the rows that fit: running ones, and the last ended ones in at most half of the room."""
     ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
     active = [row for row in rows if row.running or row.state in (STALLED, INTERRUPTED)][: room - len(ended)]
@@ -217,7 +217,7 @@ def _cells(progress: Progress, row: Row) -> list[str]:
     ]
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
+def sort_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows in order: running, stalled, interrupted, ended (latest first), queued."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
     states = {
@@ -238,23 +238,23 @@ class Lines:
         self._standing: set[str] = set()
         self._told_at, self._ended_then = time.monotonic(), 0
 
-    def tell(self, progress: Progress) -> None:
+    def print_changes(self, progress: Progress) -> None:
         """Print starts and ends since the last call, and sometimes a summary."""
         for row in progress.rows:
             if not (row.running or row.ended):
                 continue
             if row.trial.run_id not in self._told:
                 self._told[row.trial.run_id] = "started"
-                self._unless_skipped(f"start  {row.trial.label} ({row.trial.run_id})")
+                self._print_unless_skipped(f"start  {row.trial.label} ({row.trial.run_id})")
             if row.ended and self._told[row.trial.run_id] != "ended":
                 self._told[row.trial.run_id] = "ended"
-                self._unless_skipped(self._end(row, len(progress.rows), progress.words.share))
-            self._tell_standing(row)
+                self._print_unless_skipped(self._describe_end(row, len(progress.rows), progress.words.share))
+            self._print_standing(row)
         if self._skips:
             self._skips, self._ended_then = False, self._num_ended
-        self._tell_the_whole(progress)
+        self._print_summary(progress)
 
-    def _tell_standing(self, row: Row) -> None:
+    def _print_standing(self, row: Row) -> None:
         """Print once if a run is long without a step.
 
         The line is printed again if this recurs after another step.
@@ -266,7 +266,7 @@ class Lines:
             self._standing.add(run_id)
             self._say(f"stands {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
 
-    def _unless_skipped(self, line: str) -> None:
+    def _print_unless_skipped(self, line: str) -> None:
         if not self._skips:
             self._say(line)
 
@@ -274,13 +274,13 @@ class Lines:
     def _num_ended(self) -> int:
         return sum(state == "ended" for state in self._told.values())
 
-    def _end(self, row: Row, num_runs: int, share: ShareWords | None) -> str:
+    def _describe_end(self, row: Row, num_runs: int, share: ShareWords | None) -> str:
         result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
         result += f" {share.name} {row.val_share:.1%}" if share and row.val_share is not None else ""
         seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
         return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
 
-    def _tell_the_whole(self, progress: Progress) -> None:
+    def _print_summary(self, progress: Progress) -> None:
         step = max(FEWEST_BETWEEN, math.ceil(len(progress.rows) / PROGRESS_PARTS))
         if time.monotonic() - self._told_at < PROGRESS_S and self._num_ended - self._ended_then < step:
             return
@@ -293,7 +293,7 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def runs(count: int) -> str:
+def count_runs(count: int) -> str:
     return f"{count} run" if count == 1 else f"{count} runs"
 
 

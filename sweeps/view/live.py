@@ -17,11 +17,11 @@ from sweeps.view.board import (
     Lines,
     SweepConsole,
     board,
+    count_runs,
     counts_line,
     duration,
     left_text,
     print_line,
-    runs,
     verdicts_text,
 )
 
@@ -105,7 +105,7 @@ class LiveView:
         verdicts = self.progress.verdicts()
         parts = verdicts_text(verdicts)
         num_left = len(self.progress.rows) - verdicts.total()
-        text = f"ended {runs(verdicts.total())} in {duration(time.monotonic() - self._began)}" + (
+        text = f"ended {count_runs(verdicts.total())} in {duration(time.monotonic() - self._began)}" + (
             f": {parts}" if parts else ""
         )
         text += f"; skipped {self._num_skipped}" if self._num_skipped else ""
@@ -122,7 +122,7 @@ class LiveView:
             if self._live:
                 self._live.update(self.render(), refresh=True)
             else:
-                self._lines.tell(self.progress)
+                self._lines.print_changes(self.progress)
 
     def render(self) -> Group:
         """Return bar, counts, the grid of results and the table of runs, limited to the terminal's size."""

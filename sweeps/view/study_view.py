@@ -13,8 +13,8 @@ from stability.runs.records import SpecFile
 from stability.runs.study import StudyFolder
 from sweeps.progress import STALLED, Progress, Row
 from sweeps.trial import Trial
-from sweeps.trial_names import several_of
-from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
+from sweeps.trial_names import list_varied_axes
+from sweeps.view.board import best_line, count_runs, counts_line, left_text, run_table
 
 MOST_NAMED = 3
 ALPHA_MAX = {"alpha_max", "critical_lr"}  # the measures in a run's curvature/<phase>.parquet
@@ -55,7 +55,7 @@ class StudyView:
             "generate": asked.get("generate"),
             "device": "auto",
             "sinks": None,
-            "several": several_of(asked),
+            "several": list_varied_axes(asked),
         }
         without: dict[str, Any] = {
             **common,
@@ -74,7 +74,7 @@ class StudyView:
         progress = Progress(trials, is_complete, from_outside=True, words=words_of_record(record))
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 
-    def renewed(self) -> StudyView:
+    def renew(self) -> StudyView:
         """Return this view, or a new one if the study's runs have changed.
 
         A search or an extended sweep adds runs. A view with unreadable runs is always renewed.
@@ -87,7 +87,7 @@ class StudyView:
 
     def line(self) -> str:
         """Return the counts and the time left in one line."""
-        return "; ".join(filter(None, (counts_line(self.progress), self._stands())))
+        return "; ".join(filter(None, (counts_line(self.progress), self._describe_time_left())))
 
     @property
     def is_over(self) -> bool:
@@ -107,10 +107,10 @@ class StudyView:
             line
             for line in (
                 f"{self.study.path.name}: {counts_line(self.progress)}",
-                self._stands(),
+                self._describe_time_left(),
                 best_line(self.progress),
-                self._coverage(),
-                self._outside(),
+                self._describe_coverage(),
+                self._describe_outside(),
             )
             if line
         ]
@@ -147,21 +147,23 @@ class StudyView:
         asked = (earlier.get(row.trial.run_id, last) for row in self.progress.rows if not row.ended)
         return [command for command in dict.fromkeys(asked) if command]
 
-    def _outside(self) -> str:
+    def _describe_outside(self) -> str:
         """Return a line on earlier commands' runs outside of the report, or ""."""
         apart = [each for each in self.record.get("earlier", []) if not each["reported"]]
         num = sum(len(each["run_ids"]) for each in apart)
-        return f"on record outside of its report: {runs(num)} of other settings, of earlier commands" if num else ""
+        return (
+            f"on record outside of its report: {count_runs(num)} of other settings, of earlier commands" if num else ""
+        )
 
     def _rows(self, state: str) -> list[Row]:
         return [row for row in self.progress.rows if row.state == state]
 
-    def _stands(self) -> str:
+    def _describe_time_left(self) -> str:
         """Return the time left or "nobody works on it"; "" once all runs have ended."""
         left = left_text(self.progress) if self.is_worked_on else "" if self.is_over else "nobody works on it"
-        return "; ".join(filter(None, (left, self._unreadable())))
+        return "; ".join(filter(None, (left, self._describe_unreadable())))
 
-    def _coverage(self) -> str:
+    def _describe_coverage(self) -> str:
         """Return a line on the number of measured runs, or "".
 
         Example: ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``. It is "" if α_max
@@ -173,15 +175,15 @@ class StudyView:
         left_nothing = [row for row in with_verdict if row.state == "diverged" and not _has_checkpoint(row.trial)]
         measured = sum(has_alpha_max(row.trial) for row in with_verdict if row not in left_nothing)
         why = f" ({len(left_nothing)} diverged: nothing to measure)" if left_nothing else ""
-        return f"α_max measured: {measured} of {runs(len(with_verdict))} with a verdict{why}"
+        return f"α_max measured: {measured} of {count_runs(len(with_verdict))} with a verdict{why}"
 
-    def _unreadable(self) -> str:
+    def _describe_unreadable(self) -> str:
         if not self.unreadable:
             return ""
         named = ", ".join(run_id for run_id, _ in self.unreadable[:MOST_NAMED]) + (
             ", …" if len(self.unreadable) > MOST_NAMED else ""
         )
-        return f"{runs(len(self.unreadable))} without a readable spec.json ({named})"
+        return f"{count_runs(len(self.unreadable))} without a readable spec.json ({named})"
 
 
 def _commands_of_earlier(record: Mapping[str, Any]) -> dict[str, str]:

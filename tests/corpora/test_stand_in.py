@@ -86,7 +86,7 @@ def test_a_folder_is_read_and_what_the_cache_has_is_taken_from_there(tmp_path, m
 def test_a_dry_run_of_the_papers_protocol_needs_no_network(tmp_path, no_reading, capsys, monkeypatch, study, words):
     """5,000 steps of 512 sequences of 1,024 tokens, 32 and 10 times; where a step cannot be traced, as here, 6
     operations a parameter and token."""
-    monkeypatch.setattr("sweeps.estimated.estimated_step", lambda *_: None)
+    monkeypatch.setattr("sweeps.estimated.estimate_step", lambda *_: None)
     assert sweep.main([f"study={study}", "dry_run=true", f"runs_dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in words) and "not downloaded for a plan" in out and "finished" not in out

@@ -66,7 +66,7 @@ class Pool:
     def __init__(self, folder: Path):
         self.spec, self.trials = make_sweep(folder, *WORDS)
         self.study = StudyFolder.of(folder / "runs", "mine")
-        self.record = StudyRecord.begun(self.spec, prepare(self.spec.data, folder / "runs" / "cache"))
+        self.record = StudyRecord.begin(self.spec, prepare(self.spec.data, folder / "runs" / "cache"))
         run(self.spec, self.trials, record=self.record, console=quiet())
         self.victim = self.trials[0].directory
         self.whole = {path: path.read_bytes() for path in self._files()}
@@ -199,7 +199,7 @@ class Pool:
         try:
             self.look()
             collect(self.study.path)
-            StudyRecord.begun(self.spec, prepare(self.spec.data, self.victim.path.parent / "cache"))
+            StudyRecord.begin(self.spec, prepare(self.spec.data, self.victim.path.parent / "cache"))
         except (ValueError, OlderFile) as error:  # a word's name that is damaged looks like an older version's lack
             return "named" if str(self.study.file) in str(error) else ""
         return "goes on"

@@ -167,7 +167,7 @@ class Sandbox:
             "stability.corpora.cache.prepare": self._prepare,
             "stability.corpora.cache.prepare_for_plan": lambda part, cache_dir: (self._prepare(part, cache_dir), True),
             "sweeps.dry_run.describe": lambda *args: "a plan",
-            "sweeps.launchers.ray.head.early": _never,
+            "sweeps.launchers.ray.head.start_early": _never,
             "stability.sweep._run": _never,
             "stability.hessian._measure_hugging_face": _accept,
             "stability.probe._graph_frame": _accept,

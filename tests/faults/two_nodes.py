@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from sweeps import launch
-from sweeps.environment import environment
+from sweeps.environment import set_environment
 from sweeps.trial import Trial
 from tests.sweeps.real import make_sweep
 
@@ -33,7 +33,7 @@ SWEEP = ("steps=600", "evaluation.every_steps=200", "checkpoint.every_steps=50",
 @contextmanager
 def two_nodes() -> Iterator[tuple[str, Any, Any]]:
     """(address, cluster, the node to kill) of a cluster of two raylets with one CPU each."""
-    with environment({"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}):
+    with set_environment({"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}):
         import ray
         from ray.cluster_utils import Cluster
 

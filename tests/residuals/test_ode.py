@@ -27,7 +27,7 @@ from stability.registry import Registry
 from stability.residuals import build
 from stability.training.draws import dropping
 from stability.training.weights import Weights
-from sweeps.costs import _mixing
+from sweeps.costs import _count_mixing
 from tests.conftest import Lab
 
 SCHEMES = ("euler", "rk2", "rk4", "gated")
@@ -161,7 +161,7 @@ def test_the_plans_mixing_counts_how_often_each_mixer_is_called(lab, scheme, ste
     often = EVALUATIONS[scheme] * steps
     assert {calls.count(module) for module in calls} == {often}
     assert len(calls) == often * 2 * (3 if changes else 2)
-    assert _mixing(spec, "bidirectional") == often * _mixing(plain, "bidirectional") > 0
+    assert _count_mixing(spec, "bidirectional") == often * _count_mixing(plain, "bidirectional") > 0
 
 
 def test_an_untrained_gate_is_rk2_its_weights_get_a_gradient_and_decay_leaves_its_bias_alone(lab):

@@ -17,7 +17,7 @@ from typing import Any
 
 from stability.runs.directory import RunDirectory
 from stability.runs.processes import Process
-from sweeps.environment import environment, of_driver
+from sweeps.environment import list_driver_variables, set_environment
 from sweeps.trial import Trial, run_trial
 
 
@@ -36,7 +36,7 @@ def make_trial(
 
 def imported(name: str) -> Any:
     """A module that imports Ray, which reads its environment only then: set as the launcher sets it."""
-    with environment(of_driver()):
+    with set_environment(list_driver_variables()):
         return importlib.import_module(name)
 
 

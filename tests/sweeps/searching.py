@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stability.runs.study import StudyFolder
 from sweeps.record import StudyRecord, words_of
-from sweeps.search.rounds import run_rounds, search_of
+from sweeps.search.rounds import make_search, run_rounds
 from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.real import TINY
@@ -33,7 +33,7 @@ class Sweep:
     def run(self, train=None):
         self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
         before = self.study.read() if self.study.file.exists() else {}
-        self.search = search_of(self.spec, "f" * 64, before)
+        self.search = make_search(self.spec, "f" * 64, before)
 
         origin = {"spec": self.spec.model_dump(mode="json"), "words": asdict(words_of(self.spec))}
         record = StudyRecord(self.study, self.spec, before, origin, started=0.0)

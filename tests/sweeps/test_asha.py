@@ -12,7 +12,7 @@ from rich.console import Console
 from stability.runs.processes import Process
 from sweeps import launch as launching
 from sweeps.launchers.ray.cluster import cluster as open_cluster
-from sweeps.trial import is_done, mark_stopped, trials_of
+from sweeps.trial import is_done, make_trials, mark_stopped
 from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.searching import Sweep
@@ -36,7 +36,7 @@ ASHA = ("launcher=ray", "search=asha", "lr=[1e-3,3e-3,1e-2,3e-2,1e-1,3e-1]", "st
 def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_on_with_it(cluster, tmp_path):
     sweep = Sweep(tmp_path, *ASHA, "name=asha")
     outcome = sweep.run(fakes.run_valley)
-    runs = [trial.directory for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))]
+    runs = [trial.directory for trial in make_trials(sweep.spec, sweep.spec.points("f" * 64))]
     statuses = {run.run_id: run.status() for run in runs}
     stopped = {run_id: status for run_id, status in statuses.items() if status["state"] == "stopped"}
     assert outcome.num_failed == 0 and outcome.num_trained == 12 and 2 <= len(stopped) <= 10
@@ -50,7 +50,7 @@ def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_
     again = Sweep(tmp_path, *ASHA, "name=asha")
     assert (again.run(fakes.run_valley).num_trained, again.study.read()) == (0, sweep.study.read())
     spec = read_spec("sweep", [*(word for word in sweep.words if word not in ASHA[:2]), "launcher=serial"])
-    trials = trials_of(spec, spec.points("f" * 64))
+    trials = make_trials(spec, spec.points("f" * 64))
     rest = partial(fakes.run_valley, step_s=0.0)
     assert launching.run(spec, trials, console=Console(file=io.StringIO()), run=rest).num_trained == len(stopped)
     assert states(trials) == ["stable"] * 12

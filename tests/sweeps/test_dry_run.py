@@ -14,8 +14,8 @@ from stability.plan.resolved import name_kind
 from stability.training.machine import peak_memory_mb
 from sweeps import costs, dry_run
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
-from sweeps.dry_run import left_of
-from sweeps.trial import trials_of
+from sweeps.dry_run import find_remaining
+from sweeps.trial import make_trials
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -50,11 +50,11 @@ def test_deeper_models_have_more_blocks_and_two_phases_cost_twice():
 def described(spec):
     """The plan's text."""
     plan = Plan.of(spec)
-    return dry_run.describe(plan, trials_of(spec, plan.points))
+    return dry_run.describe(plan, make_trials(spec, plan.points))
 
 
 def left(trial, retry="failed"):
-    found = left_of(trial, retry)
+    found = find_remaining(trial, retry)
     return found.steps, found.after
 
 
@@ -170,7 +170,7 @@ def test_times_are_expected_of_each_kind_that_is_left_and_of_one_kind_none(tmp_p
     """The clock is replaced: a step of sc takes three times one of sa."""
     spec, _ = make_sweep(tmp_path, "hessian=true", "curvature.recorded_steps=3")
     plan = Plan.of(spec)
-    trials = trials_of(plan.spec, plan.points)
+    trials = make_trials(plan.spec, plan.points)
     monkeypatch.setattr(costs, "_step_s", lambda replica: {"sa": 1.0, "sc": 3.0}[replica.spec.mechanism.name])
     state = torch.random.get_rng_state()
     found = costs.expected_times(plan, trials)
@@ -193,7 +193,7 @@ def test_times_are_expected_of_each_kind_that_is_left_and_of_one_kind_none(tmp_p
 def test_a_kind_whose_step_fails_has_no_expected_time_and_the_others_have(tmp_path, monkeypatch):
     spec, _ = make_sweep(tmp_path)
     plan = Plan.of(spec)
-    trials = trials_of(plan.spec, plan.points)
+    trials = make_trials(plan.spec, plan.points)
 
     def step_s(replica):
         if replica.spec.mechanism.name == "sc":

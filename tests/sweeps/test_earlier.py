@@ -14,7 +14,7 @@ from stability.config.run import RunSpec
 from stability.runs.cleaning import list_run_ids, unlisted_runs
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
-from sweeps.earlier import differing, lines, refusal
+from sweeps.earlier import describe_changes, describe_refusal, find_difference
 from sweeps.record import StudyRecord
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
@@ -43,7 +43,7 @@ def launched(sweep_spec, trials, command, found=None, **origin):
     """What a launch of a command prints of earlier runs, and the record that it leaves."""
     study = StudyFolder.of(sweep_spec.runs_dir, sweep_spec.name)
     before = study.read() if study.file.exists() else {}
-    said = list(lines(study, before, trials))
+    said = list(describe_changes(study, before, trials))
     StudyRecord(study, sweep_spec, before, {"command": command, "provenance": {}, **origin}, 0.0).write(trials, found)
     return said, study.read()
 
@@ -103,13 +103,13 @@ def test_runs_of_other_settings_are_a_reason_to_ask_and_runs_of_other_axes_are_n
     first, second, third = trials_of(pool.runs_dir, {"id": 1}, {"id": 2, "steps": 8}, {"id": 3, "lr_peak": 1.0})
     _, record = launched(pool, [first], "one")
     study = StudyFolder.of(pool.runs_dir, pool.name)
-    assert refusal(study, record, [second]) == (
+    assert describe_refusal(study, record, [second]) == (
         f"name={pool.name}: 1 run has other settings there (sa lr=0.01 seed=1: another steps: 4, now 8) and would leave "
         "its report; name=OTHER makes a study of its own, replace=true keeps them on record only"
     )
-    assert refusal(study, record, [third]) == refusal(study, record, [first]) == ""
+    assert describe_refusal(study, record, [third]) == describe_refusal(study, record, [first]) == ""
     _, record = launched(pool, [second], "two")
-    assert refusal(study, record, [second]) == "", "asked once"
+    assert describe_refusal(study, record, [second]) == "", "asked once"
 
 
 def test_a_sweep_under_the_name_of_another_asks_and_leaves_everything_as_it_was(lab, capsys):
@@ -144,9 +144,9 @@ def test_both_values_of_a_setting_that_the_id_leaves_out_at_its_neutral_value_ar
         {"id": 2, **changes, "mechanism": {**changes["mechanism"], "temperature": "learned"}},
         {"id": 3, **changes, "steps": 40},
     )
-    assert differing(first.directory, [second]) == "mechanism.sa.temperature: fixed, now learned"
-    assert differing(second.directory, [first]) == "mechanism.sa.temperature: learned, now fixed"
-    assert differing(first.directory, [third]) == f"steps: {changes['steps']}, now 40"
+    assert find_difference(first.directory, [second]) == "mechanism.sa.temperature: fixed, now learned"
+    assert find_difference(second.directory, [first]) == "mechanism.sa.temperature: learned, now fixed"
+    assert find_difference(first.directory, [third]) == f"steps: {changes['steps']}, now 40"
 
 
 def test_what_is_said_of_an_earlier_run_stays_with_it(pool):

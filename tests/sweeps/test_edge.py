@@ -62,7 +62,7 @@ def test_the_best_rate_and_both_edges_of_random_curves_are_found_within_the_reso
     for _ in range(300):
         valley = random_valley(draws)
         curve, rounds = search(valley.outcomes, settings)
-        found = curve.found()
+        found = curve.summarise()
         assert found.resolved
         assert abs(math.log10(found.best_lr) - valley.best) <= resolution + DIGITS
         for edge, truth in ((found.by_verdict, valley.spike), (found.by_nll, valley.nll_edge)):
@@ -78,7 +78,7 @@ def test_the_best_rate_and_both_edges_of_random_curves_are_found_within_the_reso
 
 
 def test_the_grid_it_is_measured_against_has_the_resolution_over_the_range_that_was_tried():
-    found = search(Valley(-2, spike=-1.5, death=-1.4).outcomes)[0].found()
+    found = search(Valley(-2, spike=-1.5, death=-1.4).outcomes)[0].summarise()
     assert found.num_grid_rates == math.ceil(math.log10(1e-1 / 3e-4) / 0.05) + 1 == 52
     assert found.num_rates == 15
 
@@ -97,26 +97,26 @@ def test_a_search_goes_on_with_the_same_rates_wherever_it_was_cut_off():
 
 
 def test_an_edge_beyond_the_grid_is_found_by_extending_it():
-    found = search(Valley(-1.4, above=0.2, spike=0.31, death=0.4).outcomes)[0].found()
+    found = search(Valley(-1.4, above=0.2, spike=0.31, death=0.4).outcomes)[0].summarise()
     assert found.by_verdict.lr <= 10**0.31 < found.by_verdict.next_lr <= found.by_verdict.lr * 10**0.05
 
 
 def test_a_curve_that_stays_stable_is_followed_no_further_than_asked_and_its_edge_left_open():
-    found = search(Valley(-1.4, above=0.01, spike=9, death=9).outcomes)[0].found()
+    found = search(Valley(-1.4, above=0.01, spike=9, death=9).outcomes)[0].summarise()
     assert found.by_verdict.lr == found.by_nll.lr == 10.0
     assert found.by_verdict.next_lr is None and found.by_nll.next_lr is None and found.resolved
-    short = search(Valley(-1.4, above=0.01, spike=9, death=9).outcomes, EdgeSettings(extend_decades=0))[0].found()
+    short = search(Valley(-1.4, above=0.01, spike=9, death=9).outcomes, EdgeSettings(extend_decades=0))[0].summarise()
     assert short.by_verdict.lr == 0.1
 
 
 def test_a_best_rate_below_the_grid_is_found_by_extending_it_downwards():
-    found = search(Valley(-4.2, spike=-3.1, death=-3).outcomes)[0].found()
+    found = search(Valley(-4.2, spike=-3.1, death=-3).outcomes)[0].summarise()
     assert abs(math.log10(found.best_lr) + 4.2) <= 0.05 and found.best_low is not None
 
 
 def test_where_nothing_is_stable_the_edge_lies_below_what_was_tried():
     curve, _ = search(lambda lr: [Outcome("diverged", math.nan)])
-    found = curve.found()
+    found = curve.summarise()
     assert (found.best_lr, found.best_nll, found.by_verdict.lr, found.by_nll.lr) == (None, None, None, None)
     assert found.by_verdict.next_lr == found.by_nll.next_lr == min(curve.points) == 3e-6
     assert found.resolved and len(curve.points) <= most_rates(GRID, SETTINGS)
@@ -133,7 +133,7 @@ def test_nothing_learned_at_small_rates_is_no_hole_and_a_window_between_two_rate
         ]
 
     assert not any(outcomes(lr)[0].verdict == "stable" for lr in GRID)
-    found = search(outcomes)[0].found()
+    found = search(outcomes)[0].summarise()
     assert found.by_verdict.lr <= 10**-1.4 < found.by_verdict.next_lr <= found.by_verdict.lr * 10**0.05
     assert found.by_verdict.exceptions == ()
 
@@ -144,7 +144,7 @@ def test_verdicts_that_are_not_monotone_are_reported():
     def outcomes(lr):
         return [Outcome("spiked", 2.9)] if lr == hole else Valley(-2.3, spike=-1.2).outcomes(lr)
 
-    found = search(outcomes)[0].found()
+    found = search(outcomes)[0].summarise()
     assert found.by_verdict.exceptions == (hole,)
     assert found.by_verdict.lr <= 10**-1.2 < found.by_verdict.next_lr
 
@@ -155,12 +155,12 @@ def test_a_rate_is_stable_if_every_seed_is_and_its_nll_is_their_median():
         curve.tell(
             lr, [Outcome("stable", 2.0), Outcome("stable", 2.4), Outcome("spiked" if lr > 1e-2 else "stable", 9.0)]
         )
-    found = curve.found()
+    found = curve.summarise()
     assert found.best_nll == 2.4 and found.best_lr == GRID[0], "of equal rates the smallest"
     assert found.by_verdict.lr == max(lr for lr in GRID if lr <= 1e-2)
     assert found.by_nll.lr == GRID[-1] and not found.resolved
     curve.tell(GRID[0], [Outcome("stable", 1.0), Outcome("diverged", None), Outcome("diverged", None)])
-    assert curve.found().best_lr == GRID[1]
+    assert curve.summarise().best_lr == GRID[1]
 
 
 def test_a_flat_curve_and_a_noisy_one_end_within_the_promised_number_of_rates():

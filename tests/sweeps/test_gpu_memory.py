@@ -12,7 +12,7 @@ import pytest
 
 from stability.runs.leftovers import find_abandoned, remove_abandoned
 from sweeps import gpu_memory
-from sweeps.gpu_memory import CONTEXT_MB, MARGIN, Peak, beginning, kinds, probe
+from sweeps.gpu_memory import CONTEXT_MB, MARGIN, Peak, kinds, probe, shorten_trial
 from sweeps.trial import run_trial
 from tests.sweeps.real import make_sweep
 
@@ -67,7 +67,7 @@ def test_one_trial_of_each_kind_is_begun_and_the_largest_decides(tmp_path):
     )
     assert (peak.label, peak.largest_mb, gpu.forgotten) == ("sc lr=0.001 seed=0", 500.0, 2)
     assert (
-        peak.described()
+        peak.describe()
         == "measured: at most 0.49 GiB (sc lr=0.001 seed=0) of a GPU's 78.1 GiB; with 15% and 800 MiB a process to "
         "spare, 58 trials a GPU"
     )
@@ -129,7 +129,7 @@ def test_a_kind_that_runs_out_of_memory_gets_a_gpu_to_itself_and_one_that_fails_
         yield
 
     peak = probe(trials, run, MadeUp(200.0))
-    assert (peak.share, peak.described()) == (
+    assert (peak.share, peak.describe()) == (
         1.0,
         "sc lr=0.001 seed=0 needs more than the 78.1 GiB of a GPU: one trial a GPU",
     )
@@ -137,7 +137,7 @@ def test_a_kind_that_runs_out_of_memory_gets_a_gpu_to_itself_and_one_that_fails_
 
 def test_the_beginning_takes_less_of_everything_but_memory(tmp_path):
     _, trials = make_sweep(tmp_path, "hessian=true", "curvature.batch=3", "generate.num=100", "generate.batch=8")
-    begun = beginning(trials[0], "elsewhere")
+    begun = shorten_trial(trials[0], "elsewhere")
     assert (begun.spec["steps"], begun.spec["batch"], begun.spec["model"]) == (
         2,
         trials[0].spec["batch"],

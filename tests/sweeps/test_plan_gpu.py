@@ -16,7 +16,7 @@ from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
 from stability.corpora.cache import prepare_for_plan
 from stability.corpora.proteins import synthetic
-from sweeps.estimated import estimated_step
+from sweeps.estimated import estimate_step
 from sweeps.gpus import GPUS
 from tests.reading import read_spec
 
@@ -180,16 +180,16 @@ def test_microbatches_take_their_number_of_times_as_long_and_less_memory(tmp_pat
     run = kinds["sa", ""]
     gpu = GPUS["h100"]
     whole, parts = (
-        estimated_step(run.model_copy(update={"batch": 16, "microbatch": rows}), corpus, gpu) for rows in (None, 4)
+        estimate_step(run.model_copy(update={"batch": 16, "microbatch": rows}), corpus, gpu) for rows in (None, 4)
     )
     assert parts[0] == pytest.approx(whole[0], rel=0.1) and parts[1] < 0.5 * whole[1]
 
 
 def test_what_cannot_be_estimated_says_nothing_rather_than_something():
     _, corpus, kinds = points("dna_51m", "mechanism=[sa]", "optimizer=[shampoo]", "hessian=false")
-    assert estimated_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
+    assert estimate_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
     _, corpus, kinds = points("dna_51m", "mechanism=[sa]", "precision=bf16")
-    assert estimated_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
+    assert estimate_step(kinds["sa", ""], corpus, GPUS["h100"]) is None
 
 
 def test_a_plan_of_proteins_needs_neither_tokenizer_nor_structures(tmp_path, capsys, monkeypatch):

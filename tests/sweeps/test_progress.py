@@ -12,7 +12,7 @@ from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
 from sweeps.progress import TAIL_BYTES, Progress, tail
-from sweeps.trial_names import several_of, variants
+from sweeps.trial_names import list_varied_axes, variants
 from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
@@ -235,7 +235,7 @@ def test_a_variant_names_the_axes_that_vary(tmp_path):
 
 
 def test_a_label_names_what_tells_runs_of_a_sweep_apart(tmp_path):
-    several = several_of(
+    several = list_varied_axes(
         {
             "mechanism": ["sa", "sc"],
             "residual": [{"name": "identity"}, {"name": "hc"}],
@@ -321,7 +321,7 @@ def test_a_run_without_a_step_for_far_longer_than_a_step_takes_is_told(
     try:
         for _ in range(2):
             progress.poll()
-            lines.tell(progress)
+            lines.print_changes(progress)
     finally:
         lock.release()
     word = f"no step for {seconds // 60} min {seconds % 60:02d} s"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stability.runs.processes import Process
-from sweeps.environment import environment
+from sweeps.environment import set_environment
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.launcher import SETTINGS
@@ -114,7 +114,7 @@ def test_a_run_under_which_worker_after_worker_dies_is_failed_after_its_retries(
 def test_a_node_that_is_taken_away_is_one_of_the_retries_for_tune_as_for_the_board(tmp_path):
     trial = fakes.imported("ray.tune.experiment.trial").Trial("a", stub=True)
     trial.storage = SimpleNamespace(trial_driver_staging_path=str(tmp_path))
-    with environment(SETTINGS):
+    with set_environment(SETTINGS):
         trial.handle_error(fakes.imported("ray.exceptions").RayActorError(preempted=True))
     assert trial.run_metadata.num_failures == 1
 

@@ -18,7 +18,7 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher
-from sweeps.launchers.ray.private import admitted, make_access, require_loopback
+from sweeps.launchers.ray.private import join_private, make_access, require_loopback
 from sweeps.reaper import session
 from tests.sweeps import fakes
 
@@ -35,7 +35,7 @@ def commands(scratch):
 
 
 def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
-    with ray_head.early(1):
+    with ray_head.start_early(1):
         begun = ray_head._early[0]
         with ray_cluster.cluster() as scratch:
             assert scratch == begun.scratch
@@ -51,7 +51,7 @@ def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
 
 @pytest.mark.slow  # that a cluster's processes and folder are gone after it is in the test above
 def test_ray_that_was_begun_for_nothing_leaves_nothing_behind():
-    with ray_head.early(1):
+    with ray_head.start_early(1):
         begun = ray_head._early[0]
         assert begun.address
         assert commands(begun.scratch)
@@ -60,16 +60,16 @@ def test_ray_that_was_begun_for_nothing_leaves_nothing_behind():
 
 
 def test_ray_of_other_threads_or_cpus_is_not_taken_over():
-    with ray_head.early(1):
+    with ray_head.start_early(1):
         begun = ray_head._early[0]
-        with ray_head.head(2) as other, ray_head.head(1, num_cpus=1) as third:
+        with ray_head.start_head(2) as other, ray_head.start_head(1, num_cpus=1) as third:
             assert len({begun.scratch, other.scratch, third.scratch}) == 3
 
 
 def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr(ray_head, "ALL_CPUS", "many")
     with (
-        ray_head.head(1) as found,
+        ray_head.start_head(1) as found,
         pytest.raises(
             RuntimeError, match=r"^Ray does not start on this machine \(ValueError: .*'many'\); try launcher=serial$"
         ),
@@ -78,7 +78,7 @@ def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch):
 
 
 def test_a_ray_that_is_killed_is_told_with_its_signal():
-    with ray_head.head(1) as killed:
+    with ray_head.start_head(1) as killed:
         killed.process.send_signal(signal.SIGKILL)
         with pytest.raises(
             RuntimeError, match=r"^Ray does not start on this machine \(signal 9\); try launcher=serial$"
@@ -96,7 +96,7 @@ def test_what_ray_reads_of_the_environment_is_the_users_again_after_a_sweep(monk
     from ray._private import ray_constants
     from ray._raylet import AuthenticationMode, get_authentication_mode
 
-    with admitted(make_access()):
+    with join_private(make_access()):
         assert get_authentication_mode() == AuthenticationMode.TOKEN
         assert not ray_constants.ENABLE_RAY_CLUSTER
     assert get_authentication_mode() != AuthenticationMode.TOKEN
@@ -165,7 +165,7 @@ def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here
         for run in study.runs():
             run.set_status(state, step=1, num_steps=1)
     begun = []
-    monkeypatch.setattr(ray_head, "_started", lambda *arguments: begun.append(arguments) or ExitStack())
+    monkeypatch.setattr(ray_head, "_start", lambda *arguments: begun.append(arguments) or ExitStack())
     with ray_begun_early(compose_values(SweepSpec, Invocation.of([*WORDS, f"runs_dir={tmp_path}", *words]))):
         pass
     assert begun == ([(1, None)] if is_begun else [])

@@ -207,7 +207,7 @@ def test_a_node_that_does_not_see_the_runs_folder_is_refused_at_first_and_later_
     cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ray_cluster, "_session", own := ray_cluster.Session(None, ray_cluster.session().watch))
-    monkeypatch.setattr(ray_cluster, "alive", lambda: [{"NodeID": "8a2f"}])
+    monkeypatch.setattr(ray_cluster, "list_living_nodes", lambda: [{"NodeID": "8a2f"}])
     for module in (ray_cluster, shared_folder):
         monkeypatch.setattr(module, "unseen", lambda pool, nodes, ask=None: {"8a2f": f"node gpu-07 and {pool}: no"})
     said = []
@@ -228,7 +228,7 @@ def test_a_node_that_is_left_out_is_asked_for_nothing_more(cluster, monkeypatch)
     for ids, patience_s in ((set(), 30), (left_out, 2)):  # what arrives does so within some hundredths of a second
         monkeypatch.setattr(ray_cluster.session(), "left_out", ids)
         group = asked.to_placement_group()
-        arrived.append((group.wait(patience_s), len(ray_cluster.alive())))
+        arrived.append((group.wait(patience_s), len(ray_cluster.list_living_nodes())))
         ray.util.remove_placement_group(group)
     assert arrived == [(True, 1), (False, 0)]
 

@@ -14,8 +14,8 @@ from sweeps import launch
 from sweeps.search.asha import AsynchronousAsha, SynchronousAsha
 from sweeps.search.edge import most_rates
 from sweeps.search.optuna import OptunaSearch, propose
-from sweeps.search.rounds import search_of
-from sweeps.trial import trials_of
+from sweeps.search.rounds import make_search
+from sweeps.trial import make_trials
 from tests.reading import read_spec
 from tests.sizes import with_slow
 from tests.sweeps import fakes
@@ -104,11 +104,11 @@ def test_a_curve_with_a_failed_run_waits_for_the_next_time_and_the_others_go_on(
 
 def test_a_plan_says_how_many_runs_there_may_be(tmp_path):
     sweep = Sweep(tmp_path, "lr=edge", "seeds=2")
-    search = search_of(sweep.spec, "f" * 64, {})
+    search = make_search(sweep.spec, "f" * 64, {})
     assert search.most_runs == 2 * 2 * most_rates(sweep.spec.lr.rates(), sweep.spec.lr.edge)
     assert "best rate and edges to 0.05 decades take up to 40 rates of each kind" in search.plan()
     assert [len(part) for part in (search.ask(), sweep.spec.points("f" * 64))] == [36, 36]
-    search = search_of(Sweep(tmp_path, "search=optuna", "search.num=9").spec, "f" * 64, {})
+    search = make_search(Sweep(tmp_path, "search=optuna", "search.num=9").spec, "f" * 64, {})
     assert search.most_runs == 18 and "9 points of each kind with lr_peak from 0.0001 to 0.1" in search.plan()
 
 
@@ -246,7 +246,7 @@ def test_tunes_optuna_search_is_told_the_same_and_suggests_the_same_points(told,
 )
 def test_what_cannot_be_searched_is_said_before_anything_runs(tmp_path, words, message):
     with pytest.raises(ValueError, match=message) as caught:
-        search_of(Sweep(tmp_path, *([] if "search=none" in words else ["search=optuna"]), *words).spec, "f" * 64, {})
+        make_search(Sweep(tmp_path, *([] if "search=none" in words else ["search=optuna"]), *words).spec, "f" * 64, {})
     assert len(str(caught.value).splitlines()) <= 2
 
 
@@ -335,7 +335,7 @@ def test_at_every_rung_the_best_rates_of_every_curve_go_on_with_all_their_seeds(
     sweep = Sweep(tmp_path, *HALVING)
     sweep.run()
     assert len(sweep.trained) == 36 + 12 + 4
-    states = {trial.run_id: trial.directory.status() for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))}
+    states = {trial.run_id: trial.directory.status() for trial in make_trials(sweep.spec, sweep.spec.points("f" * 64))}
     ended = {
         (run.mechanism.name, run.lr_peak, run.seed)
         for _, run in sweep.spec.points("f" * 64)
@@ -369,7 +369,7 @@ def test_a_grid_after_a_halving_takes_up_what_was_left(tmp_path):
     sweep.run()
     spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("search")])
     assert (
-        launch.run(spec, trials_of(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained
+        launch.run(spec, make_trials(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained
         == 32
     )
 
@@ -402,9 +402,9 @@ def test_a_study_keeps_the_rungs_that_it_has_on_record_until_its_settings_change
     record = sweep.study.read()
     assert record["rungs"] == [2, 6]
     older = record | {"rungs": [3, 5]}
-    assert "at steps 3, 5 of 18" in search_of(sweep.spec, "f" * 64, older).plan()
+    assert "at steps 3, 5 of 18" in make_search(sweep.spec, "f" * 64, older).plan()
     other = Sweep(tmp_path, *(word for word in HALVING if word != "steps=18"), "steps=36")
-    assert "at steps 4, 12 of 36" in search_of(other.spec, "f" * 64, older).plan()
+    assert "at steps 4, 12 of 36" in make_search(other.spec, "f" * 64, older).plan()
 
 
 def test_one_learning_rate_cannot_be_left_early(tmp_path):
@@ -417,7 +417,7 @@ def test_asha_leaves_no_room_for_an_edge(tmp_path):
         ValueError, match="search=asha leaves runs of a grid early, lr=edge needs every run to its end; choose one"
     ):
         Sweep(tmp_path, "lr=edge", "search=asha")
-    plan = search_of(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
+    plan = make_search(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
     assert plan == (
         "search=asha: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on, once all have come there"
     )
@@ -434,7 +434,7 @@ def test_rungs_await_their_runs_wherever_ray_does_not_decide(tmp_path, launcher,
         ):
             Sweep(tmp_path, *words)
         return
-    found = search_of(Sweep(tmp_path, *words).spec, "f" * 64, {})
+    found = make_search(Sweep(tmp_path, *words).spec, "f" * 64, {})
     is_asynchronous = launcher == "ray" and synchronous is not True
     assert isinstance(found, AsynchronousAsha if is_asynchronous else SynchronousAsha)
 

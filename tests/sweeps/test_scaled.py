@@ -10,8 +10,8 @@ import pytest
 from stability.config.base import validate
 from stability.config.sweep import SweepSpec
 from sweeps.search.edge import most_rates
-from sweeps.search.rounds import search_of
-from sweeps.trial import trials_of
+from sweeps.search.rounds import make_search
+from sweeps.trial import make_trials
 from tests.sweeps import fakes
 from tests.sweeps.searching import Sweep
 
@@ -54,7 +54,7 @@ def test_lr_edge_refines_each_optimizer_s_curve_around_its_own_range(tmp_path):
 
 def test_the_most_runs_of_a_search_are_those_of_all_its_curves(tmp_path):
     sweep = Sweep(tmp_path, "lr=edge", *SCALED, "lr.num=7")
-    search = search_of(sweep.spec, "f" * 64, {})
+    search = make_search(sweep.spec, "f" * 64, {})
     assert search.most_runs == 2 * sum(most_rates(rates, sweep.spec.lr.edge) for rates in sweep.spec.rates())
 
 
@@ -64,7 +64,7 @@ def test_halving_keeps_the_best_rate_of_each_optimizer(tmp_path):
     sweep.run(train(sweep))
     ended = {
         (trial.spec["optimizer"]["name"], trial.spec["lr_peak"])
-        for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))
+        for trial in make_trials(sweep.spec, sweep.spec.points("f" * 64))
         if trial.directory.status()["state"] == "stable"
     }
     assert ended == {("adamw", 9.49e-4), ("sgd", 9.49e-2)}
@@ -72,7 +72,7 @@ def test_halving_keeps_the_best_rate_of_each_optimizer(tmp_path):
 
 def test_a_population_begins_and_draws_within_its_own_optimizer_s_rates(tmp_path):
     sweep = Sweep(tmp_path, "lr=range", *SCALED, "lr.num=4", "search=pbt", "steps=6", "search.every_steps=3")
-    search = search_of(sweep.spec, "f" * 64, {})
+    search = make_search(sweep.spec, "f" * 64, {})
     first = {}
     for _, run in search.ask():
         first.setdefault((run.mechanism.name, run.optimizer.name, run.seed), []).append(run.lr_peak)

@@ -152,7 +152,7 @@ def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch,
     trial = fakes.make_trial(tmp_path)
     other, looks = RunLock(trial.directory.path), []
     assert other.acquire()
-    look = Trial.held_by_another
+    look = Trial.find_other_owner
 
     def held(self):
         looks.append(look(self))
@@ -161,7 +161,7 @@ def test_it_is_not_tried_again_whenever_the_other_lets_go(tmp_path, monkeypatch,
             other.release()
         return looks[-1]
 
-    monkeypatch.setattr(Trial, "held_by_another", held)
+    monkeypatch.setattr(Trial, "find_other_owner", held)
     how = {"is_done": lambda trial: False, "on_tick": lambda: None, "say": lambda line: None}
     assert list(shared.hand_out([trial], **how, interrupt=Interrupt())) == []
     assert [owner is None for owner in looks[: num_looks + 1]] == [False] * num_looks + [True]
@@ -276,11 +276,11 @@ def test_a_run_is_as_free_for_its_own_launch_as_for_another_once_it_is_left(tmp_
     trial = replace(fakes.make_trial(tmp_path, steps=3), launch="mine")
     steps = run_trial(trial, work=fakes.run_fake)
     next(steps)
-    assert trial.held_by_another() is None
-    assert replace(trial, launch="other").held_by_another() is not None
+    assert trial.find_other_owner() is None
+    assert replace(trial, launch="other").find_other_owner() is not None
     steps.close()
     assert (trial.directory.path / "saved.json").exists(), "closing the trial saves it"
-    assert replace(trial, launch="other").held_by_another() is None
+    assert replace(trial, launch="other").find_other_owner() is None
 
 
 def test_an_entry_that_measures_leaves_a_run_that_a_sweep_works_on(tmp_path, capsys):

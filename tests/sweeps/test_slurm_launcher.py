@@ -87,7 +87,9 @@ def test_a_pickle_that_lies_where_submitit_leaves_a_jobs_result_is_not_read(tmp_
     monkeypatch.setitem(slurm_launcher.POLL_S, "local", 0.0)
     trial, folder, mark = fakes.make_trial(tmp_path), tmp_path / "slurm", tmp_path / "mark"
     folder.mkdir()
-    slurm_jobs.Record(folder, "local").add({trial.run_id: slurm_jobs.Job("999999999", "", slurm_jobs.asked_of(trial))})
+    slurm_jobs.Record(folder, "local").add(
+        {trial.run_id: slurm_jobs.Job("999999999", "", slurm_jobs.describe_requests(trial))}
+    )
     (folder / "999999999_0_result.pkl").write_bytes(pickle.dumps(("success", Planted(mark))))
     if written != "nothing":
         (folder / "999999999_end.json").write_text('{"end": ')

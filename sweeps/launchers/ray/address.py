@@ -47,7 +47,7 @@ def check(address: str) -> None:
         )
 
 
-def _look(address: str) -> None:
+def _request_nodes(address: str) -> None:
     """Ask the head at ``address`` for its list of nodes.
 
     Ray's own check may exit the process or block.
@@ -107,7 +107,7 @@ def connect(address: str) -> None:
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder; its modules must not shadow top-level ones
     try:
-        _look(sys.argv[1])
+        _request_nodes(sys.argv[1])
     except ConnectionError as error:
         print(error)
         sys.exit(1)

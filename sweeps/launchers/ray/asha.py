@@ -59,7 +59,7 @@ class Asha(FIFOScheduler):
         return not self._leaving
 
     def _decide(self, run_id: str, step: int, nll: float) -> str:
-        return self._group(run_id).on_trial_result(*_named(run_id), {"step": step, "val_nll": nll})
+        return self._group(run_id).on_trial_result(*_make_trial_arguments(run_id), {"step": step, "val_nll": nll})
 
     def _count_divergence(self, run_id: str, status: Mapping[str, Any]) -> None:
         if status["state"] == "diverged":
@@ -68,7 +68,7 @@ class Asha(FIFOScheduler):
                     self._decide(run_id, step, WORST)
 
     def _enter(self, run_id: str) -> None:
-        self._group(run_id).on_trial_add(*_named(run_id))
+        self._group(run_id).on_trial_add(*_make_trial_arguments(run_id))
 
     def _group(self, run_id: str) -> AsyncHyperBandScheduler:
         """Return the scheduler of a run's kind and seed, created at its first run."""
@@ -87,7 +87,7 @@ class Asha(FIFOScheduler):
         return self._groups[key]
 
 
-def _named(run_id: str) -> tuple[Any, Any]:
+def _make_trial_arguments(run_id: str) -> tuple[Any, Any]:
     """Return the arguments in place of a Tune trial, with the run's id.
 
     The run's id is equal in all launches, unlike Tune's.

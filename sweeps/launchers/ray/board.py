@@ -15,10 +15,10 @@ from ray.tune.experiment import Trial as TuneTrial
 from stability.runs.directory import STOPPED
 from stability.runs.processes import Process
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray.cluster import alive, leave_out
+from sweeps.launchers.ray.cluster import leave_out, list_living_nodes
 from sweeps.launchers.ray.killing import kill
 from sweeps.launchers.ray.share import Share
-from sweeps.launchers.ray.shared_folder import BLIND, put
+from sweeps.launchers.ray.shared_folder import BLIND, describe_failure
 from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
 from sweeps.standing import hangs
 from sweeps.trial import mark_failed
@@ -129,12 +129,12 @@ class Board(tune.Callback):
             self._fail(_run_id(trial), _last_line(result[ACCOUNT]), result[ACCOUNT])
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._lost(trial)
+        self._handle_loss(trial)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._lost(trial)
+        self._handle_loss(trial)
 
-    def _lost(self, trial: TuneTrial) -> None:
+    def _handle_loss(self, trial: TuneTrial) -> None:
         """Decide whether a run continues or fails after the loss of its worker.
 
         It fails after more than ``node_retries`` losses. If Tune gives a run up earlier, its status stays and the sweep
@@ -160,9 +160,13 @@ class Board(tune.Callback):
 
     def _leave_out(self, node_id: str) -> None:
         """Leave out a late node without access to the runs' folder."""
-        for node in alive():
+        for node in list_living_nodes():
             if node["NodeID"] == node_id:
-                leave_out(node_id, put(node, next(iter(self._job.trials.values())).pool, "it is not there"), self._say)
+                leave_out(
+                    node_id,
+                    describe_failure(node, next(iter(self._job.trials.values())).pool, "it is not there"),
+                    self._say,
+                )
 
     def _fail(self, run_id: str, reason: str, account: str) -> None:
         try:
@@ -177,7 +181,7 @@ class Board(tune.Callback):
             self._had_room_at = now
         elif now - self._looked_at > LOOK_S:
             self._looked_at = now
-            if any(self._share.fits(node["Resources"]) for node in alive()):
+            if any(self._share.fits(node["Resources"]) for node in list_living_nodes()):
                 self._had_room_at = now
         if now - self._had_room_at > NO_NODE_S:
             raise RuntimeError(

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from stability.printable import line_of
-from sweeps.environment import environment, of_driver, of_workers
+from sweeps.environment import list_driver_variables, list_worker_variables, set_environment
 from sweeps.gpu_memory import Peak, kinds, probe
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray.head import Head
-from sweeps.launchers.ray.private import admitted
+from sweeps.launchers.ray.private import join_private
 from sweeps.launchers.ray.share import Share, require_room
-from sweeps.launchers.ray.shared_folder import RULE, check, unseen
+from sweeps.launchers.ray.shared_folder import RULE, check, find_unseen
 from sweeps.launchers.ray.watch import CLUSTER_S, GONE_S, Watch
 from sweeps.trial import Trial
 
@@ -92,25 +92,25 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
 def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Session]:
     """Make this process a driver of its own Ray or of a joined one."""
     with ExitStack() as stack:
-        stack.enter_context(environment(of_driver() | of_workers(threads)))
-        stack.enter_context(_quiet())
+        stack.enter_context(set_environment(list_driver_variables() | list_worker_variables(threads)))
+        stack.enter_context(_silence())
         ray, head, dashboard = import_ray(), None, ""
         is_ours = not ray.is_initialized()
         if is_ours and address is None:
-            head = stack.enter_context(ray_head.head(threads, num_cpus))
-            stack.enter_context(admitted(head.access))
+            head = stack.enter_context(ray_head.start_head(threads, num_cpus))
+            stack.enter_context(join_private(head.access))
         watch = stack.enter_context(Watch())
         if is_ours:
             stack.callback(ray.shutdown)
             dashboard = _join(ray, address, head)
-        watch.begin(_watched(ray, head))
+        watch.begin(_list_watched(ray, head))
         yield Session(head, watch, dashboard)
 
 
-def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
+def _list_watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
     """Return the addresses of Ray's head and this machine's node, for `Watch.begin`."""
     context = ray.get_runtime_context()
-    here = next(node for node in alive() if node["NodeID"] == context.get_node_id())
+    here = next(node for node in list_living_nodes() if node["NodeID"] == context.get_node_id())
     return {
         "the head of the Ray cluster": (context.gcs_address, CLUSTER_S if head is None else GONE_S),
         "Ray's node on this machine": (f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}", GONE_S),
@@ -142,11 +142,11 @@ def admit(pool: str, say: Callable[[str], None]) -> None:
     import ray
 
     here, own = ray.get_runtime_context().get_node_id(), session()
-    others = [node for node in alive() if node["NodeID"] != here]
+    others = [node for node in list_living_nodes() if node["NodeID"] != here]
     if others and not own.is_admitted:
         check(pool, others)
     elif others:
-        for node_id, told in unseen(pool, others).items():
+        for node_id, told in find_unseen(pool, others).items():
             leave_out(node_id, told, say)
     own.is_admitted = True
 
@@ -164,7 +164,7 @@ def leave_out(node_id: str, told: str, say: Callable[[str], None]) -> None:
         say(f"{told}; it is left out ({RULE})")
 
 
-def alive() -> list[dict[str, Any]]:
+def list_living_nodes() -> list[dict[str, Any]]:
     """Return the living nodes, except left-out ones, in the format of ``ray.nodes()``."""
     import ray
 
@@ -172,7 +172,7 @@ def alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
 
 
-def gpus_of(
+def choose_gpus(
     trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]
 ) -> float:
     """Return the GPUs per trial, measuring the runs' memory if needed.
@@ -196,15 +196,15 @@ def gpus_of(
         return float(trials[0].devices)
     own, key = session(), frozenset(kinds(trials))
     if key not in own.peaks:
-        peak = _measured(trials, on_tick, interrupt)
+        peak = _measure_memory(trials, on_tick, interrupt)
         if peak is None:
             return 0.0
         own.peaks[key] = peak
-        say(peak.described())
+        say(peak.describe())
     return own.peaks[key].share
 
 
-def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
+def _measure_memory(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
     """Measure the trials' GPU memory in a task with its own GPU; None once interrupted.
 
     Raises:
@@ -262,7 +262,7 @@ def _join(ray: Any, address: str | None, head: Head | None) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Silence Ray's messages; the live table and run folders show the same facts."""
     logger = logging.getLogger("ray")
     level = logger.level

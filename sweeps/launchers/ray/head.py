@@ -73,14 +73,14 @@ _early: tuple[Head, ExitStack] | None = None
 
 
 @contextmanager
-def early(num_threads: int) -> Iterator[None]:
+def start_early(num_threads: int) -> Iterator[None]:
     """Start Ray before it is certain to be needed.
 
-    The next `head` with equal ``num_threads`` within the ``with`` block uses it.
+    The next `start_head` with equal ``num_threads`` within the ``with`` block uses it.
     """
     global _early
     with ExitStack() as stack:
-        _early = stack.enter_context(_started(num_threads, None)), stack
+        _early = stack.enter_context(_start(num_threads, None)), stack
         try:
             yield
         finally:
@@ -88,7 +88,7 @@ def early(num_threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
+def start_head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
     """Start Ray with ``num_cpus`` (None: all), without waiting for it.
 
     Its workers have ``num_threads`` OpenMP threads.
@@ -99,12 +99,12 @@ def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
             (found, begun), _early = _early, None
             stack.push(begun.pop_all())
         else:
-            found = stack.enter_context(_started(num_threads, num_cpus))
+            found = stack.enter_context(_start(num_threads, num_cpus))
         yield found
 
 
 @contextmanager
-def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
+def _start(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     """Start a head's process with its own temporary folder and reaper.
 
     Process and folder end with the ``with`` block.
@@ -147,13 +147,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
     """Return the environment of Ray's processes and their workers."""
-    from sweeps.environment import of_driver, of_workers
+    from sweeps.environment import list_driver_variables, list_worker_variables
 
     # no prestarted workers: this process runs no tasks
     return {
         "RAY_TMPDIR": str(scratch),
-        **of_driver(),
-        **of_workers(num_threads),
+        **list_driver_variables(),
+        **list_worker_variables(num_threads),
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
     }
@@ -176,7 +176,7 @@ def _remove(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _without_bystanders() -> None:
+def _leave_out_services() -> None:
     """Leave out Ray's autoscaler, dashboard and log monitor.
 
     A Ray with one driver does not need them, and on a small machine they start slower than all the rest. `ray.init` has
@@ -188,7 +188,7 @@ def _without_bystanders() -> None:
         setattr(Node, name, lambda self, *_, **__: None)
 
 
-def _hold(folder: str, num_cpus: str) -> None:
+def _serve(folder: str, num_cpus: str) -> None:
     """Start Ray below ``folder``, print its address, and wait for standard input's end.
 
     Ray makes its folder accessible to everybody. It gets one inside ``folder``; the latter stays 0700.
@@ -199,7 +199,7 @@ def _hold(folder: str, num_cpus: str) -> None:
 
     from sweeps.launchers.ray.private import require_loopback
 
-    _without_bystanders()
+    _leave_out_services()
     cpus = None if num_cpus == ALL_CPUS else int(num_cpus)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
     context: Any = ray.init(
@@ -213,4 +213,4 @@ def _hold(folder: str, num_cpus: str) -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder; its modules must not shadow top-level ones
-    _hold(*sys.argv[1:])
+    _serve(*sys.argv[1:])

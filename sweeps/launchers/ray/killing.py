@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 
 from stability.runs.processes import Process
-from sweeps.launchers.ray.cluster import alive
+from sweeps.launchers.ray.cluster import list_living_nodes
 
 
 def kill(process: Process) -> bool:
@@ -23,7 +23,7 @@ def kill(process: Process) -> bool:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    for node in alive():
+    for node in list_living_nodes():
         if node["NodeManagerHostname"] == process.host:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ray.remote(num_cpus=0, max_retries=0)(kill_here).options(scheduling_strategy=there).remote(process)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stability.printable import line_of
 from stability.runs.processes import Process
-from sweeps.environment import environment, of_driver
+from sweeps.environment import list_driver_variables, set_environment
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
-from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
+from sweeps.launchers.ray.cluster import TICK_S, admit, choose_gpus, cluster, import_ray, list_living_nodes, session
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.trial import RunTrial, Trial, run_trial
 
@@ -61,7 +61,7 @@ def require(share: Share, address: str | None) -> None:
     Either Ray is missing, or no cluster answers at ``address``, or, without an address, this machine has too few
     resources.
     """
-    with environment(SETTINGS | of_driver()):  # read when Ray is imported
+    with set_environment(SETTINGS | list_driver_variables()):  # read when Ray is imported
         import_ray("ray.tune")
     ray_cluster.require(share, address)
 
@@ -110,20 +110,20 @@ def launch(
     if not trials:
         return
     with ExitStack() as stack:
-        stack.enter_context(environment(SETTINGS | of_driver()))
+        stack.enter_context(set_environment(SETTINGS | list_driver_variables()))
         import_ray("ray.tune")  # while Ray starts
         stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
         tick = partial(_tick, on_tick)
         _announce(say)
         if not interrupt.requested:
-            gpus = gpus_of(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
+            gpus = choose_gpus(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
         if interrupt.requested:
             return
         admit(trials[0].pool, say)
-        share, nodes = Share(cpus_per_trial, gpus), alive()
+        share, nodes = Share(cpus_per_trial, gpus), list_living_nodes()
         require_room(share, [node["Resources"] for node in nodes])
         slots = sum(share.fits(node["Resources"]) for node in nodes)
-        stack.enter_context(environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
+        stack.enter_context(set_environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
         from sweeps.launchers.ray.trainable import Job
 
         own = folder / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
@@ -157,7 +157,14 @@ def _fit(
 
     settle = (lambda: True) if scheduler is None else scheduler.settle
     board = Board(
-        job, share, node_retries, hang_s, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
+        job,
+        share,
+        node_retries,
+        hang_s,
+        on_tick=partial(_tick_inside_tuner, tick),
+        settle=settle,
+        interrupt=interrupt,
+        say=say,
     )
     tuner = _tuner(job, share, node_retries, scheduler, board)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -190,7 +197,7 @@ def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, bo
     trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), request(share))
     return tune.Tuner(
         trainable,
-        param_space={RUN: tune.grid_search([described(trial) for trial in job.trials.values()])},
+        param_space={RUN: tune.grid_search([describe(trial) for trial in job.trials.values()])},
         tune_config=tune.TuneConfig(
             reuse_actors=True,
             scheduler=scheduler,
@@ -210,7 +217,7 @@ def _tuner(job: Job, share: Share, node_retries: int, scheduler: Asha | None, bo
     )
 
 
-def described(trial: Trial) -> dict[str, Any]:
+def describe(trial: Trial) -> dict[str, Any]:
     """Return a run's row in Tune's tables: id, label, learning rate, seed."""
     return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
 
@@ -228,7 +235,7 @@ def _tick(on_tick: Callable[[], None]) -> None:
     on_tick()
 
 
-def _past_tune(tick: Callable[[], None]) -> None:
+def _tick_inside_tuner(tick: Callable[[], None]) -> None:
     """Refresh the live table from within a Tuner; raise `Lost` if Ray has died."""
     try:
         tick()

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweeps.environment import environment, of_driver
+from sweeps.environment import list_driver_variables, set_environment
 from sweeps.launchers.ray.cluster import import_ray
 from sweeps.launchers.ray.launcher import SETTINGS
 
@@ -27,7 +27,7 @@ def suggestions(
     Raises:
         RuntimeError: Ray Tune is missing.
     """
-    with environment(SETTINGS | of_driver()):  # read when Ray is imported
+    with set_environment(SETTINGS | list_driver_variables()):  # read when Ray is imported
         module = import_ray("ray.tune.search.optuna")
     points, rewards = [values for values, _ in told], [value for _, value in told]
     searcher = module.OptunaSearch(

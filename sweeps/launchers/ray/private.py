@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sweeps.environment import environment
+from sweeps.environment import set_environment
 
 # With "0", Ray runs on this machine only, its default on Windows and macOS: nodes have the address 127.0.0.1, and their
 # servers bind to no other address.
@@ -26,7 +26,7 @@ def make_access() -> dict[str, str]:
 
 
 @contextmanager
-def admitted(access: dict[str, str]) -> Iterator[None]:
+def join_private(access: dict[str, str]) -> Iterator[None]:
     """Let this process join the private Ray of ``access`` within the ``with`` block.
 
     Ray reads all three variables at import only, so its copies are renewed here.
@@ -34,7 +34,7 @@ def admitted(access: dict[str, str]) -> Iterator[None]:
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
-    with environment(access):
+    with set_environment(access):
         ray_constants.ENABLE_RAY_CLUSTER = False
         _read_environment()
         try:

@@ -32,11 +32,11 @@ def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) ->
         nodes: nodes as in ``ray.nodes()``.
         ask: replaces the remote task in tests.
     """
-    for told in unseen(pool, nodes, ask).values():
+    for told in find_unseen(pool, nodes, ask).values():
         raise RuntimeError(f"{told};\n{RULE}")
 
 
-def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> dict[str, str]:
+def find_unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> dict[str, str]:
     """Return an error message per node id without access to ``pool``.
 
     A node without an answer counts as such.
@@ -47,19 +47,19 @@ def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -
         ask: replaces the remote task in tests.
     """
     folder, token = name_temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
-    _lay(folder, token)
+    _write_token(folder, token)
     told = {}
     try:
         pending = {node["NodeID"]: (ask or _ask)(str(folder), token, node["NodeID"], TOKEN) for node in nodes}
         for node in nodes:
-            if reason := _answer(pending[node["NodeID"]]) or _missing(folder / node["NodeID"], token):
-                told[node["NodeID"]] = put(node, pool, reason)
+            if reason := _answer(pending[node["NodeID"]]) or _await_answer(folder / node["NodeID"], token):
+                told[node["NodeID"]] = describe_failure(node, pool, reason)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return told
 
 
-def put(node: dict[str, Any], pool: str, reason: str) -> str:
+def describe_failure(node: dict[str, Any], pool: str, reason: str) -> str:
     """Return the message on a node without access to the runs' folder.
 
     Args:
@@ -98,7 +98,7 @@ def reply(folder: str, token: str, name: str, token_file: str) -> str:
     return ""
 
 
-def _lay(folder: Path, token: str) -> None:
+def _write_token(folder: Path, token: str) -> None:
     folder.mkdir(parents=True)
     (folder / TOKEN).write_text(token)
 
@@ -123,7 +123,7 @@ def _answer(pending: Any) -> str:
         return f"asking there failed ({line_of(error, -1)})"
 
 
-def _missing(answer: Path, token: str) -> str:
+def _await_answer(answer: Path, token: str) -> str:
     deadline = time.monotonic() + ARRIVAL_S
     while True:
         if answer.is_file() and answer.read_text() == token:

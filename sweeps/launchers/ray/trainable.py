@@ -99,7 +99,7 @@ class RunTrainable(tune.Trainable):
         assert self._steps is not None
         told_at = looked_at = time.monotonic()
         if self._job.stop_file.exists():
-            return self._ended()
+            return self._finish()
         for _ in self._steps:
             now = time.monotonic()
             if now - looked_at > LOOK_S:
@@ -108,12 +108,12 @@ class RunTrainable(tune.Trainable):
                     self._close()
                     os._exit(1)  # without a driver, nothing reads a result
                 if self._job.stop_file.exists():
-                    return self._ended()
+                    return self._finish()
             self._count += 1
-            if now - told_at > REPORT_S or self._stands_at_a_milestone():
+            if now - told_at > REPORT_S or self._is_at_milestone():
                 self._read()
                 return {**self._told, "done": False}
-        return self._ended()
+        return self._finish()
 
     def cleanup(self) -> None:
         self._close()
@@ -129,7 +129,7 @@ class RunTrainable(tune.Trainable):
         self._told: dict[str, Any] = {**dict.fromkeys(COLUMNS), "state": "running"}
         self._begun_at = self._count = 0
 
-    def _stands_at_a_milestone(self) -> bool:
+    def _is_at_milestone(self) -> bool:
         """Return whether the last step is one of the scheduler's decision steps."""
         if not self._job.milestones:
             return False
@@ -152,7 +152,7 @@ class RunTrainable(tune.Trainable):
             finally:
                 release()
 
-    def _ended(self) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         """Close the run and return its last result from its status.
 
         A diverged run reports its last good step and no NLL, whatever its log ends with. A run held by another sweep
@@ -161,7 +161,7 @@ class RunTrainable(tune.Trainable):
         self._close()
         self._read()
         status = self._trial.directory.status()
-        if status["state"] in ("queued", RUNNING) and self._trial.held_by_another():
+        if status["state"] in ("queued", RUNNING) and self._trial.find_other_owner():
             return {**self._told, "state": LEFT, "done": True}
         nll = {"val_nll": status["result"]["val_nll"]} if "result" in status else {}
         return {**self._told, "state": status["state"], "step": status["step"], **nll, "done": True}

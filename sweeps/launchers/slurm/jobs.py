@@ -34,7 +34,7 @@ class Job:
     Attributes:
         job_id: Slurm's id, or a process id.
         started: start of the process, to distinguish it from a later one with the same id.
-        asked: the trial's requested measurements (`asked_of`).
+        asked: the trial's requested measurements (`describe_requests`).
     """
 
     job_id: str
@@ -127,7 +127,7 @@ class SlurmQueue:
         }
         return {name: value for name, value in values.items() if value is not None or name == "wckey"}
 
-    def living(self, jobs: Sequence[Job]) -> set[str] | None:
+    def list_living(self, jobs: Sequence[Job]) -> set[str] | None:
         """Return the ids of waiting, running and ending jobs; None without an answer from Slurm."""
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         found = subprocess.run(command, capture_output=True, text=True)
@@ -158,7 +158,7 @@ class LocalQueue:
             self._executor.update_parameters(setup=list(spec.setup))
 
     def submit(self, callables: Sequence[TrialJob]) -> list[str]:
-        with _ignored_by_children():
+        with _make_children_ignore_signals():
             return [self._start(item) for item in callables]
 
     def _start(self, item: TrialJob) -> str:
@@ -174,7 +174,7 @@ class LocalQueue:
         free = (gpu for gpu in range(num_gpus() if self._num_gpus else 0) if gpu not in taken)
         return tuple(itertools.islice(free, self._num_gpus))
 
-    def living(self, jobs: Sequence[Job]) -> set[str]:
+    def list_living(self, jobs: Sequence[Job]) -> set[str]:
         # done() also reaps ended child processes
         self._submitted = [(job, gpus) for job, gpus in self._submitted if not job.done()]
         return {job.job_id for job in jobs if read_start_time(int(job.job_id)) == job.started}
@@ -187,7 +187,7 @@ Queue = SlurmQueue | LocalQueue
 
 
 @contextmanager
-def _ignored_by_children() -> Iterator[None]:
+def _make_children_ignore_signals() -> Iterator[None]:
     """Make processes started within the ``with`` block ignore Ctrl-C and the terminal's end.
 
     Ctrl-C reaches every process of a terminal. Jobs have their own stop file, and must survive the terminal.
@@ -233,12 +233,12 @@ def forget(folder: Path, job_id: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def asked_of(trial: Any) -> str:
+def describe_requests(trial: Any) -> str:
     """Return a trial's curvature and sampling requests as JSON."""
     return json.dumps([trial.curvature, trial.generate], sort_keys=True)
 
 
-def now_started(job_id: str, executor: str) -> str:
+def read_start_time_now(job_id: str, executor: str) -> str:
     return read_start_time(int(job_id)) or "" if executor == "local" else ""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stability.config.launchers import SlurmSpec
-from sweeps.environment import environment, of_workers
+from sweeps.environment import list_worker_variables, set_environment
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.slurm.job import ENDED, STOPPED, TrialJob
 from sweeps.launchers.slurm.jobs import (
@@ -22,13 +22,13 @@ from sweeps.launchers.slurm.jobs import (
     Queue,
     Record,
     SlurmQueue,
-    asked_of,
     cores,
+    describe_requests,
     forget,
     log_of,
-    now_started,
     num_gpus,
     read_end,
+    read_start_time_now,
 )
 from sweeps.trial import RunTrial, Trial, mark_failed, run_trial
 
@@ -67,7 +67,7 @@ def launch(
         RuntimeError: submitit or Slurm is missing, or Slurm refuses the jobs.
     """
     if trials:
-        with environment(of_workers(int(trials[0].spec["threads"]))):
+        with set_environment(list_worker_variables(int(trials[0].spec["threads"]))):
             _Sweep(trials, slurm, folder, run, say).work(on_tick, interrupt)
 
 
@@ -138,7 +138,7 @@ class _Sweep:
     def work(self, on_tick: Callable[[], None], interrupt: Interrupt) -> None:
         self._stop_file.unlink(missing_ok=True)
         self._adopt()
-        while self._waiting or self._mine():
+        while self._waiting or self._list_own_jobs():
             if interrupt.requested:
                 self.stop(on_tick)
                 return
@@ -147,13 +147,13 @@ class _Sweep:
             on_tick()
             time.sleep(TICK_S)
 
-    def _mine(self) -> dict[str, Job]:
+    def _list_own_jobs(self) -> dict[str, Job]:
         return {run_id: job for run_id, job in self._record.jobs.items() if run_id in self._trials}
 
     def _adopt(self) -> None:
         """Find the jobs of an earlier driver."""
         self._drop_gone(self._record.jobs, must_answer=True)
-        found = self._mine()
+        found = self._list_own_jobs()
         self._waiting = deque(run_id for run_id in self._trials if run_id not in found)
         if found:
             self._say(f"found {len(found)} job{'s' if len(found) > 1 else ''} of an earlier start again")
@@ -165,7 +165,7 @@ class _Sweep:
             return
         job_ids = self._queue.submit([TrialJob(self._trials[run_id], self._run, self._stop_file) for run_id in run_ids])
         made = [
-            Job(job_id, now_started(job_id, self._slurm.executor), asked_of(self._trials[run_id]))
+            Job(job_id, read_start_time_now(job_id, self._slurm.executor), describe_requests(self._trials[run_id]))
             for run_id, job_id in zip(run_ids, job_ids, strict=True)
         ]
         self._record.add(dict(zip(run_ids, made, strict=True)))
@@ -175,10 +175,10 @@ class _Sweep:
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
-        living = self._queue.living(list(self._record.jobs.values()))
+        living = self._queue.list_living(list(self._record.jobs.values()))
         if living is None:  # the controller restarts; the jobs continue
             return
-        for run_id, job in self._mine().items():
+        for run_id, job in self._list_own_jobs().items():
             if job.job_id in living:
                 self._ended_at.pop(run_id, None)
             elif self._settle(run_id, job):
@@ -199,15 +199,15 @@ class _Sweep:
             return False
         end, account = left or ("", "")
         if end == ENDED:
-            if job.asked != asked_of(trial):  # an earlier command requested other measurements
+            if job.asked != describe_requests(trial):  # an earlier command requested other measurements
                 self._waiting.append(run_id)
         elif end == STOPPED:
-            self._again(trial, job)
+            self._resubmit(trial, job)
         else:
             self._fail(trial, job, account)
         return True
 
-    def _again(self, trial: Trial, job: Job) -> None:
+    def _resubmit(self, trial: Trial, job: Job) -> None:
         """Submit a saved run again after its job was stopped from outside.
 
         The run fails after more than ``requeues`` stops.
@@ -236,15 +236,15 @@ class _Sweep:
     def stop(self, on_tick: Callable[[], None]) -> None:
         """Let the jobs save and end, and wait for them up to `GRACE_S`."""
         self._stop_file.touch()
-        self._queue.cancel_waiting(list(self._mine().values()))
+        self._queue.cancel_waiting(list(self._list_own_jobs().values()))
         deadline, polled_at = time.monotonic() + GRACE_S, float("-inf")
-        while (jobs := self._mine()) and time.monotonic() < deadline:
+        while (jobs := self._list_own_jobs()) and time.monotonic() < deadline:
             if time.monotonic() - polled_at >= POLL_S[self._slurm.executor]:
                 polled_at = time.monotonic()
                 self._drop_gone(jobs)
             on_tick()
             time.sleep(TICK_S)
-        if jobs := self._mine():
+        if jobs := self._list_own_jobs():
             self._say(f"{len(jobs)} jobs are still at a step; they save and end by themselves")
 
     def _drop_gone(self, jobs: dict[str, Job], must_answer: bool = False) -> None:
@@ -253,7 +253,7 @@ class _Sweep:
         Raises:
             RuntimeError: ``must_answer`` is set and Slurm does not answer.
         """
-        living = self._queue.living(list(jobs.values())) if jobs else set()
+        living = self._queue.list_living(list(jobs.values())) if jobs else set()
         if living is None and must_answer:
             raise RuntimeError(
                 "squeue does not answer, so nobody knows which jobs of an earlier start still live; try again when "
