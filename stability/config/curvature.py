@@ -33,9 +33,7 @@ class SpectraSpec(Settings):
     trace_products: int = Field(
         default=30, ge=6, description="Hessian-vector products of the trace, by Hutch++ (sharpness)"
     )
-    noise_batches: int = Field(
-        default=8, ge=1, description="batches that the gradient noise scale is taken from (sharpness)"
-    )
+    noise_batches: int = Field(default=8, ge=1, description="batches for the gradient noise scale (sharpness)")
     noise_parts: int = Field(default=8, ge=2, description="microbatches of each of these batches (sharpness)")
     density_probes: int = Field(default=3, ge=1, description="random vectors of the spectral density")
     density_products: int = Field(default=24, ge=2, description="Hessian-vector products for each of these vectors")
@@ -65,7 +63,7 @@ class CurvatureSpec(Settings):
     gradient: Annotated[Literal["auto", "true", "clipped"], BeforeValidator(_read_true_as_text)] = Field(
         default="auto",
         description=(
-            "whose slope enters the formula: the loss's own, the clipped one, or (auto) clipped for state=paper, "
+            "gradient of α_max's slope: the loss's own, the clipped one, or (auto) clipped for state=paper, "
             "else the loss's own"
         ),
     )
@@ -90,9 +88,9 @@ class CurvatureSpec(Settings):
         default="auto", description="how uᵀHu is computed"
     )
     precision: Literal["float32", "run"] = Field(
-        default="float32", description="what the loss is computed in; run: in what the run was trained in"
+        default="float32", description="precision of the loss; run: as in the run's training"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
+    seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks; training never uses these")
     measure: tuple[Literal["alpha_max", "critical_lr", "profile", "sharpness", "density", "blocks"], ...] = Field(
         default=("alpha_max",),
         min_length=1,

@@ -34,7 +34,7 @@ class HessianSpec(Settings):
     data: Annotated[Part, one_part("data")] | None = Field(
         default=None, description="the text that the model is to be fine-tuned on (hf)"
     )
-    lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
+    lr: LearningRates | None = Field(default=None, description="learning rates to compare with α_max (hf)")
     positions: int | None = Field(
         default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less"
     )
@@ -105,7 +105,9 @@ class ReportSpec(Settings):
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
     together: str | None = Field(
-        default=None, pattern=STUDY_NAME, description="name of one PDF, or page, about all of them; null: one each"
+        default=None,
+        pattern=STUDY_NAME,
+        description="name of one PDF or page about all studies; null: one for each study",
     )
     layout: Literal["study", "paper"] = Field(
         default="study",
@@ -143,7 +145,7 @@ class ReportSpec(Settings):
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: Annotated[str, Place()] = Field(
-        default="reports", min_length=1, description="folder of what is written"
+        default="reports", min_length=1, description="folder of the written files"
     )
 
     @model_validator(mode="after")
@@ -175,11 +177,11 @@ class StatusSpec(Settings):
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     watch: Annotated[float | None, BeforeValidator(_parse_interval)] = Field(
-        default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
+        default=None, gt=0, description="seconds between refreshes, until the study has ended; true: 2"
     )
     clean: Annotated[Literal["unlisted"] | None, BeforeValidator(_check_clean)] = Field(
         default=None,
-        description="unlisted: remove the runs that no study lists, and what dead processes left half-written",
+        description="unlisted: remove the runs that no study lists, and half-written files of dead processes",
     )
     delete: str | None = Field(
         default=None,
@@ -209,7 +211,7 @@ class ProbeSpec(Settings):
 
     what: Literal["spectra", "qk", "pdmm", "streams", "training_free", "mirror", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
-        "residual streams, what stands in for sa without training, the NLL of a text read backwards, or the plain "
+        "residual streams, sa replaced without training, the NLL of a text read backwards, or the plain "
         "graphs' λ_1"
     )
     ckpt: Annotated[str | None, Place()] = Field(
@@ -227,7 +229,7 @@ class ProbeSpec(Settings):
         description="held-out sequences that the layers are measured on (spectra, pdmm, streams, training_free)",
     )
     mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
-        default=(), description="what stands in for sa: sparge, fasa, with settings of their own (training_free)"
+        default=(), description="mechanisms that replace sa: sparge, fasa, with settings of their own (training_free)"
     )
     budgets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         default=(0.1, 0.25, 0.5, 0.75, 0.9, 1.0),
@@ -235,14 +237,14 @@ class ProbeSpec(Settings):
         description="shares that may be kept: sparge's τ, fasa's keys over positions; 1: all (training_free)",
     )
     calibration: int = Field(
-        default=8, ge=1, description="training sequences that fasa's frequency chunks are chosen by (training_free)"
+        default=8, ge=1, description="training sequences for choosing fasa's frequency chunks (training_free)"
     )
     outlier_log_range: float = Field(
         default=30.0,
         gt=0,
         description=(
-            "ln(1/ν) above which what Sinkhorn's iterations are given counts as an outlier, ν the relative range "
-            "(streams)"
+            "ln(1/ν) above which an input of Sinkhorn's iterations counts as an outlier; ν: its relative "
+            "range (streams)"
         ),
     )
     probes: int = Field(
@@ -250,7 +252,9 @@ class ProbeSpec(Settings):
     )
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
     seed: int = Field(
-        default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)"
+        default=0,
+        ge=0,
+        description="seed of the random vectors (spectra), or of the networks and the order of updates (pdmm)",
     )
     nodes: int = Field(default=8, ge=3, le=1024, description="nodes of each network (pdmm)")
     constraints: Literal["consensus", "general"] = Field(
@@ -261,18 +265,18 @@ class ProbeSpec(Settings):
         default=1.0,
         gt=0,
         le=1,
-        description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)",
+        description="share of the new message in each message sent: 1 is PDMM, 0.5 is ADMM (pdmm)",
     )
     iterations: int = Field(
         default=200, ge=2, description="iterations; an asynchronous one is as many updates as there are nodes (pdmm)"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU"
+        default="auto", description="device of the model; eigenvalues of graphs are computed on the CPU"
     )
     reports_dir: Annotated[str, Place()] = Field(
         default="reports",
         min_length=1,
-        description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)",
+        description="folder of the figure if no ckpt is given (connectivity, pdmm)",
     )
 
     @model_validator(mode="after")

@@ -64,17 +64,17 @@ class GenerationSpec(Settings):
     temperature: float = Field(
         default=1.0,
         ge=0,
-        description="what the logarithms of a token's probabilities are divided by; 0: always the likeliest token",
+        description="divisor of the tokens' log-probabilities; 0: always the likeliest token",
     )
-    batch: int = Field(default=32, ge=1, description="sequences that the model, and the oracle, are given at a time")
+    batch: int = Field(default=32, ge=1, description="sequences per pass of the model, and of the oracle")
     seed: int = Field(default=0, ge=0, description="seed of the samples; sample i is a function of it and of i")
     overwrite: bool = Field(
         default=False,
-        description="whether finished samples and scores that other settings or another oracle gave are replaced",
+        description="whether finished samples and scores of other settings or another oracle are replaced",
     )
     oracle: Annotated[str | None, Place()] = Field(
         default=None,
-        description="who scores the samples: hf:NAME_OR_FOLDER, ckpt:FOLDER or evo2:CHECKPOINT; null: nobody",
+        description="model that scores the samples: hf:NAME_OR_FOLDER, ckpt:FOLDER or evo2:CHECKPOINT; null: none",
     )
     own: Any = Field(
         default_factory=lambda: own_settings()(), description="settings of one kind of samples; written flat"

@@ -23,10 +23,12 @@ class Group(Settings):
 
     role: str = Field(description=f"the role: {', '.join(ROLES)}")
     lr_scale: float = Field(
-        default=1.0, ge=0, description="learning rate of these parameters over the run's; 0: they stay where they start"
+        default=1.0,
+        ge=0,
+        description="factor on the run's learning rate; 0: these parameters keep their initial values",
     )
     settings: tuple[tuple[str, Any], ...] = Field(
-        default=(), description="settings of the optimizer's own that are others for these parameters"
+        default=(), description="settings of the optimizer that differ for these parameters"
     )
 
     def dump(self) -> dict[str, Any]:

@@ -28,19 +28,18 @@ class RaySpec(Settings):
     address: str | None = Field(
         default=None,
         min_length=1,
-        description="a Ray cluster that runs already: auto or HOST:PORT; null: Ray on this machine alone",
+        description="running Ray cluster to join: auto or HOST:PORT; null: Ray on this machine alone",
     )
     node_retries: int = Field(
         default=2,
         ge=0,
-        description="how often a run goes on, on another node or in another process, after its own has died, before it "
-        "is failed",
+        description="how often a run resumes after the death of its node or process, before it counts as failed",
     )
     hang_s: float | None = Field(
         default=None,
         gt=0,
-        description="seconds without a step of training after which a run's process is killed and the run goes on in "
-        "another: longer than a validation takes; null: never",
+        description="seconds without a training step after which a run's process is killed and the run resumes in "
+        "another; must be longer than a validation; null: never",
     )
 
     @field_validator("address")
@@ -78,12 +77,13 @@ class SlurmSpec(Settings):
         default=90,
         ge=10,
         le=3600,
-        description="seconds before the limit at which a job saves: longer than a step and a checkpoint take",
+        description="seconds before the limit at which a job saves; must be longer than a step and a checkpoint",
     )
     requeues: int = Field(
         default=10,
         ge=0,
-        description="how often a job that was preempted or ran out of time is queued again, before its run is failed",
+        description="how often a job that was preempted or ran out of time is queued again, before its run counts as "
+        "failed",
     )
     cpus: int | None = Field(default=None, ge=1, description="CPUs of a job; null: as many as a run has threads")
     gpus: int = Field(default=0, ge=0, description="GPUs of a job")

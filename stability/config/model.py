@@ -17,7 +17,7 @@ class ModelSpec(Settings):
     layers: int = Field(ge=1, le=10_000, description="number of blocks")
     width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
-    positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
+    positions: int = Field(ge=2, le=2**24, description="sequence length N in training")
     ffn_multiple: float = Field(
         default=4.0,
         gt=0,
@@ -40,27 +40,27 @@ class ModelSpec(Settings):
     )
     qk_bias: float = Field(
         default=0.0,
-        description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
+        description="initial value of attention's query and key biases; equal ones make the first pattern local (RoPE)",
     )
     embedding_std: Annotated[float, Since(1.0)] = Field(
-        default=1.0, gt=0, description="standard deviation that token embeddings start with (model.init=ours)"
+        default=1.0, gt=0, description="initial standard deviation of the token embeddings (model.init=ours)"
     )
     init: Annotated[Literal["ours", "torch", "nanogpt", "sedd"], Since("ours")] = Field(
         default="ours",
-        description="rule that weights start by: this project's, torch's own, or that of nanoGPT's or SEDD's code",
+        description="initialisation of the weights: this project's, torch's own, or that of nanoGPT's or SEDD's code",
     )
     tied: Annotated[bool, Since(False)] = Field(
-        default=False, description="whether the head's weight is the embedding's: the model holds that matrix once"
+        default=False, description="whether the head and the embedding share one matrix"
     )
     head_bias: Annotated[bool, Since(True)] = Field(default=True, description="whether the head adds a bias")
     embedding_width: Annotated[int | None, Since(None)] = Field(
         default=None,
         ge=1,
         le=2**20,
-        description="width of the tokens' table, from which a linear map leads to the model's; null: the model's own",
+        description="width of the token table, followed by a linear map to the model's width; null: the model's width",
     )
     loops: Annotated[int, Since(1)] = Field(
-        default=1, ge=1, le=10_000, description="how often the blocks are passed in a row, with the same weights"
+        default=1, ge=1, le=10_000, description="number of passes through the blocks, with the same weights"
     )
     mixer_bias: Annotated[Literal["all", "out", "none"], Since("all")] = Field(
         default="all",

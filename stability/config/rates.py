@@ -20,19 +20,19 @@ class EdgeSettings(Settings):
     """
 
     resolution_decades: float = Field(
-        default=0.05, ge=0.02, le=1, description="width of the brackets in which the best rate and both edges end"
+        default=0.05, ge=0.02, le=1, description="final width of the brackets around the best rate and both edges"
     )
     nll_tolerance: float = Field(
         default=0.05,
         gt=0,
         le=1,
-        description="share of the best NLL by which an NLL may lie above it and still be near it",
+        description="excess over the best NLL, as a share of it, up to which an NLL counts as near it",
     )
     extend_decades: float = Field(
         default=2.0,
         ge=0,
         le=6,
-        description="how far beyond low and high rates are tried where an edge or the best lies outside",
+        description="how far beyond low and high rates are tried if an edge or the best rate lies outside",
     )
 
 

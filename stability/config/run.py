@@ -41,7 +41,7 @@ class AbstractRecipe(Settings):
         default="mlp", validate_default=True, description="feed-forward network of each block"
     )
     position: Annotated[Part, one_part("positions"), Bare(), Since("rope")] = Field(
-        default="rope", validate_default=True, description="how positions are told apart"
+        default="rope", validate_default=True, description="how positions are encoded"
     )
     linear: Annotated[Part, one_part("linears"), Bare(), Since("dense")] = Field(
         default="dense", validate_default=True, description="linear maps of mixers and feed-forward networks"
@@ -60,16 +60,17 @@ class AbstractRecipe(Settings):
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
     compile: Annotated[bool, Since(False)] = Field(
         default=False,
-        description="whether torch.compile makes the training step's forward and backward pass; it rounds otherwise",
+        description="whether torch.compile compiles the training step's forward and backward pass; its rounding "
+        "differs",
     )
     cuda_graphs: Annotated[bool, Since(False)] = Field(
         default=False,
         description="whether the step's forward and backward pass is a CUDA graph, one launch for all of its kernels",
     )
     guards: Annotated[GuardSpec, Since({})] = Field(
-        default=GuardSpec(), description="what a step does whose numbers are not finite"
+        default=GuardSpec(), description="reaction to a step with numbers that are not finite"
     )
-    log: Annotated[LogSpec, Since({})] = Field(default=LogSpec(), description="what is logged beside the metrics")
+    log: Annotated[LogSpec, Since({})] = Field(default=LogSpec(), description="what is logged besides the metrics")
     threads: int = Field(
         default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it"
     )
@@ -100,13 +101,13 @@ class RunSpec(AbstractRecipe):
     )
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
     data_fingerprint: str = Field(
-        min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id"
+        min_length=1, description="sha256 of the prepared data; it replaces their path in the run's id"
     )
     init: Annotated[InitSpec | None, Since(None)] = Field(
-        default=None, description="checkpoint of another run that this one goes on from; null: it begins anew"
+        default=None, description="checkpoint of another run from which this one continues; null: none"
     )
     weights: Annotated[WeightsSpec | None, Since(None)] = Field(
-        default=None, description="weights that it starts from at step 0, a sweep's init; null: those of its seed"
+        default=None, description="initial weights, a sweep's init; null: drawn by its seed"
     )
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 

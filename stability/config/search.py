@@ -32,7 +32,7 @@ class Dimension(Settings):
     )
     low: float = Field(description="smallest value")
     high: float = Field(description="largest value")
-    log: bool = Field(default=False, description="whether equal ratios count as equally far")
+    log: bool = Field(default=False, description="whether the scale is logarithmic")
 
     @model_validator(mode="after")
     def _check_order(self) -> Dimension:
@@ -79,10 +79,12 @@ class SearchSpec(Settings):
     """
 
     name: Literal["optuna"] = Field(description="how points are chosen")
-    num: int = Field(default=40, ge=1, description="points that are tried of each kind of run, each with all seeds")
-    startup: int = Field(default=10, ge=1, description="of them the first, drawn at random")
+    num: int = Field(default=40, ge=1, description="points of each kind of run, each with all seeds")
+    startup: int = Field(default=10, ge=1, description="number of the first points, drawn at random")
     batch: int | None = Field(
-        default=None, ge=1, description="points chosen at a time of each kind; null: as many as run side by side"
+        default=None,
+        ge=1,
+        description="points of each kind that are chosen at a time; null: as many as run side by side",
     )
     seed: int = Field(default=0, ge=0, description="seed of the draws; the same seed and batch choose the same points")
     space: Annotated[tuple[Dimension, ...], BeforeValidator(_parse_dimensions)] = Field(
@@ -106,7 +108,9 @@ class AshaSpec(Settings):
     """
 
     name: Literal["asha"] = Field(description="how points are chosen")
-    reduction: int = Field(default=3, ge=2, description="at each rung one in so many goes on; the rungs' ratio, too")
+    reduction: int = Field(
+        default=3, ge=2, description="at each rung one run in so many continues; also the ratio of successive rungs"
+    )
     first_step: int | None = Field(
         default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
     )
@@ -154,14 +158,17 @@ class PbtSpec(Settings):
     name: Literal["pbt"] = Field(description="how points are chosen")
     every_steps: int | None = Field(default=None, ge=1, description="steps of a segment; null: a tenth of steps")
     quantile: float = Field(
-        default=0.25, gt=0, le=0.5, description="share of a population that takes over, and of those it takes from"
+        default=0.25,
+        gt=0,
+        le=0.5,
+        description="share of the population that copies a checkpoint, and share of the best that are copied",
     )
-    factor: float = Field(default=1.25, gt=1, le=10, description="by which a rate that was taken over is changed")
+    factor: float = Field(default=1.25, gt=1, le=10, description="factor by which a copied rate is changed")
     resample: float = Field(
         default=0.25,
         ge=0,
         le=1,
-        description="probability that a rate is drawn anew from the first ones' range instead",
+        description="probability that a rate is drawn anew from the range of the first ones instead",
     )
     seed: int = Field(default=0, ge=0, description="seed of the draws")
 

@@ -56,7 +56,7 @@ class SweepSpec(AbstractRecipe):
     )
     lr: LearningRates = Field(description="peak learning rates")
     search: Annotated[AnySearch | None, BeforeValidator(parse_search)] = Field(
-        default=None, description="what chooses among the product's runs, or beyond them; null: nothing"
+        default=None, description="search that chooses among the product's runs, or beyond them; null: none"
     )
     init: Annotated[WeightsSpec | None, BeforeValidator(parse_weights)] = Field(
         default=None, description="finished run whose weights every run starts from; init.source=null: none"
@@ -77,28 +77,29 @@ class SweepSpec(AbstractRecipe):
         pattern=STUDY_NAME, max_length=LONGEST_NAME, description="the study's name, a folder under runs/studies"
     )
     replace: bool = Field(
-        default=False, description="whether runs of other settings in the study of this name may leave its report"
+        default=False,
+        description="whether runs of other settings, already in the study of this name, may leave its report",
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="what the runs are handed to")
+    launcher: Literal["serial", "ray", "slurm"] = Field(default="ray", description="where the runs are executed")
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"
     )
     cpus_per_trial: float | None = Field(
-        default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads"
+        default=None, gt=0, description="CPUs per trial (ray); null: as many as it has threads"
     )
     gpus_per_trial: GpuShare = Field(
         default="auto",
-        description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory",
+        description="share of a GPU per trial (ray); auto: as many trials as fit, by their measured memory",
     )
     devices_per_trial: int = Field(
         default=1,
         ge=1,
-        description="devices of one machine that share a run's microbatches, which changes no bit of it",
+        description="devices of one machine that share a run's microbatches; the result is the same bit for bit",
     )
     shard_parameters: bool = Field(
         default=False,
-        description="whether they share its parameters and its batch instead; the same run up to rounding",
+        description="whether these devices share its parameters and its batch instead; the same run up to rounding",
     )
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")

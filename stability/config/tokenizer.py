@@ -78,7 +78,7 @@ class AbstractTokenizerRecipe(Settings):
     encoder: StackSize = Field(description="stage 1: the encoder's transformer")
     decoder: StackSize = Field(description="stage 1: the light decoder's, to N, CA and C")
     atom_decoder: StackSize = Field(description="stage 2: the decoder's to all heavy atoms")
-    kernel: int = Field(ge=1, le=10_001, description="residues that a convolution sees at once, an odd number")
+    kernel: int = Field(ge=1, le=10_001, description="residues that a convolution reads at once, an odd number")
     ffn_multiple: float = Field(
         default=4.0,
         gt=0,
@@ -194,7 +194,7 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
         description="cross mechanism by which the stage-2 decoder reads the sequence"
     )
     data_fingerprint: str = Field(
-        min_length=1, description="sha256 of the prepared chains, which stands for their path in the id"
+        min_length=1, description="sha256 of the prepared chains; it replaces their path in the id"
     )
     behaviour: int = Field(default=TOKENIZER_VERSION, description="version of the training code's behaviour")
 
@@ -220,7 +220,7 @@ class TokenizerSpec(AbstractTokenizerRecipe):
     rotations: int = Field(
         default=4,
         ge=1,
-        description="random rotations and shifts of each held-out chain that its tokens are compared under",
+        description="random rotations and shifts of each held-out chain, under which its tokens are compared",
     )
     structures: int = Field(
         default=4, ge=0, description="held-out chains that are written as mmCIF, original and reconstructed"

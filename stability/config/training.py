@@ -31,7 +31,7 @@ class ScheduleSpec(Settings):
         default=0.1,
         ge=0,
         le=1,
-        description="what the decay heads for, over the peak: reached one step after the last (linear, cosine, wsd)",
+        description="end of the decay as a share of the peak, reached one step after the last (linear, cosine, wsd)",
     )
     decay_share: Annotated[float, Since(0.2)] = Field(
         default=0.2, gt=0, le=1, description="share of all steps, the last ones, in which wsd decays"
@@ -48,8 +48,8 @@ class InitSpec(Settings):
     Run id and step identify its content, wherever the file is.
     """
 
-    run: str = Field(pattern=r"^[0-9a-f]{12}$", description="id of the run that left it")
-    step: int = Field(ge=1, description="its step, which the first step that is taken follows")
+    run: str = Field(pattern=r"^[0-9a-f]{12}$", description="id of the run that wrote it")
+    step: int = Field(ge=1, description="its step; the new run begins with the next one")
 
 
 class WeightsSpec(Settings):
@@ -67,17 +67,17 @@ class WeightsSpec(Settings):
     partial: bool = Field(
         default=False,
         description=(
-            "false: all tensors match by name and shape; true: those that do are taken, all others are initialised as "
-            "without init"
+            "false: all tensors must match by name and shape; true: matching ones are loaded, all others are "
+            "initialised as without init"
         ),
     )
     sha256: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
-        description="sha256 of the weights' file; null: of the one that lies there when the sweep begins",
+        description="sha256 of the weights' file; null: of the file at the beginning of the sweep",
     )
     label: Annotated[str, Label()] = Field(
-        default="", description="what tables call them; empty: the run that left them and its step"
+        default="", description="their name in tables; empty: the run that wrote them and its step"
     )
 
     @field_validator("source")
@@ -123,7 +123,9 @@ class EvaluationSpec(Settings):
 
 class VerdictSpec(Settings):
     smoothing_steps: int = Field(
-        default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on"
+        default=20,
+        ge=1,
+        description="steps of the exponential mean that smooths the training loss; a spike is a rise of this mean",
     )
     spike_nats: float = Field(
         default=0.5,
@@ -149,12 +151,14 @@ class CheckpointSpec(Settings):
         default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end"
     )
     keep_last: Annotated[int | None, Since(None)] = Field(
-        default=None, ge=1, description="how many of the extra cadence's checkpoints stay, the newest ones; null: all"
+        default=None,
+        ge=1,
+        description="how many of the extra cadence's checkpoints are kept, the newest ones; null: all",
     )
     keep_best: Annotated[int, Since(0)] = Field(
         default=0,
         ge=0,
-        description="validated checkpoints of lowest validation NLL that are written and stay; 0: none for its NLL",
+        description="number of checkpoints kept for their low validation NLL; 0: none",
     )
 
     @model_validator(mode="after")
@@ -177,8 +181,8 @@ class GuardSpec(Settings):
         default=None,
         gt=0,
         description=(
-            "gradient norm after clipping (below clip_norm) above which a step is bad as one that is not finite is: "
-            "a run that it stops has diverged"
+            "gradient norm after clipping (below clip_norm) above which a step is bad, as if it were not "
+            "finite; a run that it stops has diverged"
         ),
     )
     check_every: Annotated[int, Since(1)] = Field(
@@ -189,11 +193,13 @@ class GuardSpec(Settings):
     on_nonfinite: Annotated[Literal["stop", "skip_step", "restore_last_good"], Since("stop")] = Field(
         default="stop",
         description=(
-            "what a bad step does: end the run as diverged, be left out, or bring back the last good checkpoint"
+            "reaction to a bad step: end the run as diverged, skip the step, or restore the last good checkpoint"
         ),
     )
     retries: Annotated[int, Since(0)] = Field(
-        default=0, ge=0, description="steps that a run may skip, or restores; the next bad step ends it as diverged"
+        default=0,
+        ge=0,
+        description="number of steps that a run may skip, or of restores; the next bad step ends it as diverged",
     )
 
     @model_validator(mode="after")

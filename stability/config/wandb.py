@@ -32,7 +32,7 @@ class DashboardSpec(Settings):
     )
     send: Literal["missing", "all", "none"] = Field(
         default="missing",
-        description="runs that are sent from their own files: those that W&B has nothing or not all of, all, or none",
+        description="runs that are sent from their own files: those missing or incomplete on W&B, all, or none",
     )
     project: str = Field(default=PROJECT, min_length=1, description="project that they go to")
     entity: str | None = Field(
