@@ -264,7 +264,7 @@ class Lines:
             self._standing.discard(run_id)
         elif run_id not in self._standing:
             self._standing.add(run_id)
-            self._say(f"stands {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
+            self._say(f"stalled {row.trial.label} ({run_id}): no step for {duration(row.stood_s)}")
 
     def _print_unless_skipped(self, line: str) -> None:
         if not self._skips:

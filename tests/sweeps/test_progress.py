@@ -11,7 +11,7 @@ from rich.console import Console
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 from sweeps import standing
-from sweeps.progress import TAIL_BYTES, Progress, tail
+from sweeps.progress import TAIL_BYTES, Progress, read_tail
 from sweeps.trial_names import list_varied_axes, variants
 from sweeps.view.board import Lines, counts_line, left_text, run_table
 from sweeps.view.study_view import StudyView
@@ -24,9 +24,9 @@ def started(trial, step=0):
 
 def test_the_tail_of_a_log_is_its_last_whole_lines(tmp_path):
     path = tmp_path / "log.jsonl"
-    assert tail(path) == []
+    assert read_tail(path) == []
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(5000)) + '{"step": 50')
-    rows = tail(path)
+    rows = read_tail(path)
     assert rows[-1] == {"step": 4999}
     assert [row["step"] for row in rows] == list(range(rows[0]["step"], 5000))
     assert TAIL_BYTES / 20 < len(rows) < TAIL_BYTES / 10
@@ -34,7 +34,7 @@ def test_the_tail_of_a_log_is_its_last_whole_lines(tmp_path):
 
 def test_the_tail_of_one_unfinished_line_is_empty(tmp_path):
     (tmp_path / "log").write_text('{"step"')
-    assert tail(tmp_path / "log") == []
+    assert read_tail(tmp_path / "log") == []
 
 
 def test_a_running_trial_is_followed_by_its_last_rows(tmp_path):
@@ -258,7 +258,7 @@ def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkey
     started(trials[40])
     progress.poll()
     opened = []
-    monkeypatch.setattr("sweeps.progress.tail", lambda path, **_: opened.append(path) or [])
+    monkeypatch.setattr("sweeps.progress.read_tail", lambda path, **_: opened.append(path) or [])
     progress.poll()
     assert {path.parent.name for path in opened} == {trials[40].run_id}
     assert progress.counts() == {"done": 10, "running": 1, "queued": 39}
@@ -328,7 +328,9 @@ def test_a_run_without_a_step_for_far_longer_than_a_step_takes_is_told(
     table = Console(width=200, file=io.StringIO())
     table.print(run_table(progress, progress.rows))
     assert (word in table.file.getvalue(), f"1 running (1 with {word})" in counts_line(progress)) == (stands, stands)
-    assert [line for line in said if "stands" in line] == [f"stands sa lr=0.01 seed=0 (000000000000): {word}"] * stands
+    assert [line for line in said if "stalled" in line] == [
+        f"stalled sa lr=0.01 seed=0 (000000000000): {word}"
+    ] * stands
     if rows:
         fakes.log_step(trial.directory, rows + 1, wall_s=step_s * (rows + 1))
         stand(trial, 1, now)

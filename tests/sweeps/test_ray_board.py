@@ -33,7 +33,7 @@ class Loop:
 
     def __init__(self, folder, monkeypatch, node_retries=2, hang_s=None):
         self.module, self.said, self.folder, self.nodes = fakes.imported("sweeps.launchers.ray.board"), [], folder, [{}]
-        monkeypatch.setattr(self.module, "alive", lambda: [{"Resources": each} for each in self.nodes])
+        monkeypatch.setattr(self.module, "list_living_nodes", lambda: [{"Resources": each} for each in self.nodes])
         monkeypatch.setattr(self.module, "LOOK_S", 0.0)
         self.trials = [fakes.make_trial(folder, index) for index in range(3)]
         job = fakes.imported("sweeps.launchers.ray.trainable").Job(
@@ -145,7 +145,9 @@ def test_a_worker_that_cannot_start_ends_the_sweep_and_fails_nothing(loop):
 
 def test_a_node_that_does_not_see_the_runs_folder_is_left_out_which_is_no_failure_of_the_run(loop, monkeypatch):
     one, node = loop(node_retries=0), {"NodeManagerHostname": "gpu-07", "NodeManagerAddress": "10.0.0.7"}
-    monkeypatch.setattr(one.module, "alive", lambda: [{"NodeID": "8a2f", "Resources": {"CPU": 1.0}, **node}])
+    monkeypatch.setattr(
+        one.module, "list_living_nodes", lambda: [{"NodeID": "8a2f", "Resources": {"CPU": 1.0}, **node}]
+    )
     monkeypatch.setattr(ray_cluster, "_session", session := ray_cluster.Session(None, Watch()))
     for _ in range(2):
         assert one.lose(BLIND).max_failures == 3

@@ -209,7 +209,9 @@ def test_a_node_that_does_not_see_the_runs_folder_is_refused_at_first_and_later_
     monkeypatch.setattr(ray_cluster, "_session", own := ray_cluster.Session(None, ray_cluster.session().watch))
     monkeypatch.setattr(ray_cluster, "list_living_nodes", lambda: [{"NodeID": "8a2f"}])
     for module in (ray_cluster, shared_folder):
-        monkeypatch.setattr(module, "unseen", lambda pool, nodes, ask=None: {"8a2f": f"node gpu-07 and {pool}: no"})
+        monkeypatch.setattr(
+            module, "find_unseen", lambda pool, nodes, ask=None: {"8a2f": f"node gpu-07 and {pool}: no"}
+        )
     said = []
     with pytest.raises(RuntimeError, match=f"^node gpu-07 and {tmp_path}: no;\nevery node must see it under the same"):
         ray_cluster.admit(str(tmp_path), said.append)

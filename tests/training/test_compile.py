@@ -21,14 +21,14 @@ from tests.training.test_loop import final_weights, same
 TRAIN = """
 import json, sys
 from pathlib import Path
-from stability.config.base import checked
+from stability.config.base import validate
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory
 from stability.training.run import train
 
 spec, pool, cache, left_after = sys.argv[1:]
 directory = RunDirectory(Path(pool), "run")
-steps = train(checked(RunSpec, json.loads(spec)), directory, cache_dir=Path(cache), device="cpu")
+steps = train(validate(RunSpec, json.loads(spec)), directory, cache_dir=Path(cache), device="cpu")
 for number, _ in enumerate(steps, 1):
     if number == int(left_after):
         steps.close()
