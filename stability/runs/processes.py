@@ -28,7 +28,7 @@ class Process:
     host: str
     machine: str
     pid: int
-    read_start_time: str
+    started: str
 
     @classmethod
     def current(cls) -> Process:

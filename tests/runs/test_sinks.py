@@ -106,7 +106,7 @@ def test_whatever_a_sink_raises_is_said_once_and_the_run_goes_on(tmp_path, monke
     def fail(*_):
         raise OSError("planted at http://me:secret@example.org\nand more")
 
-    for each in ("open", "write", "measured", "close"):
+    for each in ("open", "write", "write_measured", "close"):
         monkeypatch.setattr(TensorboardSink, each, fail if each == fails_at else lambda *_: None)
     directory = RunDirectory(tmp_path, "0123456789ab")
     sinks = sinks_of(directory, {"tensorboard": {}})

@@ -38,7 +38,7 @@ class Job:
     """
 
     job_id: str
-    read_start_time: str
+    started: str
     asked: str
 
 
