@@ -49,7 +49,7 @@ def _stage_line(
     num_params = sum(num_parameters(getattr(tokenizer, name)) for name in trained)
     state = state_of(run.optimizer)
     if state is None:
-        return f"{what}: optimizer={run.optimizer.name} is none whose memory can be told beforehand"
+        return f"{what}: optimizer={run.optimizer.name} has state whose memory cannot be predicted"
     found = trace(
         tokenizer,
         lambda: squared_errors(tokenizer, crops, atoms=stage == 2).mean(),

@@ -82,8 +82,8 @@ def test_what_does_not_fit_is_refused_before_any_run(lab, words, entered):
     [
         ("init=runs/x", "init=runs/x: must be ckpt:FOLDER, a run's folder or a checkpoint's (init=ckpt:runs/"),
         ("init=ckpt:", "init=ckpt:: must be ckpt:FOLDER"),
-        ("init.partial=true", "init.partial is about the weights of init=ckpt:FOLDER, and there is no init; add it"),
-        ("init.sha256=abc", "init.sha256 is about the weights of init=ckpt:FOLDER, and there is no init; add it"),
+        ("init.partial=true", "init.partial needs init, e.g. init=ckpt:FOLDER; add it"),
+        ("init.sha256=abc", "init.sha256 needs init, e.g. init=ckpt:FOLDER; add it"),
     ],
 )
 def test_a_word_that_names_no_weights_is_refused(word, message):

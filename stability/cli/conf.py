@@ -204,12 +204,12 @@ def describe_unknown_key(key: str, known: tuple[str, ...], chosen: Mapping[str, 
     group, _, setting = key.partition(".")
     name = setting.partition(".")[0]
     if group in AXES and name in choices(group) and f"{group}.{name}" not in known:
-        return f"{key}: {group}.{name} is not among what this command selects; add {group}=[…,{name}]"
+        return f"{key}: this command does not select {group}.{name}; add {group}=[…,{name}]"
     if group not in AXES:
         if namesake := _namesake(key, known):
             return f"{key}: unknown key; did you mean '{namesake}'?"
         if owners := [name for name in choices(group) if setting and setting in keys_of(group, name)]:
-            other = f"{group}={chosen[group]}" if group in chosen else "the one that is chosen"
+            other = f"{group}={chosen[group]}" if group in chosen else "the chosen one"
             likely = PREFERRED if PREFERRED in owners else owners[0]
             add = "" if group in chosen else f"; add {group}={likely}"
             return (

@@ -84,15 +84,14 @@ def check_words(invocation: Invocation, root: str) -> None:
     for word in invocation.words:
         typed = shorten(str(word))
         if (num_elements := str(word).count(",") + 1) > MOST_ELEMENTS:
-            raise ValueError(f"{typed}: holds {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
+            raise ValueError(f"{typed}: has {num_elements:,} elements; a list may have at most {MOST_ELEMENTS:,}")
         if word.value is None and not word.sign.startswith("~"):
             raise ValueError(f"'{typed}' is not of the form key=value; e.g. {_example(root, word)} {MORE}")
         if "${" in str(word):  # it could read the environment, and no record would contain its value
-            raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
+            raise ValueError(f"{typed}: '${{' is not replaced here; write the value itself, or let the shell insert it")
         if len(word.key) > LONGEST_KEY or not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
             raise ValueError(
-                f"'{typed}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 "
-                f"{MORE}"
+                f"'{typed}' has no valid key; a key consists of names joined by dots, e.g. mechanism.sc.window=4 {MORE}"
             )
         if word.group == "hydra":
             raise ValueError(f"{typed}: settings of Hydra itself are not read here; leave it out {MORE}")
@@ -193,7 +192,7 @@ def explain_error(error: Exception, root: str, invocation: Invocation) -> str:
         return describe_missing(key, SPECS[root], key.split("."))
     word = _find_wrong_word(root, invocation)
     if word is None:
-        return f"conf/{root}.yaml cannot be composed without any word: {line_of(text)}"
+        return f"conf/{root}.yaml cannot be read, even without any word: {line_of(text)}"
     return f"{shorten(str(word))}: {_reason(text)}"
 
 
@@ -212,7 +211,7 @@ def _describe_syntax_error(word: Word) -> str | None:
         as_text = (
             ""
             if "'" in value or not value.strip()
-            else f", or in quotes if it is meant as it stands: \"{shorten(key)}='{shorten(value)}'\""
+            else f"; to give this text itself, quote it: \"{shorten(key)}='{shorten(value)}'\""
         )
         return f"{typed}: this value cannot be read; give a number, a name or a list like [1,2]{as_text}"
     return f"{typed}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
@@ -257,12 +256,12 @@ def _reason(text: str) -> str:
     if "Could not delete" in text:
         held = re.search(r"The value of '[^']*' is (.*) and not", text, re.DOTALL)
         return (
-            "there is nothing of that name to take away"
+            "there is no key of that name to remove"
             if held is None
-            else f"holds {shorten(held.group(1))}; write only ~ and the key to take it away"
+            else f"its value is {shorten(held.group(1))}; write only ~ and the key to remove it"
         )
     if "An item is already at" in text:
-        return "there is such a key already; leave the + out"
+        return "the key exists already; leave the + out"
     if "Multiple values for" in text:
         return "is chosen twice; choose once"
-    return f"does not fit what the key holds; {MORE[1:-1]}"
+    return f"this key takes another form of value; {MORE[1:-1]}"

@@ -83,8 +83,7 @@ class Ablation(Settings):
             variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
             if any(part == other.part or variant.label == other.label for other in found):
                 raise ValueError(
-                    f"{self.path}={value_text(self.values)}: {value_text(value)} stands there twice; give each value "
-                    "once"
+                    f"{self.path}={value_text(self.values)}: {value_text(value)} is listed twice; give each value once"
                 )
             found.append(variant)
         if all(variant.label for variant in found):
@@ -112,7 +111,7 @@ class Ablation(Settings):
             inner = {key: item for key, item in held.items() if isinstance(item, dict)} | list_parts(held)
             if step not in inner:
                 raise ValueError(
-                    f"{path}.{step}: holds no settings of its own"
+                    f"{path}.{step}: has no settings of its own"
                     + (f"; {near_misses(step, tuple(inner))}" if inner else "")
                 )
             held, path = inner[step], f"{path}.{step}"

@@ -142,8 +142,10 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
         path = path.rpartition(".")[0]
     given = "null" if item["input"] is None else repr(item["input"])
     short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"{path}={short}: takes settings, not a value; write {path}.SETTING=VALUE"
     if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == STUDY_NAME:
-        return f"{path}={short}: a name holds {NAME_IN_WORDS}"
+        return f"{path}={short}: a name consists of {NAME_IN_WORDS}"
     if item["type"] == "string_too_long":
         return f"{path}={short}: has {len(item['input'])} characters, at most {item['ctx']['max_length']} are possible"
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"

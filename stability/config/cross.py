@@ -106,5 +106,5 @@ def check_cross_lengths(cross: Part, num_positions: int, num_context: int, key: 
 
 def _build_auto(name: str, settings: Any) -> Part:
     if not isinstance(settings, dict):
-        raise ValueError(f"cross.{name}={settings!r}: must hold settings of {name}")
+        raise ValueError(f"cross.{name}={settings!r}: takes settings of {name}, not a value")
     return cross_part(name, {key: item for key, item in settings.items() if key != "name"}, path=f"cross.{name}")

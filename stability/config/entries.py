@@ -68,20 +68,16 @@ class HessianSpec(Settings):
             if self.hf is not None and getattr(self, key) is None:
                 raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
         if self.lr is not None and self.lr.scaled:
-            raise ValueError(
-                "lr.scaled=true is of a sweep's optimizers; name the rates themselves, e.g. lr=[1e-5,1e-4]"
-            )
+            raise ValueError("lr.scaled=true works in a sweep only; give the rates themselves, e.g. lr=[1e-5,1e-4]")
         if self.lr is not None and self.lr.edge is not None:
-            raise ValueError(
-                "lr=edge belongs to a sweep, which trains; name the rates that are asked about, e.g. lr=[1e-5,1e-4]"
-            )
+            raise ValueError("lr=edge works in a sweep only; give the rates themselves, e.g. lr=[1e-5,1e-4]")
         if self.hf is not None and self.curvature.measure != ("alpha_max",):
             raise ValueError(
-                f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for "
-                "alpha_max only"
+                f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; of a Hugging Face model only "
+                "alpha_max is measured"
             )
         if self.hf is not None and self.curvature.precision != "float32":
-            raise ValueError(f"precision={self.curvature.precision} belongs to ckpt=…, a run that was trained in one")
+            raise ValueError(f"precision={self.curvature.precision} belongs to ckpt=…; leave it out with hf=…")
         if self.hf is not None and self.curvature.phase != "terminal":
             raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
         return self
@@ -151,7 +147,7 @@ class ReportSpec(Settings):
     @model_validator(mode="after")
     def _check_caption(self) -> ReportSpec:
         if self.caption == "long" and "files" not in self.format:
-            raise ValueError("caption=long is of the LaTeX tables that format=files writes; add format=files")
+            raise ValueError("caption=long applies to the LaTeX tables of format=files; add format=files")
         return self
 
 
@@ -194,15 +190,17 @@ class StatusSpec(Settings):
     @model_validator(mode="after")
     def _check_task(self) -> StatusSpec:
         if self.watch is not None and self.name is None:
-            raise ValueError("watch needs name=…, the study that is to be watched")
+            raise ValueError("watch needs a study; add name=…")
         if self.clean is not None and self.name is not None:
-            raise ValueError("clean looks at every study of the pool; leave name out")
+            raise ValueError("clean=unlisted reads every study of the pool; leave name out")
         if self.delete is not None and (self.name is not None or self.clean is not None):
-            raise ValueError(f"delete={self.delete} is one task; leave name and clean out")
+            raise ValueError(f"delete={self.delete} does not go together with name or clean; leave these out")
         if self.upgrade and any(given is not None for given in (self.name, self.clean, self.delete, self.watch)):
             raise ValueError("upgrade rewrites every study of the pool; leave name, watch, clean and delete out")
         if self.yes and self.clean is None and self.delete is None:
-            raise ValueError("yes answers what clean=unlisted and delete=… ask; it means nothing without them")
+            raise ValueError(
+                "yes=true needs clean=unlisted or delete=…, whose question it answers; add one, or leave yes out"
+            )
         return self
 
 
@@ -285,13 +283,13 @@ class ProbeSpec(Settings):
         registry = Registry("mechanisms")
         choices = registry.names(cross=False, trainable=False)
         if self.what != "training_free" and self.mechanism:
-            raise ValueError(f"mechanism=… belongs to what=training_free, which looks at {' and '.join(choices)}")
+            raise ValueError(f"mechanism=… belongs to what=training_free, which takes {' and '.join(choices)}")
         if self.what == "training_free" and not self.mechanism:
-            raise ValueError(f"what=training_free needs mechanism=[{','.join(choices)}]: what is to stand in for sa")
+            raise ValueError(f"what=training_free needs a mechanism that replaces sa: mechanism=[{','.join(choices)}]")
         for part in self.mechanism:
             if registry.load(part.name).trainable:
                 raise ValueError(
-                    f"mechanism={part.name} is trained itself; what=training_free looks at {' and '.join(choices)}"
+                    f"mechanism={part.name} needs training; what=training_free takes {' and '.join(choices)}"
                 )
         return self
 

@@ -84,7 +84,7 @@ def _parse_group(optimizer: Any, name: str, config: Settings, role: str, values:
 
 def _require_dict(values: Any, path: str, example: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
-        raise ValueError(f"{path}={values!r}: holds settings and is no value itself, e.g. {path}.{example}")
+        raise ValueError(f"{path}={values!r}: takes settings, not a value; e.g. {path}.{example}")
     return {str(key): value for key, value in values.items()}
 
 

@@ -88,7 +88,7 @@ class Kernels:
             ValueError: the kernels do not support one of them, or ``impl=auto`` is not resolved yet; one line.
         """
         if self.impl == AUTO:
-            raise ValueError(f"{self.setting} is settled when a sweep is read; write triton or reference here")
+            raise ValueError(f"{self.setting}: auto is resolved in a sweep only; write triton or reference here")
         if (lacking := self.lacks(use)) is not None:
             raise ValueError(f"{self.setting} has no kernel for {lacking}; impl=reference computes it")
 

@@ -90,16 +90,17 @@ class ModelSpec(Settings):
         """Refuse initial values that the chosen initialisation or model would ignore."""
         if self.embedding_std != 1 and self.init != "ours":
             raise ValueError(
-                f"model.embedding_std={self.embedding_std:g} belongs to model.init=ours, and model.init={self.init} "
-                "says itself how embeddings start; leave it out"
+                f"model.embedding_std={self.embedding_std:g} belongs to model.init=ours; with "
+                f"model.init={self.init} leave it out"
             )
         if self.qk_bias and self.mixer_bias != "all":
             raise ValueError(
-                f"model.qk_bias={self.qk_bias:g} is where biases start that model.mixer_bias={self.mixer_bias} takes "
-                "away; give model.qk_bias=0"
+                f"model.qk_bias={self.qk_bias:g} sets biases that model.mixer_bias={self.mixer_bias} removes; give "
+                "model.qk_bias=0"
             )
         if self.tied and self.init == "sedd":
             raise ValueError(
-                "model.init=sedd starts the head at zero, which model.tied=true makes the embedding, too; choose one"
+                "model.init=sedd starts the head at zero, and with model.tied=true the embedding, too; choose "
+                "one of them"
             )
         return self

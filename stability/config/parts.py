@@ -94,7 +94,7 @@ def add_name(family: str, name: str, settings: Any) -> dict[str, Any]:
     """
     if settings is not None and not isinstance(settings, dict):
         raise ValueError(
-            f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. "
+            f"{Registry(family).noun}.{name}={settings!r}: takes settings of {name}, not a value; e.g. "
             f"{Registry(family).noun}.{name}.SETTING=VALUE"
         )
     return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}

@@ -70,8 +70,7 @@ class LearningRates(Settings):
             )
         if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
             raise ValueError(
-                f"lr.values={list(self.values)} must be positive, distinct numbers of 64 bits (smaller ones than "
-                "5e-324 are 0)"
+                f"lr.values={list(self.values)} must be positive and distinct (numbers below 5e-324 are rounded to 0)"
             )
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")

@@ -130,7 +130,9 @@ class RunSpec(AbstractRecipe):
     @classmethod
     def _check_weights(cls, value: WeightsSpec | None) -> WeightsSpec | None:
         if value is not None and value.sha256 is None:
-            raise ValueError(f"weights.sha256: a value is missing; what {value.source} holds makes the run's id")
+            raise ValueError(
+                f"weights.sha256: a value is missing; the content of {value.source} is part of the run's id"
+            )
         return value
 
     @model_validator(mode="after")

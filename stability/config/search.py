@@ -275,7 +275,7 @@ def _find_holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
         if held.get("name") == step:  # mechanism.sc: `held` is that part already
             continue
         if step not in inner:
-            raise ValueError(f"search.space.{path}: {step} holds no settings; {near_misses(step, tuple(inner))}")
+            raise ValueError(f"search.space.{path}: {step} has no settings; {near_misses(step, tuple(inner))}")
         held = inner[step]
     known = tuple(name for name in held if name not in ("name", *(NO_RECIPE if held is recipe else ())))
     if key not in known:

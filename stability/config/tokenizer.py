@@ -115,8 +115,8 @@ class AbstractTokenizerRecipe(Settings):
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
         if "bidirectional" not in mechanism.supported_directions(settings) or mechanism.needs_edges(settings):
             raise ValueError(
-                f"mechanism={self.mechanism.name} cannot stand in a tokenizer, which reads chains in both directions "
-                "and has no edges="
+                f"mechanism={self.mechanism.name} does not fit a tokenizer, which reads chains in both directions and "
+                "without edges="
             )
         for name in ("encoder", "decoder", "atom_decoder"):
             if mechanism.fewest_layers(settings) > getattr(self, name).layers:
@@ -146,7 +146,9 @@ class AbstractTokenizerRecipe(Settings):
         optimizer = Registry("optimizers").load(value.name)
         if optimizer.averages or optimizer.takes_hessian:
             what = "keeps an average of its weights" if optimizer.averages else "takes Hessian-vector products"
-            raise ValueError(f"optimizer={value.name}: {what}, which training a tokenizer does not; choose adamw")
+            raise ValueError(
+                f"optimizer={value.name}: {what}, which the training of a tokenizer does not support; choose adamw"
+            )
         return value
 
     @field_validator("levels")

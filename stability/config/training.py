@@ -108,7 +108,7 @@ def parse_weights(value: Any) -> Any:
         return value
     given = [key for key, item in value.items() if key != "source" and item != fields[key].default]
     if given:
-        raise ValueError(f"init.{given[0]} is about the weights of init=ckpt:FOLDER, and there is no init; add it")
+        raise ValueError(f"init.{given[0]} needs init, e.g. init=ckpt:FOLDER; add it")
     return None
 
 
@@ -165,8 +165,8 @@ class CheckpointSpec(Settings):
     def _check_keep_last(self) -> CheckpointSpec:
         if self.keep_last is not None and not self.every_steps:
             raise ValueError(
-                f"checkpoint.keep_last={self.keep_last} keeps the newest of checkpoint.every_steps=…, which is 0; "
-                "give a cadence, e.g. 100"
+                f"checkpoint.keep_last={self.keep_last} needs checkpoint.every_steps, which is 0; give e.g. "
+                "checkpoint.every_steps=100"
             )
         return self
 
@@ -207,18 +207,18 @@ class GuardSpec(Settings):
         """Refuse retries without a guard, the reverse, and skip_step without checks at every step."""
         if self.on_nonfinite == "stop" and self.retries:
             raise ValueError(
-                f"guards.retries={self.retries} is spent by guards.on_nonfinite=skip_step or restore_last_good; stop "
-                "needs none"
+                f"guards.retries={self.retries} needs guards.on_nonfinite=skip_step or restore_last_good; add one, or "
+                "leave it out"
             )
         if self.on_nonfinite != "stop" and not self.retries:
             raise ValueError(
-                f"guards.on_nonfinite={self.on_nonfinite} needs a budget, after which the run counts as diverged: "
-                "guards.retries=3"
+                f"guards.on_nonfinite={self.on_nonfinite} needs a number of retries before the run counts as "
+                "diverged; add guards.retries=3"
             )
         if self.on_nonfinite == "skip_step" and self.check_every > 1:
             raise ValueError(
-                f"guards.check_every={self.check_every} takes bad steps unseen, and then skipping is too late; give "
-                "1, or restore_last_good"
+                f"guards.check_every={self.check_every} is too rare for skip_step, which needs a check at every step; "
+                "give guards.check_every=1, or guards.on_nonfinite=restore_last_good"
             )
         return self
 

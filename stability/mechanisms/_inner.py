@@ -41,7 +41,8 @@ def inner_part(owner: str, name: str, settings: Any, choices: tuple[str, ...], o
         raise ValueError(f"mechanism.{owner}.{name}: unknown key; {near_misses(name, (*own, *choices))}")
     if not isinstance(settings, dict | None):
         raise ValueError(
-            f"mechanism.{owner}.{name}={settings!r}: must hold settings of {name}, e.g. mechanism.{owner}.sc.window=4"
+            f"mechanism.{owner}.{name}={settings!r}: takes settings of {name}, not a value; e.g. "
+            f"mechanism.{owner}.sc.window=4"
         )
     try:
         return part("mechanisms", {"name": name, **(settings or {})})

@@ -93,4 +93,4 @@ def _note_short_validation(plan: Plan) -> str:
     num = len(plan.corpus.windows("val", asked, positions)) if plan.is_read else asked
     if num >= asked:
         return ""
-    return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked} asks for"
+    return f"validation: on all {num:,} held-out examples, fewer than evaluation.sequences={asked}"

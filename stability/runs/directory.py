@@ -196,7 +196,7 @@ class RunDirectory:
         if is_older_spec(found):
             raise OlderFile(self.spec_file)
         if not is_same_run(found, spec, schema):
-            raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
+            raise ValueError(f"{self.spec_file} is the spec of another run; move that folder away")
 
     def status(self) -> dict[str, Any]:
         """Return the last status; ``{"state": "queued"}`` before the first.
@@ -381,7 +381,7 @@ def _parse_row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | str:
     except (ValueError, RecursionError) as error:
         return str(error)
     if not isinstance(row, dict):
-        return f"it holds a {type(row).__name__} instead of an object"
+        return f"it is a {type(row).__name__} instead of an object"
     for name in numbers:
         value = row.get(name)
         if type(value) is int and abs(value) < 2**63:

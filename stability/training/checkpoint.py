@@ -95,8 +95,8 @@ def _trainer(folder: Path) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 errors of pickle, zip and torch all mean a bad file
         # torch's own message advises weights_only=False, and that would run the code
         raise ValueError(
-            f"{folder / TRAINER} is no trainer state that can be read safely: it is damaged, or holds code, which is "
-            "never run; use another checkpoint"
+            f"{folder / TRAINER} cannot be read safely: it is damaged or contains code, which is never run; use "
+            "another checkpoint"
         ) from None
 
 

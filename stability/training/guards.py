@@ -68,7 +68,7 @@ class Guard:
         if self.skipped_steps + self.restores < self.spec.retries:
             return (
                 f"{reason}; the step was taken and cannot be skipped (guards.on_nonfinite=restore_last_good could "
-                "take it back)"
+                "undo it)"
             )
         return (
             f"{reason}; guards.retries={self.spec.retries} {'skipped steps' if self.skipped_steps else 'restores'} "

@@ -51,7 +51,7 @@ def read_config(place: str) -> dict[str, Any]:
             )
     config = read_json(folder / CONFIG)
     if config.get("model_type") != "gpt2":
-        raise ValueError(f"{word} holds a model of the type {config.get('model_type')}; gpt2 is the one that is known")
+        raise ValueError(f"{word} is a model of the type {config.get('model_type')}; only gpt2 is supported")
     for name in ("n_head", "layer_norm_epsilon"):
         value = {"layer_norm_epsilon": 1e-5, **config}.get(name)
         if not isinstance(value, int | float):
@@ -95,7 +95,7 @@ def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
     if differing:
         raise ValueError(
             f"{word} is a GPT-2, and this run would compute something else with its weights;\n"
-            f"add {' '.join(differing)} (or init.partial=true, which asks for names and shapes alone)"
+            f"add {' '.join(differing)} (or init.partial=true, which compares only names and shapes)"
         )
 
 

@@ -136,7 +136,7 @@ class Weights:
         """Return the weights with source, sha256 and label; ``ValueError`` if another sha256 was requested."""
         if asked.sha256 not in (None, sha256):
             raise ValueError(
-                f"init={asked.source}: its weights have the sha256 {sha256}, and init.sha256 asks for\n{asked.sha256}"
+                f"init={asked.source}: its weights have the sha256 {sha256}, but init.sha256 is\n{asked.sha256}"
             )
         known = {"source": source, "sha256": sha256, "label": asked.label or label}
         return cls(asked.model_copy(update=known), file)
@@ -233,7 +233,7 @@ def _checkpoint(asked: WeightsSpec) -> Path:
         if left
         else "it left no checkpoint; name a run that has ended"
     )
-    raise ValueError(f"{word}: this run is {status['state']} and has not come to its last step;\n{remedy}")
+    raise ValueError(f"{word}: this run is {status['state']} and has not reached its last step;\n{remedy}")
 
 
 def _first(names: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ class SynchronousAsha:
         rungs = ", ".join(map(str, self._rungs))
         return (
             f"search=asha: at step{'s' * (len(self._rungs) > 1)} {rungs} of {self._last} one in "
-            f"{self._settings.reduction} learning rates of each kind goes on, once all have come there"
+            f"{self._settings.reduction} learning rates of each kind goes on, once all have reached it"
         )
 
     def ask(self) -> list[tuple[str, RunSpec]]:

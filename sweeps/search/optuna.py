@@ -273,7 +273,7 @@ def _check(space: Sequence[Dimension], whole: set[str], recipe: Mapping[str, Any
     for dimension in space:
         for end in (dimension.low, dimension.high):
             if dimension.path in whole and end != int(end):
-                raise ValueError(f"search.space.{dimension.path}: {end:g} is no integer, as this field's values are")
+                raise ValueError(f"search.space.{dimension.path}: {end:g} is no integer, but this field's values are")
             value = int(end) if dimension.path in whole else end
             try:
                 parse_run(replace_numbers(recipe, {dimension.path: value}))

@@ -217,13 +217,13 @@ def test_the_shim_touches_nothing_else():
         (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
         (["lr=abc"], "lr=abc: no such choice and no rate like 1e-3; choices: edge"),
         (["lr="], "lr=: takes a rate like 1e-3, a list like [1e-4,1e-3], or one name; choices: edge"),
-        (["data.path=x.txt"], "the one that is chosen has not; add data=text"),
+        (["data.path=x.txt"], "the chosen one has not; add data=text"),
         (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
         (
             ["curvature.state=paper"],
             "curvature.state=paper: must be a list, written in brackets, e.g. curvature.state=[paper]",
         ),
-        (["lr=1e-400"], "lr.values=[0.0] must be positive, distinct numbers of 64 bits"),
+        (["lr=1e-400"], "lr.values=[0.0] must be positive and distinct"),
         (["steps=abc"], "steps='abc': input should be a valid integer"),
         (["steps=1.5"], "steps=1.5: input should be a valid integer"),
         (["stepz=3"], "stepz: unknown key; did you mean 'steps'?"),
@@ -250,7 +250,7 @@ def test_the_shim_touches_nothing_else():
         ),
         (
             ["mechanism=sa", "mechanism.sc.window=3"],
-            "mechanism.sc is not among what this command selects; add mechanism=[…,sc]",
+            "this command does not select mechanism.sc; add mechanism=[…,sc]",
         ),
         (
             ["mechanism=sc", "objective=ar"],

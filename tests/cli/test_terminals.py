@@ -121,7 +121,7 @@ def test_the_pdf_is_written_before_anything_is_printed(tmp_path, monkeypatch):
     assert done == ["pdf", "record"]
 
 
-NOTE = "validation: on all 197 held-out examples, fewer than evaluation.sequences=256 asks for"
+NOTE = "validation: on all 197 held-out examples, fewer than evaluation.sequences=256"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

@@ -60,7 +60,7 @@ def test_lr_ranges_are_equal_ratios_and_include_both_ends():
     [
         ({"low": 1e-3}, "either values, or low, high and num"),
         ({"values": [1e-3], "num": 3}, "either values, or low, high and num"),
-        ({"values": [1e-3, 1e-3]}, "positive, distinct numbers"),
+        ({"values": [1e-3, 1e-3]}, "positive and distinct"),
         ({"low": 1e-2, "high": 1e-3, "num": 3}, "must be below"),
     ],
 )

@@ -101,7 +101,7 @@ def test_no_cross_mechanism_is_the_default(lab):
             {"objective": CONTEXT, "cross": {"name": "auto", "ca": {"rop": "none"}}},
             "^cross.ca.rop: unknown key; did you mean 'rope'",
         ),
-        ({"objective": CONTEXT, "cross": {"name": "auto", "ca": 3}}, "^cross.ca=3: must hold settings of ca"),
+        ({"objective": CONTEXT, "cross": {"name": "auto", "ca": 3}}, "^cross.ca=3: takes settings of ca"),
         (
             {"mechanism": {"name": "sc", "graph": "given"}},
             "mechanism=sc with graph=given takes edges= with every batch, and data=text has none",

@@ -127,5 +127,5 @@ def test_the_folder_of_a_run_from_before_a_setting_is_that_run_s(tmp_path):
     assert "guards" not in old and "keep_best" not in old["checkpoint"]
     directory.write_spec(old)
     directory.write_spec(spec.model_dump(mode="json"))
-    with pytest.raises(ValueError, match="holds another spec"):
+    with pytest.raises(ValueError, match="is the spec of another run"):
         directory.write_spec(parse_run(BASE | {"log": {"gradients": 1}}).model_dump(mode="json"))

@@ -92,7 +92,7 @@ def test_what_multiples_do_not_go_with_is_refused_in_a_line(words, message):
 
 
 def test_rates_that_are_asked_about_are_no_multiples():
-    with pytest.raises(ValueError, match="lr.scaled=true is of a sweep's optimizers"):
+    with pytest.raises(ValueError, match="lr.scaled=true works in a sweep only"):
         validate(
             HessianSpec,
             {"hf": "x", "lr": {"values": [1.0], "scaled": True}, "data": {"name": "text", "path": "README.md"}},

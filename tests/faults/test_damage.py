@@ -332,7 +332,7 @@ def test_another_runs_spec_in_a_folder_fails_that_run_alone(whole):
     first = whole.victim
     write_json(first.spec_file, read_json(first.spec_file) | {"seed": 7})
     assert whole.sweep() == 1
-    assert "holds another spec" in first.status()["reason"]
+    assert "is the spec of another run" in first.status()["reason"]
     assert whole.rows_of_others() == whole.tables
 
 

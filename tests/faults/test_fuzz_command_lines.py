@@ -75,7 +75,7 @@ def test_nothing_is_filled_in_from_the_environment(sandbox, entry, key, value):
     _, outcome = run(sandbox, entry, f"{key}={value}")
     assert outcome.code == 2
     assert SECRET not in outcome.err + outcome.out
-    assert f"{key}={value}: '${{' is not filled in here" in outcome.err
+    assert f"{key}={value}: '${{' is not replaced here" in outcome.err
 
 
 @pytest.mark.parametrize(

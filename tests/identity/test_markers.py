@@ -152,7 +152,7 @@ def test_a_run_goes_on_where_its_ranks_annotations_or_dataset_have_been_moved(da
     directory = RunDirectory(tmp_path, run_id(first))
     directory.write_spec(first.model_dump(mode="json"))
     directory.write_spec(second.model_dump(mode="json"))
-    with pytest.raises(ValueError, match="holds another spec"):
+    with pytest.raises(ValueError, match="is the spec of another run"):
         directory.write_spec(second.model_copy(update={"seed": 1}).model_dump(mode="json"))
 
 
@@ -176,7 +176,7 @@ def test_an_older_tokenizers_folder_is_that_tokenizers(tmp_path):
     write_json(directory.spec_file, old)
     directory.write_spec(values | {"data": {"name": "protein", "path": "elsewhere"}}, TokenizerRunSpec)
     assert read_json(directory.spec_file) == old
-    with pytest.raises(ValueError, match="holds another spec"):
+    with pytest.raises(ValueError, match="is the spec of another run"):
         directory.write_spec(values | {"mechanism": {**values["mechanism"], "graph": "cycle"}}, TokenizerRunSpec)
 
 

@@ -160,7 +160,7 @@ def test_three_steps_of_training_equal_those_of_the_reference(lab, name):
             {"streams": 6, "permutations": 129, "impl": "triton"},
             r"residual.mhc_lite.impl=triton .*permutations=129",
         ),
-        ("hc", {"impl": "auto"}, r"residual.hc.impl=auto is settled when a sweep is read"),
+        ("hc", {"impl": "auto"}, r"residual.hc.impl=auto: auto is resolved in a sweep only"),
     ],
 )
 def test_what_the_kernels_do_not_compute_is_refused_when_a_connection_is_built(name, settings, message):

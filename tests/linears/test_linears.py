@@ -186,7 +186,7 @@ def test_a_model_has_them_in_mixers_and_feed_forward_networks_alone(lab):
     ],
 )
 def test_a_mechanism_that_takes_the_weights_itself_is_refused(changes, what):
-    with pytest.raises(ValueError, match=f"linear=bitnet stands for maps that {what} does not call") as caught:
+    with pytest.raises(ValueError, match=f"linear=bitnet would have no effect: {what} multiplies") as caught:
         parse_run(BASE | changes | {"linear": "bitnet"})
     assert len(str(caught.value).splitlines()) == 1
     assert parse_run(BASE | changes | {"linear": "dense"}).linear.name == "dense"

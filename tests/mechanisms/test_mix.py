@@ -99,7 +99,7 @@ def test_cost_is_that_of_the_layers_part():
         ({"patern": ["sa"]}, "mechanism.mix.patern: unknown key; did you mean 'pattern'?"),
         ({"sc": {"windw": 4}}, "mechanism.mix.sc.windw: unknown key; did you mean 'window'?"),
         ({"sc": {"window": "wide"}}, "mechanism.mix.sc.window='wide': input should be a valid integer"),
-        ({"sc": 3}, "mechanism.mix.sc=3: must hold settings of sc"),
+        ({"sc": 3}, "mechanism.mix.sc=3: takes settings of sc"),
         (
             {"pattern": ["sa", "scc"]},
             "mechanism.mix.pattern=[sa,scc]: 'scc' cannot stand in a pattern; did you mean 'sc'?",

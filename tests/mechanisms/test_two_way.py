@@ -151,7 +151,7 @@ def test_cost_is_that_of_two_and_lengths_are_the_part_s(monkeypatch):
         ({"of": "sww"}, "mechanism.two_way.of=sww: is no causal mechanism; did you mean 'sw'?"),
         ({"sww": {}}, "mechanism.two_way.sww: unknown key; did you mean 'sw'?"),
         ({"of": "sw", "sw": {"windw": 2}}, "mechanism.two_way.sw.windw: unknown key; did you mean 'window'?"),
-        ({"sw": 3}, "mechanism.two_way.sw=3: must hold settings of sw"),
+        ({"sw": 3}, "mechanism.two_way.sw=3: takes settings of sw"),
         ({"weights": "tied"}, "mechanism.two_way.weights='tied': input should be 'separate' or 'shared'"),
     ],
 )

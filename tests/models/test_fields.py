@@ -47,7 +47,7 @@ def test_a_head_without_a_bias_is_one_whose_bias_is_zero(tied):
 
 
 def test_biases_that_are_not_there_cannot_start_anywhere():
-    refused("model.qk_bias=2 is where biases start", model=SIZE | {"qk_bias": 2.0, "mixer_bias": "out"})
+    refused("model.qk_bias=2 sets biases that", model=SIZE | {"qk_bias": 2.0, "mixer_bias": "out"})
 
 
 # --- init ---------------------------------------------------------------------------------------------------------

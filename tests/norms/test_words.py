@@ -39,7 +39,7 @@ def test_a_norms_setting_varies_around_its_base():
     [
         (["norm=dyt", "norm.dyt.alpha=0"], "norm.dyt.alpha=0: input should be greater than 0"),
         (["norm=dyt", "norm.dyt.alfa=1"], "norm.dyt.alfa: unknown key; did you mean 'norm.dyt.alpha'?"),
-        (["norm.dyt.alpha=1"], "norm.dyt.alpha: norm.dyt is not among what this command selects; add norm=[…,dyt]"),
+        (["norm.dyt.alpha=1"], "norm.dyt.alpha: this command does not select norm.dyt; add norm=[…,dyt]"),
         (
             ["norm=dit"],
             f"norm=dit: no such choice; did you mean 'dyt'? (choices: {', '.join(Registry('norms').names())})",

@@ -204,7 +204,7 @@ def test_the_command_line_gives_a_group_to_every_optimizer_of_the_sweep():
         (["optimizer.groups.mixer.lr_scale=-1"], "optimizer.groups.mixer.lr_scale=-1: input should be greater"),
         (["optimizer.groups.mixer.lr_scale=nan"], "optimizer.groups.mixer.lr_scale=nan: input should be a finite"),
         (["optimizer.groups.mixer.beta1=1"], "optimizer.groups.mixer.beta1=1: input should be less than 1"),
-        (["optimizer.groups.mixer=3"], "optimizer.groups.mixer=3: holds settings and is no value itself"),
+        (["optimizer.groups.mixer=3"], "optimizer.groups.mixer=3: takes settings, not a value"),
         (["ablate.adamw.groups.mixr.lr_scale=[2]"], r"ablate.adamw.groups.mixr: .* did you mean 'mixer'\?"),
         (["ablate.adamw.groups.mixer.beta=[2]"], r"ablate.adamw.groups.mixer.beta: unknown key; did you mean"),
         (["ablate.adamw.groups.mixer.beta1=[2]"], "ablate.adamw.groups.mixer.beta1: optimizer.groups.mixer.beta1=2: input"),

@@ -117,6 +117,6 @@ def test_what_all_parameters_share_is_refused_by_role(name, setting, message):
 def test_a_tokenizer_refuses_what_its_training_does_not_have(name, why):
     values = tokenizer().model_dump(mode="json")
     with pytest.raises(
-        ValueError, match=f"optimizer={name}: {why}.*, which training a tokenizer does not; choose adamw"
+        ValueError, match=f"optimizer={name}: {why}.*, which the training of a tokenizer does not support; choose adamw"
     ):
         validate(TokenizerRunSpec, {**values, "optimizer": {"name": name}})

@@ -210,8 +210,8 @@ def test_the_settings_of_sa_are_the_runs_own(lab):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"^what=training_free needs mechanism=\[fasa,sparge\]: what is to stand in for sa$"),
-        (["mechanism=[sparge,sw]"], r"^mechanism=sw is trained itself; what=training_free looks at fasa and sparge$"),
+        ([], r"^what=training_free needs a mechanism that replaces sa: mechanism=\[fasa,sparge\]$"),
+        (["mechanism=[sparge,sw]"], r"^mechanism=sw needs training; what=training_free takes fasa and sparge$"),
         (["mechanism=[sparge]", "budgets=[0]"], "^budgets.0=0: input should be greater than 0$"),
         (["mechanism=[sparge]", "budgets=[1.5]"], "^budgets.0=1.5: input should be less than or equal to 1$"),
         (
@@ -227,12 +227,14 @@ def test_mistakes_are_told_in_a_line(trained, words, message):
 
 
 def test_a_run_of_another_mechanism_is_refused(trained):
-    with pytest.raises(ValueError, match=r"^what=training_free stands in for mechanism=sa, and is asked of sc$"):
+    with pytest.raises(
+        ValueError, match=r"^what=training_free replaces mechanism=sa, and these runs have another mechanism: sc$"
+    ):
         main(["what=training_free", f"ckpt={trained[1]['sc'].path}", "mechanism=[sparge]", *QUICK])
 
 
 def test_another_probe_takes_no_mechanism(trained):
-    with pytest.raises(ValueError, match="^mechanism=… belongs to what=training_free, which looks at fasa and sparge$"):
+    with pytest.raises(ValueError, match="^mechanism=… belongs to what=training_free, which takes fasa and sparge$"):
         main(["what=qk", f"ckpt={trained[1]['mlm'].path}", "mechanism=[sparge]"])
 
 

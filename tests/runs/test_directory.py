@@ -81,7 +81,7 @@ def test_a_folder_with_another_spec_under_the_same_id_is_refused(tmp_path):
     spec = {"data": {"name": "text", "path": "a"}, "model": {"name": "nano"}, "seed": 0}
     directory.write_spec(spec)
     directory.write_spec({**spec, "data": {"name": "text", "path": "moved"}})
-    with pytest.raises(ValueError, match="holds another spec"):
+    with pytest.raises(ValueError, match="is the spec of another run"):
         directory.write_spec({**spec, "seed": 1})
 
 

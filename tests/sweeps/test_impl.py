@@ -120,7 +120,9 @@ def test_a_module_is_built_with_kernels_and_refuses_what_they_do_not_compute():
     assert build("fused", width=16, heads=2, impl="triton").config.impl == "triton"
     with pytest.raises(ValueError, match=r"^mechanism\.fused\.impl=triton has no kernel for power=2; impl=reference"):
         build("fused", width=16, heads=2, impl="triton", power=2)
-    with pytest.raises(ValueError, match=r"^mechanism\.fused\.impl=auto is settled when a sweep is read; write triton"):
+    with pytest.raises(
+        ValueError, match=r"^mechanism\.fused\.impl=auto: auto is resolved in a sweep only; write triton"
+    ):
         build("fused", width=16, heads=2, impl="auto")
 
 
@@ -206,13 +208,15 @@ def test_what_was_settled_is_read_as_it_was_written_and_never_settled_again(spec
     monkeypatch.setattr(availability, "find_lacking", lambda device=None, *, interpreted=True: "a CUDA device")
     assert parse_run(written) == spec and spec.mechanism.settings.impl == "triton"
     written["mechanism"]["impl"] = "auto"
-    with pytest.raises(ValueError, match=r"^mechanism\.fused\.impl=auto is settled when a sweep is read; write triton"):
+    with pytest.raises(
+        ValueError, match=r"^mechanism\.fused\.impl=auto: auto is resolved in a sweep only; write triton"
+    ):
         parse_run(written)
 
 
 def test_auto_is_no_value_of_an_ablation(entered, words, on_cuda):
     told = refused(entered("stability.sweep", *replaced(words, "ablate.fused.impl=[reference,auto]")))
-    assert "mechanism.fused.impl=auto is settled when a sweep is read; write triton or reference here" in told
+    assert "mechanism.fused.impl=auto : auto is resolved in a sweep only; write triton or reference here" in told
 
 
 # through the kernels

@@ -53,7 +53,7 @@ def deaf(folder, token, name, token_file):
 
 @pytest.mark.parametrize(
     ("ask", "name", "reason"),
-    [(elsewhere, "2", "it is not there"), (deaf, "1", "what it writes there does not arrive here")],
+    [(elsewhere, "2", "it is not there"), (deaf, "1", "a file written there does not arrive here")],
 )
 def test_the_node_that_does_not_see_the_runs_folder_is_named(tmp_path, quick, ask, name, reason):
     with pytest.raises(RuntimeError) as error:

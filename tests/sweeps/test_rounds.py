@@ -232,14 +232,14 @@ def test_tunes_optuna_search_is_told_the_same_and_suggests_the_same_points(told,
         (["search.space.batch={low:0,high:2}"], r"search.space.batch: 0 makes no run; batch=0"),
         (["search.space.lr={low:1e-4,high:1e-2}"], r"search.space.lr: unknown key; did you mean 'lr_peak'"),
         (["search.space.seed={low:0,high:2}"], r"search.space.seed: unknown key"),
-        (["search.space.model.deep.x={low:0,high:2}"], r"search.space.model.deep.x: deep holds no settings"),
+        (["search.space.model.deep.x={low:0,high:2}"], r"search.space.model.deep.x: deep has no settings"),
         (["search.space.lr_peak={low:0,high:2}"], r"search.space.lr_peak: low=0 must be positive with log=true"),
         (["search.space.lr_peak={low:3}"], r"search.space.lr_peak: low=3 must be below high=0.1"),
         (["search.space.steps=4"], r"search.space.steps=4: must be a range"),
         (["lr=edge"], r"search=optuna chooses its own points: leave lr=edge out"),
         (
             ["search.space.lr_peak=null", "search.space.steps={low:1,high:2}", "lr=range"],
-            r"search: one learning rate is needed",
+            r"search: give one learning rate",
         ),
         (["search=none", "search.space.steps={low:1,high:2}"], r"search.space belongs to a search; add search=optuna"),
     ],
@@ -414,12 +414,12 @@ def test_one_learning_rate_cannot_be_left_early(tmp_path):
 
 def test_asha_leaves_no_room_for_an_edge(tmp_path):
     with pytest.raises(
-        ValueError, match="search=asha leaves runs of a grid early, lr=edge needs every run to its end; choose one"
+        ValueError, match="search=asha stops runs early, and lr=edge needs every run to its end; choose one"
     ):
         Sweep(tmp_path, "lr=edge", "search=asha")
     plan = make_search(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
     assert plan == (
-        "search=asha: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on, once all have come there"
+        "search=asha: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on, once all have reached it"
     )
 
 
@@ -430,7 +430,7 @@ def test_rungs_await_their_runs_wherever_ray_does_not_decide(tmp_path, launcher,
     words += [] if synchronous is None else [f"search.synchronous={str(synchronous).lower()}"]
     if synchronous is False and launcher != "ray":
         with pytest.raises(
-            ValueError, match=f"search.synchronous=false is Ray Tune's, and this is launcher={launcher}"
+            ValueError, match=f"search.synchronous=false needs launcher=ray, and this is launcher={launcher}"
         ):
             Sweep(tmp_path, *words)
         return

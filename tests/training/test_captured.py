@@ -158,9 +158,7 @@ def test_what_a_graph_would_freeze_is_refused(lab, changes, what):
 
 
 def test_several_devices_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^cuda_graphs=true captures the pass of one device, and devices_per_trial=2; "
-    ):
+    with pytest.raises(ValueError, match=r"^cuda_graphs=true works on one device only, and devices_per_trial=2; "):
         read_spec("sweep", ["cuda_graphs=true", "launcher=serial", "devices_per_trial=2", "microbatch=1"])
 
 

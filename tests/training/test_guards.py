@@ -332,10 +332,10 @@ def test_without_guards_a_run_is_what_it_was(lab, poison):
     [
         (
             {"guards": {"on_nonfinite": "skip_step"}},
-            "guards.on_nonfinite=skip_step needs a budget, .*: guards.retries=3",
+            "guards.on_nonfinite=skip_step needs a number of retries .*; add guards.retries=3",
         ),
-        ({"guards": {"retries": 3}}, "guards.retries=3 is spent by guards.on_nonfinite=skip_step or restore_last_good"),
-        ({"guards": {**SKIP, "check_every": 2}}, "guards.check_every=2 takes bad steps unseen"),
+        ({"guards": {"retries": 3}}, "guards.retries=3 needs guards.on_nonfinite=skip_step or restore_last_good"),
+        ({"guards": {**SKIP, "check_every": 2}}, "guards.check_every=2 is too rare for skip_step"),
         (
             {"guards": {"post_clip_norm": 1.0}},
             "guards.post_clip_norm=1 is never exceeded: gradients are clipped to clip_norm=1",
@@ -348,7 +348,7 @@ def test_without_guards_a_run_is_what_it_was(lab, poison):
             {"guards": {"on_nonfinite": "skip"}},
             "guards.on_nonfinite='skip': input should be 'stop', 'skip_step' or 'restore_last_good'",
         ),
-        ({"checkpoint": {"keep_last": 2}}, "checkpoint.keep_last=2 keeps the newest of checkpoint.every_steps"),
+        ({"checkpoint": {"keep_last": 2}}, "checkpoint.keep_last=2 needs checkpoint.every_steps"),
     ],
 )
 def test_guards_that_could_do_nothing_are_refused(lab, changes, message):

@@ -94,7 +94,7 @@ def test_what_would_compute_something_else_is_refused_with_what_to_add(lab, tmp_
     assert str(caught.value) == (
         "init=hf:x is a GPT-2, and this run would compute something else with its weights;\n"
         "add objective=ar mechanism=sa position=learned norm.layernorm.epsilon=1e-06 ffn.activation=gelu_tanh "
-        "model.heads=4 (or init.partial=true, which asks for names and shapes alone)"
+        "model.heads=4 (or init.partial=true, which compares only names and shapes)"
     )
     _, plain = saved(tmp_path / "plain")
     hugging_face.require(hugging_face.read_config(str(plain)), lab.spec(**OWN), "init=hf:x")
@@ -114,7 +114,7 @@ def test_a_folder_that_holds_no_gpt2_says_why(lab, tmp_path):
             hugging_face.read_config(str(folder))
         return str(caught.value).removeprefix(f"init=hf:{folder}")
 
-    assert refusal({"model_type": "llama"}) == " holds a model of the type llama; gpt2 is the one that is known"
+    assert refusal({"model_type": "llama"}) == " is a model of the type llama; only gpt2 is supported"
     for name in ("n_head", "layer_norm_epsilon"):
         assert refusal({name: "two"}) == f": its config.json says {name}=two, which is no number"
     assert refusal({"n_head": None}) == ": its config.json says n_head=None, which is no number"

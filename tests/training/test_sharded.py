@@ -300,7 +300,7 @@ def test_signals_to_all_processes_leave_a_run_that_goes_on(lab, tmp_path):
         ([], "devices_per_trial is 1; give devices_per_trial=2 or more"),
         (
             ["devices_per_trial=3"],
-            "each of devices_per_trial=3 takes as many sequences, so that batch=8 must be a multiple of it",
+            "batch=8 must be a multiple of devices_per_trial=3, since all devices take equally many sequences",
         ),
         (
             ["devices_per_trial=2", "launcher=slurm", "slurm.gpus=1"],

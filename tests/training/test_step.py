@@ -101,7 +101,6 @@ def test_microbatches_are_part_of_a_run_s_identity_and_their_absence_is_not(lab)
 def test_a_microbatch_as_large_as_the_batch_is_refused(lab, microbatch):
     with pytest.raises(
         ValueError,
-        match=f"microbatch={microbatch} must be below batch=6, of which it is a part; microbatch=null takes the batch "
-        "whole",
+        match=f"microbatch={microbatch} must be below batch=6; microbatch=null uses the whole batch",
     ):
         lab.spec(batch=6, microbatch=microbatch)

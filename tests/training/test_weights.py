@@ -237,9 +237,9 @@ def test_a_source_that_is_no_finished_run_is_refused_by_its_key(lab, source, tmp
     shutil.copytree(source.checkpoints()[-1], altered)
     (altered / checkpoint.MODEL).write_bytes(b"")
     for folder, message in {
-        left.path: f"this run is interrupted and has not come to its last step;\nname the checkpoint that is meant, e.g. "
+        left.path: f"this run is interrupted and has not reached its last step;\nname the checkpoint that is meant, e.g. "
         f"init=ckpt:{left.checkpoints()[-1]} (step 6)",
-        empty.path: "this run is interrupted and has not come to its last step;\nit left no checkpoint; name a run that "
+        empty.path: "this run is interrupted and has not reached its last step;\nit left no checkpoint; name a run that "
         "has ended",
         study.path: f" is a study of 2 runs, and a run starts from one run's weights;\ngive one of them: "
         f"ckpt:{source.path}, ckpt:{left.path}",
@@ -251,7 +251,7 @@ def test_a_source_that_is_no_finished_run_is_refused_by_its_key(lab, source, tmp
         assert str(caught.value).startswith(f"init=ckpt:{folder}") and message in str(caught.value)
     study.write([source.run_id])
     assert found(source=f"ckpt:{study.path}").spec.label == f"{source.run_id} at step 12"
-    with pytest.raises(ValueError, match=f"and init.sha256 asks for\n{'0' * 64}"):
+    with pytest.raises(ValueError, match=f"but init.sha256 is\n{'0' * 64}"):
         found(source=f"ckpt:{source.path}", sha256="0" * 64)
 
 

@@ -20,8 +20,8 @@ def shards_are_not_compiled(sweep: SweepSpec) -> None:
 def graphs_are_of_one_device(sweep: SweepSpec) -> None:
     if sweep.cuda_graphs and sweep.devices_per_trial > 1:
         raise ValueError(
-            f"cuda_graphs=true captures the pass of one device, and devices_per_trial={sweep.devices_per_trial}; leave "
-            "one of the two out"
+            f"cuda_graphs=true works on one device only, and devices_per_trial={sweep.devices_per_trial}; leave one "
+            "of the two out"
         )
 
 
@@ -63,13 +63,13 @@ def shards_are_equal(sweep: SweepSpec) -> None:
         )
     if sweep.batch % devices:
         raise ValueError(
-            f"shard_parameters=true: each of devices_per_trial={devices} takes as many sequences, so that "
-            f"batch={sweep.batch} must be a multiple of it"
+            f"shard_parameters=true: batch={sweep.batch} must be a multiple of devices_per_trial={devices}, since all "
+            "devices take equally many sequences"
         )
     if whole := [item.name for item in sweep.optimizer if not registry.load(item.name).elementwise]:
         raise ValueError(
-            f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, of which each device has a slice; "
-            "give an elementwise one: adamw"
+            f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, but a device has only slices; "
+            "choose an elementwise optimizer, e.g. adamw"
         )
 
 
@@ -79,15 +79,15 @@ def devices_have_work(sweep: SweepSpec) -> None:
     parts = devices if sweep.shard_parameters else -(-batch // (sweep.microbatch or batch))
     if devices > batch:
         raise ValueError(
-            f"devices_per_trial={devices} share out the sequences of a step, of which there are batch={batch}; give "
-            "no more devices than these"
+            f"devices_per_trial={devices} is more than batch={batch}, the sequences of a step; give at most {batch} "
+            "devices"
         )
     if devices > parts:
         most = -(-batch // devices)
         while -(-batch // most) < devices:
             most -= 1
         raise ValueError(
-            f"devices_per_trial={devices} share out microbatches, of which batch={batch} has {parts}; give "
+            f"devices_per_trial={devices} is more than the {parts} microbatches of batch={batch}; give "
             f"microbatch={most} or less"
         )
     if 0 < gpus < devices:

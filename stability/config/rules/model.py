@@ -116,8 +116,8 @@ def linear_maps_are_called(run: RunSpec) -> None:
     for key, item in (("mechanism", run.mechanism), ("cross", run.cross)):
         if item is not None and not registry.load(item.name).calls_linears(item.settings):
             raise ValueError(
-                f"linear={run.linear.name} stands for maps that {key}={item.name} does not call, since it "
-                "takes their weights itself; choose another mechanism, or linear=dense"
+                f"linear={run.linear.name} would have no effect: {key}={item.name} multiplies with the weights itself "
+                "and does not call its linear maps; choose another mechanism, or linear=dense"
             )
 
 
@@ -156,7 +156,7 @@ def require_trainable(key: str, item: Part) -> None:
     mechanism = registry.load(item.name)
     if found := mechanism.untrained(item.settings):
         name = found[0].__module__.rsplit(".", 1)[-1]
-        owner = f"{key}={item.name}" + (f" holds {name}, which" if name != item.name else "")
+        owner = f"{key}={item.name}" + (f" contains {name}, which" if name != item.name else "")
         choices = ", ".join(registry.names(cross=mechanism.cross, trainable=True))
         raise ValueError(f"{owner} cannot be trained: it is for {found[0].used_for}; these can: {choices}")
 

@@ -32,7 +32,7 @@ def searches_exclude_each_other(sweep: SweepSpec) -> None:
     """Refuse conflicts between search, lr=edge, lr=scaled and ablate, and equal rates."""
     search, lr = sweep.search, sweep.lr
     if isinstance(search, AshaSpec) and lr.edge is not None:
-        raise ValueError("search=asha leaves runs of a grid early, lr=edge needs every run to its end; choose one")
+        raise ValueError("search=asha stops runs early, and lr=edge needs every run to its end; choose one")
     if search is not None and (lr.edge is not None or (sweep.ablate and not isinstance(search, AshaSpec))):
         raise ValueError(
             f"search={search.name} chooses its own points: leave "
@@ -53,14 +53,14 @@ def search_fits_sweep(sweep: SweepSpec) -> None:
         return
     if isinstance(search, SearchSpec) and search.center_lr is None and num_rates > 1:
         raise ValueError(
-            "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
+            "search: give one learning rate for all points, e.g. lr=1e-3, or a range, "
             "search.space.lr_peak={low:1e-4,high:1e-1}"
         )
     if not isinstance(search, SearchSpec) and num_rates < 2:
         raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
     if isinstance(search, AshaSpec) and sweep.launcher != "ray" and not search.waits(sweep.launcher):
         raise ValueError(
-            f"search.synchronous=false is Ray Tune's, and this is launcher={sweep.launcher}; add launcher=ray, or "
+            f"search.synchronous=false needs launcher=ray, and this is launcher={sweep.launcher}; add launcher=ray, or "
             "leave it out"
         )
     if isinstance(search, PbtSpec) and sweep.schedule.name != "constant":

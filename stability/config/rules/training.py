@@ -35,8 +35,8 @@ def guards_can_act(recipe: AbstractRecipe) -> None:
         )
     if guards.on_nonfinite == "restore_last_good" and recipe.checkpoint.keep_last == 1:
         raise ValueError(
-            "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest one may "
-            "hold what went wrong"
+            "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest "
+            "checkpoint may already contain the bad step"
         )
 
 
@@ -66,8 +66,7 @@ def graphs_replay_one_pass(recipe: AbstractRecipe) -> None:
 def microbatch_is_a_part(recipe: AbstractRecipe) -> None:
     if recipe.microbatch is not None and recipe.microbatch >= recipe.batch:
         raise ValueError(
-            f"microbatch={recipe.microbatch} must be below batch={recipe.batch}, of which it is a part; "
-            "microbatch=null takes the batch whole"
+            f"microbatch={recipe.microbatch} must be below batch={recipe.batch}; microbatch=null uses the whole batch"
         )
 
 

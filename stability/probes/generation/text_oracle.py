@@ -126,8 +126,8 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
         return _load_checkpoint(str(oracle_checkpoint(place)), vocabulary_of(corpus), corpus.vocab_size, where)
     if not has_text(corpus):
         raise ValueError(
-            f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not "
-            "kept;\ngive oracle=ckpt:FOLDER"
+            f"oracle={given}: it reads text, and the texts of this run's {corpus.vocab_size:,} tokens were not stored;"
+            "\ngive oracle=ckpt:FOLDER"
         )
     if kind == "evo2":
         if not is_nucleotides(corpus):

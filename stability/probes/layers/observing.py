@@ -122,7 +122,7 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     unknown = _join_names(name for each in found for name in each.not_observed)
     without = _join_names(each.part for each in found if not each.is_there and not each.not_observed)
     if what == "training_free" and not any(each.is_there for each in found):
-        raise ValueError(f"what=training_free stands in for mechanism=sa, and is asked of {without}")
+        raise ValueError(f"what=training_free replaces mechanism=sa, and these runs have another mechanism: {without}")
     if what == "mirror" and not any(each.is_there for each in found):
         why = Registry("objectives").load(found[0].part).without_mirror
         raise ValueError(f"what=mirror reads a text backwards; objective={found[0].part} has no mirror image: {why}")

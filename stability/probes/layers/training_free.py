@@ -50,7 +50,7 @@ def variants_of(spec: RunSpec, part: Part, budgets: tuple[float, ...]) -> list[V
     """
     mechanism = Registry("mechanisms").load(part.name)
     if not issubclass(mechanism, AbstractTrainingFree):
-        raise ValueError(f"mechanism={part.name} does not stand in for sa: it is for {mechanism.used_for}")
+        raise ValueError(f"mechanism={part.name} cannot replace sa: it is for {mechanism.used_for}")
     config = mechanism.with_settings_of(part.settings, spec.mechanism.settings)
     shape = MixerShape(spec.model.width, spec.model.heads)
     return mechanism.variants(config, budgets, shape, spec.model.positions)

@@ -94,7 +94,7 @@ def reply(folder: str, token: str, name: str, token_file: str) -> str:
     except FileNotFoundError:
         return "it is not there"
     except OSError as error:
-        return f"it cannot be written to there ({error.strerror})"
+        return f"it is not writable there ({error.strerror})"
     return ""
 
 
@@ -129,5 +129,5 @@ def _await_answer(answer: Path, token: str) -> str:
         if answer.is_file() and answer.read_text() == token:
             return ""
         if time.monotonic() > deadline:
-            return "what it writes there does not arrive here"
+            return "a file written there does not arrive here"
         time.sleep(0.2)

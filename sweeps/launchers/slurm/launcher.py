@@ -256,8 +256,7 @@ class _Sweep:
         living = self._queue.list_living(list(jobs.values())) if jobs else set()
         if living is None and must_answer:
             raise RuntimeError(
-                "squeue does not answer, so nobody knows which jobs of an earlier start still live; try again when "
-                "it does"
+                "squeue does not answer, so the jobs of an earlier start are unknown; try again when it does"
             )
         gone = [run_id for run_id, job in jobs.items() if living is not None and job.job_id not in living]
         for run_id in gone:
