@@ -91,10 +91,10 @@ def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
 
 
 def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float, float]]:
-    """Return (seconds per step, seconds after training) of the trials by run id, from timed steps of each kind.
+    """Return (seconds per step, seconds after training) by run id, from timed steps of each kind.
 
     Kinds that take too long to time are left out. The result is {} for a single kind, and for runs on other machines
-    or GPUs, whose ratios this CPU does not have.
+    or GPUs: their ratios differ from this CPU's.
 
     Args:
         plan: the sweep.

@@ -46,7 +46,7 @@ def find_earlier(study: StudyFolder, record: Mapping[str, Any], trials: Sequence
     """Return the earlier runs remaining on a study's record, grouped by command.
 
     The report includes a run if it differs from the trials only in the axes of a study (`APART`). Any other run would
-    pass for another seed of theirs. A run with an unreadable spec keeps its place in or outside of the report. A run
+    look like another seed of theirs. A run with an unreadable spec stays in or outside of the report, as before. A run
     missing from the pool is dropped from the record (`describe_changes` reports it).
 
     Args:

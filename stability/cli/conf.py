@@ -1,4 +1,4 @@
-"""Find the choices of each group and the plain values that a choice or a command starts from.
+"""List the choices of each group, and the default values of choices and commands.
 
 Defaults come from the classes of `stability.config` and from the Configs of parts. A yaml in conf/ is a preset: its
 values have precedence.
@@ -93,7 +93,7 @@ def _collect_part_defaults(group: str, name: str, owners: tuple[str, ...] = ()) 
     Args:
         group: group of the part.
         name: name of the part.
-        owners: mechanisms that it is within, none of which is in it again.
+        owners: the mechanisms around the part; it contains none of them.
     """
     values = {key: setting.default for key, setting in read_settings(FAMILY_OF[group], name).items()}
     if group != "mechanism":
@@ -111,7 +111,7 @@ def _collect_part_defaults(group: str, name: str, owners: tuple[str, ...] = ()) 
 
 @cache
 def _groups_of_specs() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the values of each choice of the groups whose choices are names of one class, or classes."""
+    """Return the values of choices that are variants of a class, by group and choice."""
     schedule = _collect_class_defaults(ScheduleSpec)
     return {
         "schedule": {

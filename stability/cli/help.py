@@ -67,7 +67,7 @@ def _choices(root: str, group: str, rows: Iterable[Row]) -> str:
     """Return a group's line: its default and all choices that the command takes."""
     default = next(row.default for row in rows if row.key == group)
     names = choices(group)
-    if group == "mechanism":  # of the probe: those that stand in for a trained one
+    if group == "mechanism":  # a probe takes untrained mechanisms, any other command trainable ones
         names = tuple(name for name in names if read_attribute("mechanisms", name, "trainable") == (root != "probe"))
     return _entry(f"{group}={default}", ", ".join(names))
 

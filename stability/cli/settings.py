@@ -20,7 +20,7 @@ from stability.config.parse import SPECS
 from stability.config.parts import Part
 from stability.config.search import Dimension
 
-# Of classes whose keys contain names of the user's: each key, and the fields in it.
+# Classes with the user's own names in their keys: each key, and its fields.
 WRITTEN: dict[type[BaseModel], dict[str, tuple[str, ...]]] = {
     Ablation: {"<part>.<setting>": ("part", "setting", "values")},
     CrossOfEach: {"<part>.<setting>": ("parts",)},
@@ -147,7 +147,7 @@ def _list_part_rows(name: str, field: FieldInfo, prefix: str, needs: str) -> Ite
 
 
 def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield every class of settings that a field may hold."""
+    """Yield every class of settings that a field allows."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) is not Literal:

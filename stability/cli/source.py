@@ -1,4 +1,4 @@
-"""Give Hydra the configs that no yaml holds: the defaults of parts and of commands (`stability.cli.conf`)."""
+"""Give Hydra the configs without a yaml: the defaults of parts and of commands (`stability.cli.conf`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the spec of an entry with ``ckpt=FOLDER``, and work on the folder's runs, each under its lock."""
+"""Read the spec of an entry with ``ckpt=FOLDER``; work on its runs, each under its lock."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LARGEST_INTEGER = 2**53
 # The axes of a sweep and their families. An axis lists several parts, so settings carry the part's name
 # (mechanism.sc.window).
 AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
-LONGEST_NAME = 40  # characters: a name is typed again for reports, and stands in file names and titles
+LONGEST_NAME = 40  # characters: a name is typed again for reports, and is part of file names and titles
 NAME_IN_WORDS = "letters, digits and . _ = + - only, the first of them a letter or a digit (no / and no space)"
 LONGEST_INPUT = 80  # longest part of a wrong value that a message repeats, in characters
 

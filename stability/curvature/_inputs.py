@@ -121,7 +121,13 @@ class Objective:
             del value
 
     def term(self, params: Mapping[str, Tensor], *batch: Any, twice: bool) -> tuple[Tensor, Any]:
-        """Return the sum and count of one microbatch, as in `terms`, with an unchecked count."""
+        """Return the sum and count of one microbatch, as in `terms`, with an unchecked count.
+
+        Args:
+            params: θ by name.
+            *batch: the microbatch; nothing for a loss of the parameters alone.
+            twice: as in `terms`.
+        """
         result = self._evaluate(twice, params, *batch)
         return self._pair(result) if batch else (self._scalar(result), 1.0)
 

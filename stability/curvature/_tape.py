@@ -300,7 +300,7 @@ def _select_needed(recorder: Recorder, outputs: list[Tensor]) -> list[Operation]
 
 
 def _constants(recorder: Recorder) -> set[int]:
-    """Return the storages made without any input, which hold their final numbers already."""
+    """Return the storages made without any input; their numbers are final."""
     constant = set(recorder.own)
     while True:
         read_at: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A loss whose operations are recorded once for each kind of batch, and run flat from then on."""
+"""A loss with recorded operations: once for each kind of batch, then run without Python."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class RecordedLoss:
 
 
 def _describe(leaf: Any) -> Hashable:
-    """Return the facts about an argument that a recording holds for."""
+    """Return the facts about an argument on which a recording depends."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
     return type(leaf), leaf

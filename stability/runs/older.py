@@ -22,7 +22,7 @@ YOUNGER = {
 class OlderFile(RuntimeError):
     """A file of an older version.
 
-    It is no damage, so whoever skips damaged files must not skip it.
+    The file is not damaged, so code that skips damaged files must not skip it.
     """
 
     def __init__(self, path: Path):

@@ -1,4 +1,4 @@
-"""`search=asha`: a grid of which only the best learning rates of each kind go beyond every rung.
+"""`search=asha`: a grid in which only the best learning rates of each kind train beyond a rung.
 
 Asynchronous, Ray Tune decides as results arrive (`sweeps.launchers.ray.asha`). A stopped run's status names the search,
 and the run counts as ended for this search only: any other sweep continues it. Synchronous, each rung waits for all

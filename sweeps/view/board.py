@@ -99,7 +99,7 @@ def verdicts_text(verdicts: Counter[str]) -> str:
 
 
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int, width: int, times: str = "") -> Group:
-    """Return a bar of the whole, heading lines, a grid of the results and a table of the runs.
+    """Return the live view: a bar, heading lines, a grid of results and a table of runs.
 
     Queued runs are counted in one line. If the others do not fit, the table has the running and the last ended ones. A
     grid too large for the terminal gives way to a line with the best results.
