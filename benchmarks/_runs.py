@@ -83,15 +83,15 @@ def write_run(directory: RunDirectory, run: RunSpec, made_up: MadeUp, curvature:
 def _log(directory: RunDirectory, run: RunSpec, made_up: MadeUp) -> None:
     """Write one row of metrics and timing per step, validated at intervals and last."""
     log = RunLog(directory, resume_after=-1)
-    log.metrics({"step": 0, "val_nll": INIT_NLL})
+    log.write_metrics({"step": 0, "val_nll": INIT_NLL})
     for step, loss in enumerate(made_up.losses, 1):
         row = {"step": step, "loss": loss, "grad_norm": 1 / 3 + step / 7, "update_norm": run.lr_peak / 3}
         if step == len(made_up.losses):
             validated = made_up.val_nll
         else:
             validated = loss if step % run.evaluation.every_steps == 0 else None
-        log.metrics({**row, "lr": run.lr_peak, "val_nll": validated})
-        log.timing({"step": step, "wall_s": 0.05 * step, "tokens_per_s": 512 / 0.05, "memory_mb": 400.0})
+        log.write_metrics({**row, "lr": run.lr_peak, "val_nll": validated})
+        log.write_timing({"step": step, "wall_s": 0.05 * step, "tokens_per_s": 512 / 0.05, "memory_mb": 400.0})
     log.close()
 
 

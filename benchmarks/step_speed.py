@@ -128,8 +128,8 @@ def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
     log = RunLog(RunDirectory(trainer.directory.path.parent, "log"), resume_after=-1)
 
     def write() -> None:
-        log.metrics(row)
-        log.timing({"step": 1, "wall_s": 1.234567890, "tokens_per_s": 12345.67890, "memory_mb": 123.456})
+        log.write_metrics(row)
+        log.write_timing({"step": 1, "wall_s": 1.234567890, "tokens_per_s": 12345.67890, "memory_mb": 123.456})
 
     def difference() -> None:
         torch._foreach_copy_(before, own)

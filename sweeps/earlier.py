@@ -118,9 +118,9 @@ def _first_difference(
         whole: the earlier spec with all values, including neutral values of newer settings.
         whole_other: the present one, likewise.
     """
-    before, now = _flat(one), _flat(other)
+    before, now = _flatten(one), _flatten(other)
     name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-    return "" if name is None else f"{name}: {_value(name, _flat(whole))}, now {_value(name, _flat(whole_other))}"
+    return "" if name is None else f"{name}: {_value(name, _flatten(whole))}, now {_value(name, _flatten(whole_other))}"
 
 
 def _value(name: str, values: Mapping[str, Any]) -> str:
@@ -160,10 +160,10 @@ def _name(part: Any) -> str:
     return str(part["name"] if isinstance(part, dict) else part)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 

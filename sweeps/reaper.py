@@ -29,7 +29,7 @@ QUIET_LOOKS = 5  # consecutive empty searches after the driver's death: a proces
 
 
 @contextmanager
-def reaper(folder: Path) -> Iterator[None]:
+def start_reaper(folder: Path) -> Iterator[None]:
     """Start a reaper for processes started with ``RAY_TMPDIR=folder`` within the ``with`` block."""
     if not (PROC / "self/environ").exists():
         yield

@@ -90,7 +90,7 @@ def choice_rows(group: str, name: str) -> list[Row]:
     known = {row.key: row.meaning for schema in SPECS.values() for row in _list_class_rows(schema)}
     return [
         Row(f"{group}.{key}", _text(value), known.get(f"{group}.{key}", ""), needs)
-        for key, value in _flat(values)
+        for key, value in _flatten(values)
         if f"{group}.{key}" in known
     ]
 
@@ -181,10 +181,10 @@ def _default_of_command(row: Row, values: Mapping[str, Any], chosen: Mapping[str
     return row.default if isinstance(value, Mapping) else _text(value)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

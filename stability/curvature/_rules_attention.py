@@ -45,7 +45,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    q, k, v = _flat(map_components(lambda part: part * factor, query), batch), _flat(key, batch), _flat(value, batch)
+    q, k, v = (
+        _flatten_batch(map_components(lambda part: part * factor, query), batch),
+        _flatten_batch(key, batch),
+        _flatten_batch(value, batch),
+    )
     mask = _Mask(parts(attn_mask), batch, is_causal)
     num_rows, num_keys = q.shape[-2], k.shape[-2]
     step = max(SCORES // max(q.shape[0] * num_keys, 1), _MIN_ROWS)
@@ -55,7 +59,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return map_components(lambda part: part.reshape(*batch, *part.shape[-2:]).to(query.dtype), out)
 
 
-def _flat(x: Tensor, batch: torch.Size) -> Tensor:
+def _flatten_batch(x: Tensor, batch: torch.Size) -> Tensor:
     """Return a jet with one batch axis, in float32 at least, like the scores of fused kernels."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return map_components(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]).to(wide), x)

@@ -105,7 +105,7 @@ class RunLog:
         self._sinks = sinks or Sinks(directory)
         self._sinks.open(resume_after)
 
-    def metrics(self, row: dict[str, Any]) -> None:
+    def write_metrics(self, row: dict[str, Any]) -> None:
         """Write a row: ``COLUMNS`` first (null if missing or not finite), then all other values."""
         row = dict.fromkeys(COLUMNS) | {
             name: value if value is None or math.isfinite(value) else None for name, value in row.items()
@@ -113,10 +113,10 @@ class RunLog:
         self._metrics.write(row)
         self._sinks.write(row)
 
-    def timing(self, row: dict[str, Any]) -> None:
+    def write_timing(self, row: dict[str, Any]) -> None:
         self._timing.write(row)
 
-    def gradients(self, rows: list[dict[str, Any]]) -> None:
+    def write_gradients(self, rows: list[dict[str, Any]]) -> None:
         """Write the blocks' rows of one step (deterministic), after its metrics.
 
         The file is created with the first rows.

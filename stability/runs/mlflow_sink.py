@@ -138,11 +138,11 @@ def _experiment(client: Any, name: str) -> str:
 def _parameters(config: dict[str, Any]) -> list[Any]:
     """Return a run's spec as MLflow's flat parameters, e.g. ``model.width``."""
     param = importlib.import_module("mlflow.entities").Param
-    return [param(name, str(value)[:LONGEST_PARAMETER]) for name, value in _flat(config).items()]
+    return [param(name, str(value)[:LONGEST_PARAMETER]) for name, value in _flatten(config).items()]
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in config.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found

@@ -121,7 +121,7 @@ def train(
         started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         directory.set_status("running", step=training.step, num_steps=training.num_steps, **training.running)
         if training.step == 0:
-            log.metrics(training.first_row())
+            log.write_metrics(training.first_row())
 
         def save() -> None:
             if checkpoints.lacks(training.step):
@@ -142,11 +142,11 @@ def train(
                 step, began = training.step + 1, time.perf_counter()
                 row = training.train_step(step)
                 training.settle(row)
-                log.metrics(row)
+                log.write_metrics(row)
                 if training.gradient_rows:
-                    log.gradients([*training.gradient_rows])
+                    log.write_gradients([*training.gradient_rows])
                 now = time.perf_counter()
-                log.timing({"step": step, "wall_s": now - started, **training.timing(now - began)})
+                log.write_timing({"step": step, "wall_s": now - started, **training.timing(now - began)})
                 if training.diverged is None and checkpoints.is_due(step):
                     save()
                 yield

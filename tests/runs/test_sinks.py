@@ -49,8 +49,8 @@ def write_run(directory, to, asked_first=True):
         sinks = sinks_of(directory, to if asked_first or resume_after == 2 else {})
         log = RunLog(directory, resume_after=resume_after, sinks=sinks)
         for step in steps:
-            log.metrics(row(step))
-            log.gradients([{"step": step, "block": "blocks.0.mixer", "grad_norm": 0.25 * step}])
+            log.write_metrics(row(step))
+            log.write_gradients([{"step": step, "block": "blocks.0.mixer", "grad_norm": 0.25 * step}])
         log.close()
         if steps[-1] == 5:
             directory.set_status("spiked", step=5, reason="planted", result={"val_nll": 2.5})
@@ -112,7 +112,7 @@ def test_whatever_a_sink_raises_is_said_once_and_the_run_goes_on(tmp_path, monke
     sinks = sinks_of(directory, {"tensorboard": {}})
     log = RunLog(directory, resume_after=-1, sinks=sinks)
     for step in (1, 2):
-        log.metrics(row(step))
+        log.write_metrics(row(step))
     log.close()
     sinks.close()
     assert len(directory.metrics_file.read_text().splitlines()) == 2

@@ -106,7 +106,7 @@ def write_run(directory, steps, resume_after=-1, mode="offline"):
     sinks = Sinks(directory, {"to": {"wandb": {"mode": mode}}, **told})
     run_log = RunLog(directory, resume_after=resume_after, sinks=sinks)
     for step in steps:
-        run_log.metrics(row(step))
+        run_log.write_metrics(row(step))
     run_log.close()
     sinks.close()
 
@@ -231,7 +231,7 @@ def services():
 def test_nothing_is_lost_when_wandb_s_process_is_killed(tmp_path, monkeypatch):
     """Neither of the run that it happens to nor of the next one in the process."""
     hit, later = (RunDirectory(tmp_path / "pool", name * 12) for name in "ab")
-    write = RunLog.metrics
+    write = RunLog.write_metrics
 
     def metrics(log, row):
         write(log, row)
@@ -242,7 +242,7 @@ def test_nothing_is_lost_when_wandb_s_process_is_killed(tmp_path, monkeypatch):
                 os.waitpid(process, 0)
 
     killed = []
-    monkeypatch.setattr(RunLog, "metrics", metrics)
+    monkeypatch.setattr(RunLog, "write_metrics", metrics)
     for directory in (hit, later):
         write_run(directory, [1, 2, 3, 4])
     assert len(killed) == 1

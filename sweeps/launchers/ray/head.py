@@ -111,12 +111,12 @@ def _start(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     """
     from sweeps.launchers.ray.address import OWN
     from sweeps.launchers.ray.private import make_access
-    from sweeps.reaper import reaper
+    from sweeps.reaper import start_reaper
 
     access = make_access()
     scratch = Path(tempfile.mkdtemp(prefix=OWN, dir=_short_temporary_folder()))
     try:
-        with reaper(scratch), (scratch / "head.err").open("w") as errors:
+        with start_reaper(scratch), (scratch / "head.err").open("w") as errors:
             command = [sys.executable, __file__, str(scratch), str(num_cpus or ALL_CPUS)]
             # its own process group, so that the terminal's Ctrl-C does not reach it
             process = subprocess.Popen(

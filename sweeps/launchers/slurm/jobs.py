@@ -219,7 +219,7 @@ def read_end(folder: Path, job_id: str) -> tuple[str, str] | None:
         return RAISED, str(error)
 
 
-def log_of(folder: Path, job_id: str) -> str:
+def read_log_tail(folder: Path, job_id: str) -> str:
     """Return the last `TAIL_CHARACTERS` of a job's output."""
     from submitit.core.utils import JobPaths
 

@@ -25,9 +25,9 @@ from sweeps.launchers.slurm.jobs import (
     cores,
     describe_requests,
     forget,
-    log_of,
     num_gpus,
     read_end,
+    read_log_tail,
     read_start_time_now,
 )
 from sweeps.trial import RunTrial, Trial, mark_failed, run_trial
@@ -216,7 +216,7 @@ class _Sweep:
             mark_failed(
                 trial,
                 f"its jobs were stopped {self._stopped[trial.run_id] + 1} times",
-                log_of(self._folder, job.job_id),
+                read_log_tail(self._folder, job.job_id),
             )
             return
         self._stopped[trial.run_id] += 1
@@ -224,7 +224,7 @@ class _Sweep:
         self._say(f"job {job.job_id} of {trial.label} ({trial.run_id}) was stopped; it is saved and submitted again")
 
     def _fail(self, trial: Trial, job: Job, account: str) -> None:
-        log = log_of(self._folder, job.job_id)
+        log = read_log_tail(self._folder, job.job_id)
         if account.strip():
             reason = account.strip().splitlines()[-1]
         elif log:
