@@ -50,7 +50,7 @@ def accept_any_tree(function: Callable[P, R]) -> Callable[P, R]:
                 given[key] = dict(zip(names, leaves, strict=True))
         for key in {"loss_fn", "model_fn"} & given.keys():
             if callable(given[key]):
-                given[key] = inside(given[key])
+                given[key] = pass_tree(given[key])
         return _restore(function(*bound.args, **bound.kwargs), names, spec)
 
     return call

@@ -140,7 +140,7 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize("key", ["lr", "mechanism.sc.window", "mechanism", "plugins", "data.path", "++steps"])
 def test_a_list_that_hydra_would_parse_for_minutes_is_refused_unread(key):
     begun = f"{key}=[1,1"
-    with pytest.raises(ValueError, match=r"^.*: holds 10,000 elements; a list may have at most 2,000$") as caught:
+    with pytest.raises(ValueError, match=r"^.*: has 10,000 elements; a list may have at most 2,000$") as caught:
         compose("sweep", [begun + ",1" * 9998 + "]"])
     assert str(caught.value).startswith(begun) and len(str(caught.value)) < 200
 

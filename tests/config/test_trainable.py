@@ -25,8 +25,8 @@ def skipping():
     ("mechanism", "message"),
     [
         ({"name": "skipping"}, f"mechanism=skipping {REFUSAL}"),
-        ({"name": "mix", "pattern": ["sa", "skipping"]}, f"mechanism=mix holds skipping, which {REFUSAL}"),
-        ({"name": "two_way", "of": "skipping"}, f"mechanism=two_way holds skipping, which {REFUSAL}"),
+        ({"name": "mix", "pattern": ["sa", "skipping"]}, f"mechanism=mix contains skipping, which {REFUSAL}"),
+        ({"name": "two_way", "of": "skipping"}, f"mechanism=two_way contains skipping, which {REFUSAL}"),
     ],
 )
 def test_a_run_refuses_it_in_one_line(lab, mechanism, message):

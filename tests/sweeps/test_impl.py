@@ -216,7 +216,7 @@ def test_what_was_settled_is_read_as_it_was_written_and_never_settled_again(spec
 
 def test_auto_is_no_value_of_an_ablation(entered, words, on_cuda):
     told = refused(entered("stability.sweep", *replaced(words, "ablate.fused.impl=[reference,auto]")))
-    assert "mechanism.fused.impl=auto : auto is resolved in a sweep only; write triton or reference here" in told
+    assert "mechanism.fused.impl=auto: auto is resolved in a sweep only; write triton or reference here" in told
 
 
 # through the kernels
