@@ -70,7 +70,7 @@ def training(parts: Mapping[str, Any], size: Size, device: str) -> Training:
     def step() -> None:
         total, count = objective.loss(net, examples)
         (total / count).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
+        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_limit)
         optimizer.step()
         optimizer.zero_grad()  # gradients are freed, so that the next step's allocations are all its own
         if device == "cuda":

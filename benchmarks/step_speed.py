@@ -96,7 +96,7 @@ def bare(spec: RunSpec, corpus: AbstractCorpus, device: torch.device) -> Callabl
         total, count = objective.loss(model, examples.to(device))
         optimizer.zero_grad(set_to_none=True)
         (total / count).backward()
-        nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+        nn.utils.clip_grad_norm_(parameters, spec.clip_limit)
         optimizer.step()
 
     return step

@@ -62,7 +62,7 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
         """Take a training step on the batch, in its microbatches."""
         for part in parts:
             (objective.loss(net, part)[0] / count).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
+        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_limit)
         if isinstance(optimizer, TakingHessian) and optimizer.hessian_is_due():
             named = dict(net.named_parameters())
             found = hutchinson_diagonal(mean_loss, named, generator=generator, batches=parts)

@@ -9,7 +9,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -174,7 +173,10 @@ RATIO_TOLD = (
     f"{RATIO}, at the best rate: largest rate that still lowers the batch's loss along the optimizer's own step (to "
     "second order), divided by the rate of training."
 )
-FAILURE_TOLD = "First failure: the first rate at which a run diverged, or was idle: no better than token frequencies."
+FAILURE_TOLD = (
+    "First failure: the first rate at which a run diverged, exploded (ended above the untrained model's NLL), or was "
+    "idle (no better than token frequencies)."
+)
 SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; of two seeds smallest and largest)."
 
 
@@ -247,8 +249,7 @@ def _failure_cell(failure: Failure | None) -> Cell:
     """Return the rate of a failure with the failed runs of all there."""
     if failure is None:
         return Cell("none")
-    word = {"diverges": "diverged", "learns nothing": "idle"}[failure.verb]
-    return Cell(f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {word}")
+    return Cell(f"{lr_text(failure.lr)}: {failure.runs}/{failure.of} {failure.kind}")
 
 
 def _window_cell(found: Window) -> Cell:
@@ -325,20 +326,28 @@ def _common_upper(study: Study, series: str, found: Window) -> str:
     return "" if own == common else f"within 5 % of {study.reference}'s best up to {common}"
 
 
+# Ways to fail: of one run, of several, and in a table's cell. By severity; the most severe names a tie.
+FAILURES = {
+    "diverged": ("diverges", "diverge"),
+    "exploded": ("explodes", "explode"),
+    "idle": ("learns nothing", "learn nothing"),
+}
+
+
 @dataclass(frozen=True)
 class Failure:
-    """The first rate above the best one at which a run diverges or learns nothing.
+    """The first rate above the best one at which a run fails.
 
     Attributes:
         lr: that rate.
-        verb: "diverges" or "learns nothing", the more frequent one.
+        kind: the most frequent of `FAILURES` there.
         runs: failed runs there.
         of: all runs with a result there.
         is_from_there_on: whether every run fails at this rate and at all larger ones, of which there are some.
     """
 
     lr: float
-    verb: Literal["diverges", "learns nothing"]
+    kind: str
     runs: int
     of: int
     is_from_there_on: bool
@@ -346,11 +355,10 @@ class Failure:
     @property
     def clause(self) -> str:
         """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 runs diverge"."""
-        rate = lr_text(self.lr)
+        rate, (one, several) = lr_text(self.lr), FAILURES[self.kind]
         if self.runs == self.of:
-            return f"from {rate} on it {self.verb}" if self.is_from_there_on else f"at {rate} it {self.verb}"
-        verb = self.verb if self.runs == 1 else {"diverges": "diverge", "learns nothing": "learn nothing"}[self.verb]
-        return f"at {rate} {self.runs} of {self.of} runs {verb}"
+            return f"from {rate} on it {one}" if self.is_from_there_on else f"at {rate} it {one}"
+        return f"at {rate} {self.runs} of {self.of} runs {one if self.runs == 1 else several}"
 
 
 def first_failure(study: Study, series: str, found: Window) -> Failure | None:
@@ -363,22 +371,22 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
     """
     runs = study.of(series)
     ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
-    failed = {lr: _failed(part) for lr, part in ended.groupby("lr")}
-    first = next((lr for lr in failed if sum(failed[lr])), None)
+    failed = {lr: _failures(part) for lr, part in ended.groupby("lr")}
+    first = next((lr for lr in failed if sum(failed[lr].values())), None)
     if first is None:
         return None
-    beyond = {lr: part for lr, part in ended.groupby("lr") if lr >= first}
-    is_all = len(beyond) > 1 and all(sum(failed[lr]) == len(part) for lr, part in beyond.items())
-    diverged, idle = failed[first]
-    verb = "diverges" if diverged >= idle else "learns nothing"
-    return Failure(float(first), verb, diverged + idle, len(beyond[first]), is_all)
+    sizes = {lr: len(part) for lr, part in ended.groupby("lr") if lr >= first}
+    is_all = len(sizes) > 1 and all(sum(failed[lr].values()) == size for lr, size in sizes.items())
+    counts = failed[first]
+    return Failure(float(first), max(counts, key=lambda kind: counts[kind]), sum(counts.values()), sizes[first], is_all)
 
 
-def _failed(runs: Frame) -> tuple[int, int]:
-    """Return the number of diverged runs, and of others no better than the baseline of frequencies."""
+def _failures(runs: Frame) -> dict[str, int]:
+    """Count failed runs by kind: not finite, above the untrained model's NLL, no better than token frequencies."""
     diverged = (runs["status"] == "diverged") | ~np.isfinite(runs["val_nll"])
-    idle = (runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"])
-    return int(diverged.sum()), int((idle & ~diverged).sum())
+    exploded = ~diverged & (runs["val_nll"] > runs["init_nll"])
+    idle = ~diverged & ~exploded & ((runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"]))
+    return {"diverged": int(diverged.sum()), "exploded": int(exploded.sum()), "idle": int(idle.sum())}
 
 
 def sentences(study: Study) -> list[str]:

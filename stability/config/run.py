@@ -5,6 +5,7 @@ The model has one mechanism, one residual and one norm.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -54,7 +55,9 @@ class AbstractRecipe(Settings):
         ge=1,
         description="sequences whose activations exist at once; a step adds up their gradients; null: all",
     )
-    clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
+    clip_norm: float | None = Field(
+        gt=0, description="largest global gradient norm that reaches the optimizer; null: no clipping"
+    )
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
@@ -75,6 +78,11 @@ class AbstractRecipe(Settings):
         default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it"
     )
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
+
+    @property
+    def clip_limit(self) -> float:
+        """Largest gradient norm that reaches the optimizer; ∞ without clipping."""
+        return math.inf if self.clip_norm is None else self.clip_norm
 
     @model_validator(mode="after")
     def _check_recipe(self) -> AbstractRecipe:

@@ -117,7 +117,7 @@ class Replica:
         loss, *auxiliary = self._backward(examples, step)
         self.gradient_rows, is_due = [], self.statistics.is_due(step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
-        grad_norm = self.devices.clip(self.parameters, spec.clip_norm)
+        grad_norm = self.devices.clip(self.parameters, spec.clip_limit)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
         if auxiliary:
             row["auxiliary_loss"] = auxiliary[0].item()

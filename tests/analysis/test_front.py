@@ -86,6 +86,9 @@ def test_the_first_failure_is_that_of_any_seed(tmp_path):
     found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
     (row,) = answer_table(found).rows
     assert row[answer_table(found).header.index("first failure")].text == "1e-1: 1/3 diverged"
+    exploded = study_of(tmp_path / "exploded", {"sa": (2.2, 2.0, 205.0, 3.3)})
+    failure = first_failure(exploded, "sa", windows(exploded)["sa"].median)
+    assert failure.kind == "exploded" and failure.clause == "from 1e-1 on it explodes"
     unbroken = study_of(tmp_path / "unbroken", {"sa": (2.2, 2.0, 2.05, 2.1)})
     assert first_failure(unbroken, "sa", windows(unbroken)["sa"].median) is None
 

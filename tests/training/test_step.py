@@ -55,6 +55,18 @@ def test_a_step_that_is_left_out_moves_nothing(lab):
     assert all(torch.equal(value, before[name]) for name, value in parameters(replica).items())
 
 
+def test_without_clipping_every_gradient_reaches_the_optimizer(lab):
+    """As clipping at a norm beyond every number; the default clips these gradients."""
+    found = {}
+    for limit in (None, 1e30, 1e-3):
+        replica = lab.replica(lab.spec(clip_norm=limit, optimizer={"name": "sgd"}))
+        norm = replica.train_step(1)["grad_norm"]
+        assert norm > 1e-3
+        found[limit] = parameters(replica)
+    assert all(torch.equal(value, found[1e30][name]) for name, value in found[None].items())
+    assert any(not torch.equal(value, found[1e-3][name]) for name, value in found[None].items())
+
+
 @pytest.mark.parametrize("microbatch", [1, 2, 4, 5])
 @pytest.mark.parametrize("objective", [MASKED, {"name": "ar"}])
 def test_gradient_and_loss_are_the_whole_batch_s(lab, objective, microbatch):

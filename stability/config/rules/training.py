@@ -28,7 +28,7 @@ def warmup_and_decay_fit_steps(recipe: AbstractRecipe) -> None:
 def guards_can_act(recipe: AbstractRecipe) -> None:
     """Refuse a guard that could never act with these settings."""
     guards = recipe.guards
-    if guards.post_clip_norm is not None and guards.post_clip_norm >= recipe.clip_norm:
+    if guards.post_clip_norm is not None and guards.post_clip_norm >= recipe.clip_limit:
         raise ValueError(
             f"guards.post_clip_norm={guards.post_clip_norm:g} is never exceeded: gradients are clipped to "
             f"clip_norm={recipe.clip_norm:g}; give less"

@@ -73,7 +73,7 @@ class Probe:
             self._batch,
             curvature,
             lr=lr,
-            clip_norm=spec.clip_norm,
+            clip_norm=spec.clip_limit,
             **options,
         )
 
