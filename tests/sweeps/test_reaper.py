@@ -19,11 +19,11 @@ SLEEP = "import time; time.sleep(120)"
 DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from sweeps.reaper import reaper
+from sweeps.reaper import start_reaper
 folder, ending = Path(sys.argv[1]), sys.argv[2]
 sleep, bare = [sys.executable, "-c", "import time; time.sleep(120)"], {"PATH": os.environ["PATH"]}
 parent = "import subprocess, sys; child = subprocess.Popen(sys.argv[1:], env={}); print(child.pid, flush=True); child.wait()"
-with reaper(folder):
+with start_reaper(folder):
     heir = subprocess.Popen([sys.executable, "-c", parent, *sleep], env={**bare, "RAY_TMPDIR": str(folder)}, stdout=subprocess.PIPE, text=True)
     writer = subprocess.Popen(sleep, env=bare, stdout=open(folder / "log", "a"), start_new_session=True)
     reader = subprocess.Popen(sleep, env=bare, stdin=open(folder / "log"), stdout=subprocess.DEVNULL)
