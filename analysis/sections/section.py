@@ -83,6 +83,17 @@ class Section:
     brief: Callable[[Study, Drawn], Pieces] | None = None
 
 
+def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
+    """Return a figure with its caption; the older way, when each caption ended with the data.
+
+    Args:
+        study: the figure's study.
+        figure: the figure.
+        caption: its text.
+    """
+    return Captioned(figure, caption)
+
+
 def by_phase(
     study: Study,
     kind: str,

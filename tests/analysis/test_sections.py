@@ -10,7 +10,8 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.export import write_figures
 from analysis.report import build, summary
 from analysis.sections import contents
-from analysis.sections.section import Captioned, Section, pictures
+from analysis.sections.section import Captioned, Section, pictures, sourced
+from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 from tests.analysis.test_edge_and_search import with_search
 from tests.analysis.test_report import text_of
@@ -94,3 +95,8 @@ def test_a_section_that_does_not_apply_is_asked_nothing_else(study_dir, tmp_path
 def test_no_word_stands_twice_in_the_contents():
     assert len({id(section) for section in contents.SECTIONS}) == len(contents.SECTIONS)
     assert all(any(section is each for each in contents.SECTIONS) for section in contents.PRINTED_LAST)
+
+
+def test_a_section_written_for_older_captions_still_works(study_dir):
+    figure = Figure()
+    assert sourced(load(study_dir), figure, "Steps.") == Captioned(figure, "Steps.")
