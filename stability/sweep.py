@@ -11,18 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stability.cli.compose import compose_values
+# all other modules are imported when they are needed: `repeat` answers sooner than they are
 from stability.cli.entry import check_writable, run_entry
-from stability.cli.publish import publish
-from stability.cli.study_on_wandb import send_after_sweep
-from stability.cli.words import Invocation
-from stability.config.parse import parse
-from stability.config.sweep import SweepSpec
 from stability.printable import print_note, print_notes, print_text
-from stability.registry import Registry
-from stability.runs.study import StudyFolder
+from stability.runs.answers import AnswerFile, pool_of
 
 if TYPE_CHECKING:
+    from stability.config.sweep import SweepSpec
     from stability.plan.plan import Plan
     from sweeps.trial import Trial
 
@@ -43,16 +38,34 @@ A preset (study=…) sets several keys; its data, objective, … apply while you
 """
 
 
+def repeat(argv: list[str]) -> int | None:
+    """Print a finished sweep's text again if nothing has changed since; else return None."""
+    answer = AnswerFile(pool_of(argv), argv).read()
+    if answer is None:
+        return None
+    print_notes(answer.notes)
+    for line in answer.lines:
+        print_text(line)
+    return 0
+
+
 def main(argv: list[str]) -> int:
+    from stability.cli.compose import compose_values
+    from stability.cli.words import Invocation
+    from stability.config.parse import parse
+    from stability.config.sweep import SweepSpec
+
     values = compose_values(SweepSpec, Invocation.of(argv))
     if values.get("dry_run") is True:
         _plan_without_what_is_not_trained(values)
     with ray_begun_early(values):
-        return _sweep(parse(SweepSpec, values))
+        return _sweep(parse(SweepSpec, values), argv)
 
 
 def _plan_without_what_is_not_trained(values: dict[str, Any]) -> None:
     """Let a dry run continue if its objective needs a part trained first; ``values`` are not validated yet."""
+    from stability.registry import Registry
+
     objective, registry = values.get("objective"), Registry("objectives")
     if isinstance(objective, dict) and objective.get("name") in registry.names():
         values["objective"] = registry.load(objective["name"]).for_plan(objective)
@@ -72,6 +85,8 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     is_lacking = isinstance(path, str) and not Path(path).expanduser().exists()  # the sweep will fail at once
     if settings.get("address") is not None or is_lacking:
         return nullcontext()
+    from stability.runs.study import StudyFolder
+
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
     if study.file.exists() and all(run.finished for run in study.runs()):
         return nullcontext()
@@ -80,8 +95,8 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     return ray_head.start_early(num_threads)
 
 
-def _sweep(spec: SweepSpec) -> int:
-    """Prepare a sweep's plan, then print it or run it."""
+def _sweep(spec: SweepSpec, argv: list[str]) -> int:
+    """Prepare the plan of a sweep typed as ``argv``, then print it or run it."""
     if not (spec.dry_run and Path(spec.runs_dir).is_dir()):  # a dry run with prepared data writes nothing
         check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
@@ -96,13 +111,23 @@ def _sweep(spec: SweepSpec) -> int:
     if spec.dry_run:
         print_text(describe(plan, trials))
         return 0
-    print_note(objective_line(spec))
-    print_note(data_line(spec, plan.corpus))
-    return _run(plan, trials)
+    notes = [objective_line(spec), data_line(spec, plan.corpus)]
+    print_notes(notes)
+    return _run(plan, trials, argv, [*plan.notes, *notes])
 
 
-def _run(plan: Plan, trials: Sequence[Trial]) -> int:
-    """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study."""
+def _run(plan: Plan, trials: Sequence[Trial], argv: list[str], notes: Sequence[str]) -> int:
+    """Run a grid's ``trials`` at once, or a search's in rounds; record and publish the study.
+
+    Args:
+        plan: the sweep.
+        trials: its runs.
+        argv: the words of its command line.
+        notes: the sentences printed so far.
+    """
+    from stability.cli.finished import store_answer
+    from stability.cli.publish import publish
+    from stability.cli.study_on_wandb import send_after_sweep
     from sweeps import earlier
     from sweeps.alpha_share import alpha_share
     from sweeps.costs import expected_times
@@ -138,8 +163,10 @@ def _run(plan: Plan, trials: Sequence[Trial]) -> int:
         send_after_sweep(record.study, pdf, spec.wandb.model_dump(include={"project", "entity"}))
     if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
         print_note(share)
+    if not outcome.num_failed:
+        store_answer(AnswerFile(plan.pool, argv), plan, trials, record, notes)
     return 1 if outcome.num_failed else 0
 
 
 if __name__ == "__main__":
-    run_entry(main, "sweep", HELP)
+    run_entry(main, "sweep", HELP, repeat)

@@ -124,7 +124,7 @@ def run(
             refused = [trial for trial in unique if not _write_spec(trial)]
             pending = [trial for trial in pending if trial not in refused]
             record.write(trials)
-        say(_describe_plan(num_skipped, pending, left))
+        say(describe_launch(num_skipped, pending, left))
         interrupted = False
         if pending:
             ids = {trial.run_id for trial in missing}
@@ -193,10 +193,13 @@ def _note_interrupts(view: LiveView) -> Iterator[Interrupt]:
             interrupt.requested = True
 
 
-def _describe_plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
+def describe_launch(skipped: int, pending: Sequence[Trial] = (), left: Sequence[Trial] = ()) -> str:
     """Describe a launch: ``"skips 12 finished runs, trains 36"``.
 
-    Trained runs may lack α_max, samples, or both. ``left``: failed runs without a retry.
+    Args:
+        skipped: number of finished runs.
+        pending: runs to train, or to measure if only α_max, samples, or both are missing.
+        left: failed runs without a retry.
     """
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from stability.cli.help import help_text
-from stability.cli.mistakes import check_repetitions, make_printable
-from stability.cli.words import Invocation
+# modules that read words are imported when they are needed: a known answer is printed sooner than they are
 from stability.printable import print_text, replace_unencodable
 from stability.startup import end_at_once
 
@@ -23,13 +21,19 @@ READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
 FLAGS = ("-h", "--help", "help")
 
 
-def run_entry(main: Callable[[list[str]], int], root: str, head: str) -> None:
+def run_entry(
+    main: Callable[[list[str]], int],
+    root: str,
+    head: str,
+    repeat: Callable[[list[str]], int | None] = lambda argv: None,
+) -> None:
     """Run an entry's ``main`` on the command line and exit with its code; ``-h`` prints its settings.
 
     Args:
         main: the entry's function of the words.
         root: the entry's name, e.g. ``sweep``.
         head: the beginning of the text of ``-h``.
+        repeat: prints the answer to a command that was run before and returns the exit code, or returns None.
 
     Errors of the user or the machine are printed in about two lines, with exit code 2.
     """
@@ -41,7 +45,7 @@ def run_entry(main: Callable[[list[str]], int], root: str, head: str) -> None:
         else:
             signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.interrupt`)
             atexit.register(end_at_once)
-            code = _run(main, argv)
+            code = _run(main, argv, repeat)
         if sys.stdout is not None:  # None after a shell's `>&-`
             sys.stdout.flush()  # here: a closed pipe would be a traceback if Python flushed at exit
     except BrokenPipeError:  # the reader has closed the pipe, e.g. `| head`
@@ -53,35 +57,56 @@ def run_entry(main: Callable[[list[str]], int], root: str, head: str) -> None:
     sys.exit(code)
 
 
-def _run(main: Callable[[list[str]], int], argv: list[str]) -> int:
+def _run(
+    main: Callable[[list[str]], int], argv: list[str], repeat: Callable[[list[str]], int | None] = lambda argv: None
+) -> int:
     """Run an entry's ``main`` and return the exit code; errors of the user and the machine are printed."""
     try:
-        check_repetitions(Invocation.of(argv))
-        return main(argv)
+        code = repeat(argv)
+        return _run_checked(main, argv) if code is None else code
     except (ValueError, RuntimeError) as error:
-        print_text(f"error: {make_printable(str(error), Invocation.of(argv))}", file=sys.stderr)
-        return USAGE
+        return _refuse(str(error), argv)
     except BrokenPipeError:
         raise
     except OSError as error:  # an unwritable folder, a full disk
-        reason = _describe_os_error(error, Invocation.of(argv))
-        print_text(f"error: {make_printable(reason, Invocation.of(argv))}", file=sys.stderr)
-        return USAGE
+        return _refuse(_describe_os_error(error, argv), argv)
     except KeyboardInterrupt as stop:
         print_text("stopped; the same command goes on from here", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
 
 
+def _run_checked(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Run ``main`` unless a word is repeated with another value."""
+    from stability.cli.mistakes import check_repetitions
+    from stability.cli.words import Invocation
+
+    check_repetitions(Invocation.of(argv))
+    return main(argv)
+
+
+def _refuse(reason: str, argv: list[str]) -> int:
+    """Print an error of the user or the machine, and return the exit code."""
+    from stability.cli.mistakes import make_printable
+    from stability.cli.words import Invocation
+
+    print_text(f"error: {make_printable(reason, Invocation.of(argv))}", file=sys.stderr)
+    return USAGE
+
+
 def _print_help(root: str, head: str, argv: list[str]) -> int:
+    from stability.cli.help import help_text
+
     print_text(help_text(root, head, argv))
     return 0
 
 
-def _describe_os_error(error: OSError, invocation: Invocation) -> str:
+def _describe_os_error(error: OSError, argv: list[str]) -> str:
     """Return the error and path of a failed operation, and the word with this path."""
+    from stability.cli.words import Invocation
+
     place = str(error.filename or "")
     holders = (Path(place).absolute(), *Path(place).absolute().parents)
-    named = [word.key for word in invocation.words if word.value and Path(word.value).absolute() in holders]
+    named = [word.key for word in Invocation.of(argv).words if word.value and Path(word.value).absolute() in holders]
     what = ": ".join(filter(None, [*named[:1], error.strerror or str(error), place]))
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"{what}\nfree some room there; the same command goes on from here" if is_full else what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from analysis.drawing.typeset import Table
     from analysis.study.load import Study
     from stability.config.run import RunSpec
+    from stability.runs.up_to_date import Published
 
 
 MOST_LEFT_OUT = 2  # skipped runs and files named in the short text
@@ -45,17 +46,12 @@ def publish(
     Returns:
         The study as loaded for the tables; None if nothing has changed.
     """
-    from stability.runs.up_to_date import Published
-
-    pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
-    published = Published(study, pdf, (*phases, tables, pages), _drawing_code())
-    if unless_same and (text := published.summary()) is not None:
-        print_text(text)
-        if pdf is not None:
-            print_text(f"report: {pdf}, nothing has changed since it was made")
-        if tables == "best":
-            _print_more_commands(study, reports_dir)
+    if unless_same and (lines := unchanged_lines(study, reports_dir, phases, tables, pages)) is not None:
+        for line in lines:
+            print_text(line)
         return None
+    pdf = _pdf_of(study, reports_dir)
+    published = _published(study, pdf, phases, tables, pages)
     with uncollected():
         from analysis.report import build_together, ending, summary
 
@@ -72,20 +68,54 @@ def publish(
     print_text(text)  # last: an error of the terminal then loses no other output
     if written is not None:
         print_text(f"report: {written}")
-    if tables == "best":
-        _print_more_commands(study, reports_dir)
+    for line in _lines_on_the_rest(study, reports_dir) if tables == "best" else ():
+        print_text(line)
     return known
 
 
-def _print_more_commands(study: StudyFolder, reports_dir: str | None) -> None:
-    """Print the commands for a paper's figures and for all tables."""
+def unchanged_lines(
+    study: StudyFolder,
+    reports_dir: str | None,
+    phases: Sequence[str] = ("terminal",),
+    tables: Literal["best", "all"] = "all",
+    pages: Literal["short", "all"] = "short",
+) -> list[str] | None:
+    """Return the text of the last `publish` with these arguments; None if an input or output has changed.
+
+    Args:
+        study: the study.
+        reports_dir: folder of the PDF; None: no PDF.
+        phases: phases of the checkpoints with α_max in the tables.
+        tables: the best rates, or every table.
+        pages: the PDF's pages.
+    """
+    pdf = _pdf_of(study, reports_dir)
+    text = _published(study, pdf, phases, tables, pages).summary()
+    if text is None:
+        return None
+    made = [] if pdf is None else [f"report: {pdf}, nothing has changed since it was made"]
+    return [text, *made, *(_lines_on_the_rest(study, reports_dir) if tables == "best" else ())]
+
+
+def _pdf_of(study: StudyFolder, reports_dir: str | None) -> Path | None:
+    return None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
+
+
+def _published(study: StudyFolder, pdf: Path | None, phases: Sequence[str], tables: str, pages: str) -> Published:
+    from stability.runs.up_to_date import Published
+
+    return Published(study, pdf, (*phases, tables, pages), _drawing_code())
+
+
+def _lines_on_the_rest(study: StudyFolder, reports_dir: str | None) -> Iterator[str]:
+    """Yield the commands for a paper's figures and for all tables."""
     command = _report_command(study)
     if reports_dir is not None:
         if Path(reports_dir) != Path("reports"):
             command += f" reports_dir={reports_dir}"
         figure = Path(reports_dir) / study.path.name / "figures" / "nll.pdf"
-        print_text(f"figure for a paper: {figure}, by: {command} format=files")
-    print_text(f"every table: {command} tables=all")
+        yield f"figure for a paper: {figure}, by: {command} format=files"
+    yield f"every table: {command} tables=all"
 
 
 def collect_and_load(study: StudyFolder) -> Study:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stability.config import Settings
+from stability.config import Place, Settings
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.tokens.corpus import Corpus
 
@@ -44,6 +45,19 @@ class AbstractDataSource:
             ValueError: as `prepare`, for the files checked here.
         """
         return None
+
+    @classmethod
+    def inputs(cls, config: Any) -> Iterator[Path]:
+        """Yield the files that `prepare` reads, and their folders: changes of these change `cache_key`.
+
+        A path that does not exist, e.g. the name of a dataset on a hub, is yielded, too.
+        """
+        for name, field in cls.Config.model_fields.items():
+            if getattr(config, name) is not None and any(isinstance(marker, Place) for marker in field.metadata):
+                path = Path(getattr(config, name)).expanduser()
+                yield path
+                if path.is_dir():
+                    yield from path.rglob("*")
 
     @classmethod
     def tokens_of(cls, config: Any) -> str:

@@ -72,6 +72,12 @@ class StdlibDocstrings(AbstractDataSource):
         return digest.hexdigest()
 
     @classmethod
+    def inputs(cls, config: StdlibConfig) -> Iterator[Path]:
+        """Yield the library's source files and their folders."""
+        files = list(source_files(library_folder()))
+        yield from (*files, *dict.fromkeys(file.parent for file in files))
+
+    @classmethod
     def tokens_of(cls, config: StdlibConfig) -> str:
         return "bytes"
 
