@@ -14,7 +14,7 @@ from types import FrameType
 
 # modules that read words are imported when they are needed: a known answer is printed sooner than they are
 from stability.printable import print_text, replace_unencodable
-from stability.startup import end_at_once
+from stability.startup import end_at_once, postpone_compiler
 
 USAGE = 2
 READER_LEFT = 128 + 13  # as a shell reports SIGPIPE
@@ -45,6 +45,7 @@ def run_entry(
         else:
             signal.signal(signal.SIGTERM, _stop)  # a sweep's launch replaces this handler (`sweeps.interrupt`)
             atexit.register(end_at_once)
+            postpone_compiler()
             code = _run(main, argv, repeat)
         if sys.stdout is not None:  # None after a shell's `>&-`
             sys.stdout.flush()  # here: a closed pipe would be a traceback if Python flushed at exit

@@ -22,7 +22,7 @@ def store_answer(
 ) -> None:
     """Record the text that the same command prints while nothing changes.
 
-    Nothing is recorded of an unfinished sweep, nor of one that depends on more than data, code and its runs: on plugins,
+    Nothing is recorded of an unfinished sweep, nor of one that depends on more than data, code and runs: on plugins,
     other runs' weights, samples, a trained tokenizer, or the rounds of a search.
 
     Args:

@@ -17,6 +17,7 @@ from kernels import availability, recurrences
 from stability.config.computed import kernels_of
 from stability.config.training import Precision
 from stability.models.precision import allow_tf32
+from stability.startup import postpone_compiler
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 
@@ -24,7 +25,7 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 def prepare_torch(threads: int, device: torch.device, precision: Precision = "float32") -> None:
     """Set torch's global state for one trial, so that no setting leaks from another.
 
-    It covers threads, default dtype, deterministic CUDA kernels and TF32.
+    It covers threads, default dtype, deterministic CUDA kernels, TF32, and the import of torch's compiler.
 
     Args:
         threads: number of CPU threads.
@@ -34,13 +35,15 @@ def prepare_torch(threads: int, device: torch.device, precision: Precision = "fl
     Raises:
         ValueError: the device does not support the precision.
     """
+    postpone_compiler()
     allow_tf32(precision, device)
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     if device.type == "cuda":
         # cuBLAS is deterministic only with a fixed workspace
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
+    # `torch.use_deterministic_algorithms` also sets this for the compiler, and imports it: as long as importing torch
+    torch.set_deterministic_debug_mode("warn" if device.type == "cuda" else "default")
 
 
 def require_compiler() -> None:
@@ -84,6 +87,9 @@ def compile_model(model: nn.Module) -> nn.Module:
         ValueError: no C++ compiler (`require_compiler`).
     """
     require_compiler()
+    torch.use_deterministic_algorithms(
+        torch.are_deterministic_algorithms_enabled(), warn_only=True
+    )  # its compiler, too
     return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
 
 
