@@ -7,9 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
 
@@ -22,9 +19,9 @@ from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
 from stability.plan.plan import Plan
 from stability.plan.resolved import ResolvedRun, name_kind
-from stability.training.machine import describe_lacking, peak_memory_mb
-from stability.training.step import Replica
+from stability.training.machine import describe_lacking
 from sweeps.gpus import DEFAULT, GPUS, Gpu
+from sweeps.timings import TIMED_S, StoredTimes, Times
 from sweeps.trial import Trial
 
 # Rough costs in training steps. RECORDED_STEP: a gradient with its graph, a product along the direction, a forward
@@ -39,7 +36,6 @@ MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
 OPERATIONS, REFERENCE_SPEED = 6, 1e13  # operations per second of one large GPU in float32, roughly
 
 
-TIMED_STEPS, TIMED_S = 3, 3.0  # after one warm-up step: as many as fit the time, at least one
 EXPECTING_S = 10.0  # processor time before a launch after which no further kind is timed
 
 
@@ -53,12 +49,14 @@ class Timing:
         after_s: seconds after the training (α_max, samples).
         memory_mb: peak memory in MiB of the process timing a step: resident memory on a CPU, the allocator's memory on
             a GPU, or the estimate of `sweeps.estimated` for an absent GPU.
+        is_stored: whether an earlier command measured the step.
     """
 
     step_s: float
     train_s: float
     after_s: float
     memory_mb: float
+    is_stored: bool = False
 
     @property
     def run_s(self) -> float:
@@ -87,7 +85,8 @@ def measure_costs(plan: Plan, gpu: Gpu | None = None) -> dict[str, Cost]:
 
     Costs are measured on this machine, or estimated for ``gpu`` if one is given.
     """
-    return {kind.name: _cost(kind, plan, gpu) for kind in plan.kinds}
+    stored = StoredTimes(plan.pool, build.resolve_device(plan.spec.device))
+    return {kind.name: _cost(kind, plan, gpu, stored) for kind in plan.kinds}
 
 
 def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float, float]]:
@@ -106,14 +105,13 @@ def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float
     if not is_here or len(needed) < 2:
         return {}
     found: dict[str, tuple[float, float]] = {}
+    stored = StoredTimes(plan.pool, torch.device("cpu"))
     started = time.process_time()  # not the wall's: a busy machine would have no kind timed
     for kind in plan.kinds:
         if kind.name in needed and time.process_time() - started < EXPECTING_S and not _is_too_large(kind):
             # an error in a mechanism fails its runs, each with its traceback, and not the sweep
             with suppress(Exception), torch.random.fork_rng(devices=[]):
-                replica = Replica(kind.spec, plan.corpus, torch.device("cpu"))
-                replica.train_step(1)
-                timing = _extrapolate(kind.spec, plan.spec, _step_s(replica), 0.0, 0.0)
+                timing = _extrapolate(kind.spec, plan.spec, stored.of(kind.spec, plan.corpus, TIMED_S / len(needed)))
                 found[kind.name] = (timing.step_s, timing.after_s)
     return {trial.run_id: found[kind] for kind, trial in zip(kinds, trials, strict=True) if kind in found}
 
@@ -139,7 +137,7 @@ def _is_too_large(kind: ResolvedRun) -> bool:
     return num_params > MOST_PARAMETERS or OPERATIONS * num_params * tokens > MOST_OPERATIONS
 
 
-def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
+def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None, stored: StoredTimes) -> Cost:
     """Return the cost of one kind of run, timed here or estimated for ``gpu``."""
     run, spec, corpus, device = kind.spec, plan.spec, plan.corpus, build.resolve_device(plan.spec.device)
     # a sharded model may not fit the one timed device, and this machine may not run the kernels
@@ -148,7 +146,7 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None) -> Cost:
     if gpu is not None:
         timing = _estimate(run, corpus, spec, gpu)
     elif can_run and (device.type != "cpu" or not _is_too_large(kind)):
-        timing = _time_run(run, corpus, spec, device)
+        timing = _extrapolate(run, spec, stored.of(run, corpus, TIMED_S / len(plan.kinds)))
     direction = plan.objective.direction
     state_bytes = build.sequence_state_bytes(run, direction)
     return Cost(kind.num_params, _count_mixing(run, direction), timing, state_bytes)
@@ -163,53 +161,20 @@ def _estimate(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, gpu: Gpu) -
         return None
     step_s, memory = step
     validation_s = FORWARD * step_s * run.evaluation.sequences / run.batch
-    return _extrapolate(run, spec, step_s, validation_s, memory / 2**20)
+    return _extrapolate(run, spec, Times(step_s, validation_s, memory / 2**20))
 
 
-def _time_run(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
-    """Time one step and one validation, and extrapolate to the whole run."""
-    _forget_peak(device)
-    replica = Replica(run, corpus, device)
-    replica.train_step(1)
-    step_s = _step_s(replica)
-    started = time.perf_counter()
-    replica.validation.measure(replica.model)
-    validation_s = time.perf_counter() - started
-    return _extrapolate(run, spec, step_s, validation_s, peak_memory_mb(device))
-
-
-def _extrapolate(run: RunSpec, spec: SweepSpec, step_s: float, validation_s: float, memory_mb: float) -> Timing:
+def _extrapolate(run: RunSpec, spec: SweepSpec, times: Times) -> Timing:
     """Return the timing of a whole run, including α_max and samples."""
-    validations = 2 + run.steps // run.evaluation.every_steps
+    validations, step_s = 2 + run.steps // run.evaluation.every_steps, times.step_s
     curvature_s = (
         curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch
         if spec.hessian
         else 0.0
     )
     samples_s = 0.0 if spec.generate is None else generation_steps(run, spec.generate) * step_s
-    return Timing(step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, memory_mb)
-
-
-def _step_s(replica: Replica) -> float:
-    """Return the median seconds of up to `TIMED_STEPS` steps."""
-    seconds: list[float] = []  # a median: other work on the machine can slow a single step
-    while len(seconds) < TIMED_STEPS and sum(seconds) < TIMED_S:
-        started = time.perf_counter()
-        replica.train_step(2 + len(seconds))
-        seconds.append(time.perf_counter() - started)
-    return median(seconds)
-
-
-def _forget_peak(device: Any) -> None:
-    """Reset the peak-memory counter, so that each kind of run has its own peak.
-
-    macOS has no such counter: the peak is then the largest so far.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory
+    train_s = run.steps * step_s + validations * times.validation_s
+    return Timing(step_s, train_s, curvature_s + samples_s, times.memory_mb, times.is_stored)
 
 
 def _count_mixing(run: RunSpec, direction: str) -> float:

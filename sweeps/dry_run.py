@@ -100,7 +100,7 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
         "on reading, in float32; --: it sees both sides"
     )
     if any(cost.timing for cost in costs.values()):
-        lines.append(_basis(spec, gpu))
+        lines.append(_basis(spec, gpu, any(cost.timing and cost.timing.is_stored for cost in costs.values())))
     study = StudyFolder.of(plan.pool, spec.name)
     if is_read and search is None and study.file.exists():
         record = study.read()
@@ -109,14 +109,20 @@ def describe(plan: Plan, trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def _basis(spec: SweepSpec, gpu: Gpu | None) -> str:
-    """Return the source of the times and memory, and the included measurements."""
+def _basis(spec: SweepSpec, gpu: Gpu | None, is_stored: bool) -> str:
+    """Return the source of the times and memory, and the included measurements.
+
+    Args:
+        spec: the sweep.
+        gpu: the GPU of the estimates, or None for this machine.
+        is_stored: whether an earlier command measured some of the times.
+    """
     listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
     included = [
         *([listed] if spec.hessian else []),
         *(["samples (not their oracle)"] if spec.generate is not None else []),
     ]
-    what = "estimated from measured steps of each kind"
+    what = f"estimated from measured steps of each kind{' (up to a day ago)' if is_stored else ''}"
     if gpu is not None:
         what = (
             f"at least, estimated for one {gpu.description}: each operation of a step takes its bytes or its matrix "

@@ -19,6 +19,7 @@ from stability.config import Settings
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.split import split_documents
 from stability.data._base import AbstractDataSource
+from stability.startup import seldom_collected
 
 # Increment if the same installation would give other documents.
 VERSION = 1
@@ -50,9 +51,10 @@ class StdlibDocstrings(AbstractDataSource):
         """
         root = library_folder()
         origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
-        return split_documents(
-            (text for file in source_files(root) for text in documents(file)), origin, scratch=scratch
-        )
+        with seldom_collected():  # syntax trees are very many objects
+            return split_documents(
+                (text for file in source_files(root) for text in documents(file)), origin, scratch=scratch
+            )
 
     @classmethod
     def cache_key(cls, config: StdlibConfig) -> str:

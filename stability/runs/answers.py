@@ -16,6 +16,7 @@ OF_CODE = (".py", ".yaml")
 PACKAGES = ("site-packages", "dist-packages")
 # prefixes of environment variables that may change a command's meaning: devices, kernels, places of data and modules
 VARIABLES = ("CUDA", "DATA_GYM", "HF_", "HIP", "HOME", "NVIDIA", "PYTHON", "ROCR", "TIKTOKEN", "TORCH", "TRITON")
+ENVIRONMENT = dict(os.environ)  # of the command: packages add variables of their own later
 MOST_INPUTS = 50_000  # files of data; with more, their list would take longer to read than the data to recognise
 
 
@@ -70,7 +71,7 @@ class AnswerFile:
             answer = Answer(
                 **{key: value if key == "study" else tuple(value) for key, value in found["answer"].items()}
             )
-            is_same = (found["circumstances"], found["state"]) == (circumstances(self._words), answer.state())
+            is_same = (found["circumstances"], found["state"]) == (self._circumstances(), answer.state())
         except (
             OSError,
             ValueError,
@@ -86,7 +87,10 @@ class AnswerFile:
         """Write an answer that was right in a ``state`` of its files."""
         from stability.runs.directory import write_json
 
-        write_json(self.file, {"answer": asdict(answer), "state": state, "circumstances": circumstances(self._words)})
+        write_json(self.file, {"answer": asdict(answer), "state": state, "circumstances": self._circumstances()})
+
+    def _circumstances(self) -> str:
+        return circumstances([str(Path.cwd()), *self._words])
 
 
 def pool_of(words: Iterable[str]) -> Path:
@@ -96,7 +100,7 @@ def pool_of(words: Iterable[str]) -> Path:
 
 
 def circumstances(words: Sequence[str]) -> str:
-    """Return a digest of command line, folder, machine, installed packages and code."""
+    """Return a digest of some words, machine, installed packages and code."""
     here = [
         str(Path.cwd()),
         os.uname().nodename,
@@ -104,7 +108,7 @@ def circumstances(words: Sequence[str]) -> str:
         sys.version,
         *sorted(map(str, Path("/dev").glob("nvidia*"))),
     ]
-    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES))
+    variables = sorted(f"{name}={value}" for name, value in ENVIRONMENT.items() if name.startswith(VARIABLES))
     packages = [_state(path) for path in sys.path if path.endswith(PACKAGES)]
     code = (
         _state(f"{folder}/{name}")

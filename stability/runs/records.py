@@ -224,6 +224,15 @@ class PublishedFile(Record):
     summary: str
 
 
+class TimesFile(Record):
+    """The fields of measured times, ``cache/timings/<digest>.json``."""
+
+    step_s: float
+    validation_s: float
+    memory_mb: float
+    measured_at: float
+
+
 class SamplesFile(Record):
     """The required fields of ``samples/<phase>.json``: the file of samples, its hash, and the other files beside it."""
 

@@ -42,6 +42,12 @@ class Validation:
     def num_sequences(self) -> int:
         return sum(len(examples.targets_BN) for examples in self._chunks)
 
+    def shortened(self) -> Validation:
+        """Return the validation on its first examples alone, `CHUNK` at most, to time it."""
+        other = copy.copy(self)
+        other._chunks = self._chunks[:1]
+        return other
+
     def mirrored(self) -> Validation:
         """Return the validation on the mirror image of each example (`AbstractObjective.mirrored`).
 

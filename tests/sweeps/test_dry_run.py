@@ -12,7 +12,7 @@ from stability.config.parts import part
 from stability.plan.plan import Plan
 from stability.plan.resolved import name_kind
 from stability.training.machine import peak_memory_mb
-from sweeps import costs, dry_run
+from sweeps import costs, dry_run, timings
 from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.dry_run import find_remaining
 from sweeps.trial import make_trials
@@ -171,7 +171,8 @@ def test_times_are_expected_of_each_kind_that_is_left_and_of_one_kind_none(tmp_p
     spec, _ = make_sweep(tmp_path, "hessian=true", "curvature.recorded_steps=3")
     plan = Plan.of(spec)
     trials = make_trials(plan.spec, plan.points)
-    monkeypatch.setattr(costs, "_step_s", lambda replica: {"sa": 1.0, "sc": 3.0}[replica.spec.mechanism.name])
+    step_s = {"sa": 1.0, "sc": 3.0}
+    monkeypatch.setattr(timings, "time_step", lambda replica, timed_s: step_s[replica.spec.mechanism.name])
     state = torch.random.get_rng_state()
     found = costs.expected_times(plan, trials)
     assert torch.equal(torch.random.get_rng_state(), state), "no run starts elsewhere for it"
@@ -186,7 +187,7 @@ def test_times_are_expected_of_each_kind_that_is_left_and_of_one_kind_none(tmp_p
     for trial in trials:
         if trial.spec["mechanism"]["name"] == "sa":
             fakes.finish(trial.directory, "stable", step=12, val_nll=2.5)
-    monkeypatch.setattr(costs, "Replica", None)
+    monkeypatch.setattr(timings, "Replica", None)
     assert costs.expected_times(plan, trials) == {}, "one kind is left, and its first run says as much"
 
 
@@ -195,11 +196,11 @@ def test_a_kind_whose_step_fails_has_no_expected_time_and_the_others_have(tmp_pa
     plan = Plan.of(spec)
     trials = make_trials(plan.spec, plan.points)
 
-    def step_s(replica):
+    def step_s(replica, timed_s):
         if replica.spec.mechanism.name == "sc":
             raise AttributeError("planted")
         return 1.0
 
-    monkeypatch.setattr(costs, "_step_s", step_s)
+    monkeypatch.setattr(timings, "time_step", step_s)
     found = costs.expected_times(plan, trials)
     assert {trial.spec["mechanism"]["name"] for trial in trials if trial.run_id in found} == {"sa"}
