@@ -19,7 +19,7 @@ from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
 from stability.models.embedding import FactorisedEmbedding
-from stability.models.init import initialise
+from stability.models.init import initialise, without_memory
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
 from stability.optimizers import optimizer_of
@@ -115,7 +115,7 @@ def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:
     """Return the number of the model's parameters, without allocating memory (torch's meta device)."""
-    with torch.device("meta"):
+    with without_memory():
         return num_parameters(build_model(spec, data_format))
 
 
@@ -264,5 +264,5 @@ def resolve_device(name: str) -> torch.device:
 
 def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor in the model's state by name, allocating nothing."""
-    with torch.device("meta"):
+    with without_memory():
         return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}

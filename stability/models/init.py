@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Rule = Literal["ours", "torch", "nanogpt", "sedd"]
 NANOGPT_STD = 0.02
+
+
+class WithoutNormalDraws(TorchFunctionMode):
+    """A mode in which tensors are not filled with normal draws.
+
+    On the meta device there is nothing to fill, and torch imports sympy to find that out: a second.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (Tensor.normal_, nn.init.normal_):
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Build modules on the meta device: shapes without values."""
+    with torch.device("meta"), WithoutNormalDraws():
+        yield
 
 
 class OwnInit(nn.Module):

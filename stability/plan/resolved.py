@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from stability.build import build_model
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone, num_parameters
+from stability.models.init import without_memory
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ResolvedRun:
     @cached_property
     def model(self) -> Backbone:
         """The model on torch's meta device, without allocated memory."""
-        with torch.device("meta"):
+        with without_memory():
             return build_model(self.spec, self.format)
 
     @property
