@@ -68,9 +68,9 @@ class AnswerFile:
         """Return the answer; None if there is none, or if code, machine or a file has changed since."""
         try:
             found = json.loads(self.file.read_bytes())
-            answer = Answer(
-                **{key: value if key == "study" else tuple(value) for key, value in found["answer"].items()}
-            )
+            stored = found["answer"]
+            several = (tuple(stored[key]) for key in ("folders", "inputs", "notes", "lines"))
+            answer = Answer(stored["study"], *several)
             is_same = (found["circumstances"], found["state"]) == (self._circumstances(), answer.state())
         except (
             OSError,
