@@ -66,7 +66,7 @@ def _lines(plan: Plan, trials: Sequence[Trial], record: StudyRecord) -> list[str
             return None
         if not is_done(trial):
             return None
-    if any(earlier.lines(record.study, record.study.read(), trials)):
+    if any(earlier.describe_changes(record.study, record.study.read(), trials)):
         return None
     spec = plan.spec
     return unchanged_lines(record.study, spec.reports_dir if spec.report else None, tables=spec.tables)
