@@ -175,7 +175,7 @@ RATIO_TOLD = (
 )
 FAILURE_TOLD = (
     "First failure: the first rate at which a run diverged, exploded (ended above the untrained model's NLL), or was "
-    "idle (no better than token frequencies)."
+    "idle (no better than the baseline of frequencies)."
 )
 SPREAD_TOLD = "Second lines: interval over seeds (95 %, Student's t; of two seeds smallest and largest)."
 

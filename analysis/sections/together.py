@@ -22,7 +22,7 @@ from analysis.words import wrapped
 NAME, PANELS_PER_ROW = "studies", 3
 CAPTION = (
     "Validation NLL at the end of training against learning rate, a panel a study. Points: seeds; line: their median, "
-    "broken where half of them or more diverged; dashed: the NLL of token frequencies, where nothing is learned."
+    "broken where half of them or more diverged; dashed: the NLL of frequencies alone, where nothing is learned."
 )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.claims.judging import judge
-from analysis.claims.reference import BEST, COMMON, OWN, against_reference
+from analysis.claims.reference import BEST, BEYOND, COMMON, OWN, against_reference
 from analysis.numbers.common_windows import common_windows, widths_by_threshold
 from analysis.numbers.comparison import bisections_needed, compare_windows
 from analysis.numbers.window_ends import End, window_ends
@@ -188,7 +188,7 @@ def test_one_seed_makes_no_claim_on_any_quantity(tmp_path):
     claims = against_reference(judge(study))["flat"]
     verdicts = {name: claim.verdict for name, claim in claims.items()}
     assert verdicts.pop("time of a step") == "not judged" and set(verdicts.values()) == {"no claim"}
-    assert len(verdicts) == 5 and claims[OWN].text.startswith("No claim: one seed. Measured: ")
+    assert len(verdicts) == 6 and claims[OWN].text.startswith("No claim: one seed. Measured: ")
 
 
 def test_a_users_mechanism_alone_has_an_own_window_and_no_sentence_on_papers(tmp_path):
@@ -204,7 +204,7 @@ def test_a_users_mechanism_beside_sa_is_judged_by_itself_and_no_paper_is_named(t
     assert not [claim for claim in judge(study) if claim.paper]
     claims = against_reference(judge(study))["echo"]
     assert [claims[name].verdict for name in (OWN, COMMON, f"{BEST} NLL")] == ["holds"] * 3
-    assert list(claims) == [OWN, COMMON, f"{BEST} NLL", "% stable", "α_max / α", "time of a step"]
+    assert list(claims) == [OWN, COMMON, f"{BEST} NLL", BEYOND, "% stable", "α_max / α", "time of a step"]
     text = reference_table(study).text()
     assert "×1.50" in text and "Holm's correction over the 5 comparisons" in text
 
