@@ -11,9 +11,10 @@ def test_a_seed_that_diverged_at_every_rate_has_a_window_of_width_0_and_one_that
     nll = lambda m, lr, seed: math.inf if m == "sa" and seed == 2 else vee({"sa": NARROW, "sc": WIDE})(m, lr, 0)  # noqa: E731
     study = {"mechanisms": ("sa", "sc"), "seeds": 3, "nll": nll}
     claim = judged(tmp_path / "a", **study)["window"]
-    # widths 2, 2, 2 against 1, 1, 0: differences 1, 1, 2, mean 4/3, ± 4.3027 · 0.577 / √3 = ± 1.434
+    # widths 2, 2, 2 against 1, 1, 0: differences 1, 1, 2, mean 4/3, ± 4.3027 · 0.577 / √3 = ± 1.434. At a level of
+    # 5 % / 3 comparisons t_3 · 0.577 / √4 = 1.402 is more than 4/3, t_4 · 0.577 / √5 = 1.023 is less: 5 seeds
     assert (
-        claim.verdict == "undecided" and "−0.10 to +2.77 decades" in claim.text and "needs about 4 seeds" in claim.text
+        claim.verdict == "undecided" and "−0.10 to +2.77 decades" in claim.text and "needs about 5 seeds" in claim.text
     )
     assert "sa diverged at every rate in 1 of 3 seeds, a window of width 0" in claim.text
     claim = judged(tmp_path / "b", **study, statuses={("sa", 1e-4, 2): ("failed", "x")})["window"]
