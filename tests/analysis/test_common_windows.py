@@ -206,7 +206,7 @@ def test_a_users_mechanism_beside_sa_is_judged_by_itself_and_no_paper_is_named(t
     assert [claims[name].verdict for name in (OWN, COMMON, f"{BEST} NLL")] == ["holds"] * 3
     assert list(claims) == [OWN, COMMON, f"{BEST} NLL", BEYOND, "% stable", "α_max / α", "time of a step"]
     text = reference_table(study).text()
-    assert "×1.50" in text and "Holm's correction over the 5 comparisons" in text
+    assert "×1.50" in text and "Holm's correction over the 6 comparisons" in text
 
 
 def test_an_nll_beyond_that_of_the_untrained_model_is_exploded_and_its_interval_never_negative(tmp_path):
