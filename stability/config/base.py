@@ -72,6 +72,9 @@ def validate(model: type[AnySettings], values: dict[str, Any], path: str = "") -
         raise ValueError(explain(error, model, path)) from None
 
 
+NUMBERS = (int, float, bool, float | None)
+
+
 def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
     """Validate a spec's plain int, float and bool fields alone.
 
@@ -85,7 +88,7 @@ def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
     fields: dict[str, Any] = {
         name: (field.annotation, copy(field))
         for name, field in model.model_fields.items()
-        if name in values and name not in changed and field.annotation in (int, float, bool)
+        if name in values and name not in changed and field.annotation in NUMBERS
     }
     try:
         create_model(model.__name__, __base__=Settings, **fields).model_validate(

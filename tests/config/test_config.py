@@ -177,9 +177,8 @@ def test_every_field_is_read_by_some_code():
     """A config field that nothing reads lets a sweep over it change nothing."""
     read = names_read("stability", "sweeps") | keys_read("stability/optimizers")
     unread = {name for model in all_settings() for name in model.model_fields if name not in read}
-    # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is
-    # read before there is a spec
-    assert unread == {"behaviour", "plugins"}
+    # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for
+    assert unread == {"behaviour"}
 
 
 def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monkeypatch, lab):
