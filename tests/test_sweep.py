@@ -67,7 +67,7 @@ def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are
     assert {row.trial.label for row in view.progress.rows} == {"sa identity lr=0.001 seed=0", "sa hc lr=0.001 seed=0"}
 
 
-def test_plan_and_sweep_say_the_objective_and_what_of_the_data_was_left_out(words, tmp_path, capsys):
+def test_plan_and_sweep_say_the_objective_and_what_of_the_data_was_left_out(lab, words, tmp_path, capsys):
     folder = tmp_path / "mine"
     folder.mkdir()
     texts = [*(f"a window of {number} steps is stable\n" * 4 for number in range(200)), None, None, None]
