@@ -105,9 +105,11 @@ def what_was_run(study: Study) -> str:
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
     short = dict.fromkeys([*runs["mechanism"], *runs["objective"]])
     names = [f"{name}: {SPELLED[name]}" for name in short if name in SPELLED]
+    weights = wording.weights(study)
     said = [
         f"{kinds} × {plural(len(lrs), 'learning rate')} ({span}) × {plural(seeds, 'seed')}: {plural(len(runs), 'run')}"
         f"{of}; {ended or 'none diverged'}.",
+        f"Every run {weights}." if weights else "",
         f"Model {model}. Data: {wording.data(study) or 'not recorded'}.",
         f"{'; '.join(names)}." if names else "",
     ]
