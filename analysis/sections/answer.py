@@ -411,7 +411,8 @@ def _supported(claims: list[Claim]) -> str:
     number = _number([claim for claim in compared if math.isfinite(claim.p)])
     corrected = f" after correction for {number} comparisons" if number > 1 else ""
     found = f"{_measured(nearest)}; {_lower(nearest)}"
-    return f"No difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+    seeds = "With two seeds no" if nearest.n == 2 else "No"
+    return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
 
 
 def _measured(claim: Claim) -> str:

@@ -6,6 +6,7 @@ Troubles are runs that diverged, failed, or learned nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from analysis.claims import judging
@@ -17,7 +18,7 @@ from analysis.sections.reference import reference_table
 from analysis.sections.section import Drawn, Section, printed
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
-from analysis.words import duration, lr_text, plural, without_folders, without_places
+from analysis.words import duration, listed, lr_text, plural, without_folders, without_places
 
 
 def body(study: Study, drawn: Drawn) -> Pieces:
@@ -117,11 +118,18 @@ CLAIMS = Section(_claims_body, brief=_claims_brief, tables=printed(_claims))
 
 
 TROUBLES_SHOWN = 60
+TROUBLED = "Runs that diverged, failed, or learned nothing"
 
 
-def trouble_table(study: Study) -> Table | None:
-    """Return every run not `stable`, or stable only by its guards, with its reason; None without any."""
+def trouble_table(study: Study, left_out: Collection[str] = ()) -> Table | None:
+    """Return every run not `stable`, or stable only by its guards, with its reason; None without any.
+
+    Args:
+        study: the study.
+        left_out: statuses without a row.
+    """
     runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
+    runs = runs[~runs["status"].isin(left_out)]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
         return None
@@ -168,10 +176,26 @@ def cut_short(study: Study) -> str:
 
 def troubles_body(study: Study, drawn: Drawn) -> Pieces:
     table, short = trouble_table(study), cut_short(study)
-    head = heading("Runs that diverged, failed, or learned nothing") + (paragraph(short) if short else ())
+    head = heading(TROUBLED) + (paragraph(short) if short else ())
     return head + (paragraph("None: every run ended stable.") if table is None else shown([table]))
 
 
+COUNTED = ("diverged", "plateaued")  # the tables of NLLs count these runs, rate by rate
+
+
+def _troubles_brief(study: Study, drawn: Drawn) -> Pieces:
+    """Return the runs that failed, spiked, are missing or were held up by guards; the others are counted."""
+    counts = study.runs["status"].value_counts()
+    told = listed(f"{counts[status]} {status}" for status in COUNTED if status in counts)
+    short = " ".join(filter(None, (f"{told}: the table of NLLs counts them." if told else "", cut_short(study))))
+    if (study.runs["status"] == "stable").all() and trouble_table(study) is None:
+        return troubles_body(study, drawn)
+    return heading(TROUBLED) + (paragraph(short) if short else ()) + shown([trouble_table(study, COUNTED)])
+
+
 TROUBLES = Section(
-    troubles_body, lambda study: True, tables=printed(lambda study: [short] if (short := cut_short(study)) else [])
+    troubles_body,
+    lambda study: True,
+    brief=_troubles_brief,
+    tables=printed(lambda study: [short] if (short := cut_short(study)) else []),
 )

@@ -163,6 +163,15 @@ def test_a_short_report_has_every_section_names_what_it_lacks_and_fits_four_page
     assert "Not here (pages=all, or format=files): “Stable windows”" in text
 
 
+def test_a_short_report_lists_failed_runs_and_counts_those_that_learned_nothing(tmp_path):
+    statuses = {("sa", 1e-1, 0): ("failed", "out of memory"), ("sa", 1.0, 1): ("plateaued", "planted")}
+    found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
+    *_, last = assembly.pieces(found, pages="short")
+    (table,) = [each for each in last if isinstance(each, Table)]
+    assert [row[4].text for row in table.rows] == ["failed"]
+    assert "1 plateaued: the table of NLLs counts them." in [getattr(each, "text", "") for each in last]
+
+
 def test_studies_together_are_compared_on_the_first_page(quick, tmp_path):
     other = study_of(tmp_path, {"sa": (2.2, 2.0, 2.4, 3.1), "gla": (2.1, 1.9, 2.0, 2.4)}, rates=RATES)
     pieces = assembly.comparison([load(quick), other])
