@@ -79,7 +79,7 @@ def _best(study: Study, measure: Measure, pair: tuple[str, str]) -> Claim:
 def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     """Judge the mean NLL over the rates above the reference's window; None without such a rate.
 
-    A run counts as at most the NLL at initialisation, a diverged one as that.
+    A run counts as at most the NLL at initialisation, the smaller one of the pair's; a diverged one as that.
     """
     series, plain = pair
     found = windows(study)[plain].median
@@ -88,7 +88,8 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     lrs = [lr for lr in outcomes(study, plain).index if lr > found.high.lr and lr in outcomes(study, series).index]
     if not lrs:
         return None
-    own, other = (_mean_capped(study, name, lrs) for name in pair)
+    cap = min(float(study.of(name)["init_nll"].median()) for name in pair)
+    own, other = (_mean_capped(study, name, lrs, cap) for name in pair)
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
         return None
@@ -96,6 +97,7 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     direction, interval = decide(differences, differences)
     result = Comparison(direction, len(seeds), "whole", interval)
     mean = float(np.mean(differences))
+    first, second = (float(np.mean([means[seed] for seed in seeds])) for means in (own, other))
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     side = "lower" if mean < 0 else "higher"
     return worded(
@@ -104,7 +106,7 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
             of_comparison(result, holds_if=-1),
             statement=f"{series} has a lower NLL than {plain} above {plain}'s window",
             n=len(seeds),
-            effect=f"{series} {np.mean(list(own.values())):.3f}, {plain} {np.mean(list(other.values())):.3f}",
+            effect=f"{series} {first:.3f}, {plain} {second:.3f}",
             interval=interval_text(interval, len(seeds), "nats", 3),
             finding=f"above {plain}'s window ({span}) {series}'s NLL is {abs(mean):.3f} nats {side} than {plain}'s",
             difference=f"{signed(mean, 3)} nats",
@@ -115,11 +117,11 @@ def _beyond(study: Study, pair: tuple[str, str]) -> Claim | None:
     )
 
 
-def _mean_capped(study: Study, series: str, lrs: list[float]) -> dict[int, float]:
-    """Return by seed the mean over the rates of min(NLL, NLL at initialisation); only seeds with all results."""
-    table, init = outcomes(study, series).loc[lrs], float(study.of(series)["init_nll"].median())
-    known = [seed for seed in table.columns if table[seed].notna().all()] if math.isfinite(init) else []
-    return {int(seed): float(table[seed].clip(upper=init).mean()) for seed in known}
+def _mean_capped(study: Study, series: str, lrs: list[float], cap: float) -> dict[int, float]:
+    """Return by seed the mean over the rates of min(NLL, cap); only seeds with all results."""
+    table = outcomes(study, series).loc[lrs]
+    known = [seed for seed in table.columns if table[seed].notna().all()] if math.isfinite(cap) else []
+    return {int(seed): float(table[seed].clip(upper=cap).mean()) for seed in known}
 
 
 def _stable_steps(study: Study, pair: tuple[str, str]) -> Claim | None:

@@ -49,11 +49,15 @@ def answer(study: Study) -> str:
     lines += [f"{name}: {recommendation(study, name, found[name])}" for name in said]
     if num_more := len(found) - len(said):
         lines.append(f"by NLL; tables=all has the {len(found)} series, {num_more} more than these sentences")
-    for sentence in sentences(study):
-        wrapped = textwrap.wrap(sentence, LINE)
-        if len("\n".join(lines).splitlines()) + len(wrapped) > MOST_LINES:
+    room = MOST_LINES - len("\n".join(lines).splitlines())
+    for most in range(NAMED, 0, -1):  # fewer claims in a sentence if it does not fit
+        wrapped = [textwrap.wrap(sentence, LINE) for sentence in sentences(study, most)]
+        if wrapped and len(wrapped[0]) <= room:
             break
-        lines += wrapped
+    for part in wrapped:
+        if len(part) > room:
+            break
+        lines, room = lines + part, room - len(part)
     return "\n".join(lines)
 
 
@@ -82,13 +86,17 @@ def title(study: Study) -> str:
     """
     if study.runs["lr"].nunique() == 1:
         return _title_of_one_rate(study)
-    lacking, common = why_untrained(study), common_windows(study)
-    trained = [name for name in study.series if not lacking[name]]
+    common, medians = common_windows(study), {name: each.median for name, each in windows(study).items()}
+    trained = [name for name, each in medians.items() if each is not None and not _is_idle(study, name, each)]
     question = "How far can the learning rate be pushed"
+    if not study.runs["status"].isin((*FINISHED, "diverged")).any():
+        return f"{question}? No run has a result"
     if not trained:
         return f"{question}? No mechanism learned anything at the rates swept"
     found = common if set(trained) <= common.keys() else windows(study)
     limit = f"within 5 % of {study.reference}’s best NLL" if found is common else "within 5 % of the best NLL"
+    capped = any(each.is_capped for name in trained if (each := found[name].median) is not None)
+    limit += " and half of the learning" if capped else ""
     uppers = {name: each.median for name in trained if (each := found[name]).median is not None}
     reached = {name: each for name, each in uppers.items() if not each.is_empty}
     never = [name for name in trained if name not in reached]
@@ -117,14 +125,24 @@ def _upper_bracket(study: Study, found: Window) -> tuple[float, str]:
 def _title_of_one_rate(study: Study) -> str:
     """Return the series with the lowest NLLs at the only rate."""
     found = {name: each.median for name, each in windows(study).items()}
-    known = sorted((each.best_nll, name) for name, each in found.items() if each is not None)
+    known = sorted((each.best_nll, name) for name, each in found.items() if each and not _is_idle(study, name, each))
     place = f"at the learning rate {lr_text(float(study.runs['lr'].iloc[0]))}"
     if len(found) == 1:
         name = study.series[0]
-        return f"How well does {name} learn {place}? {f'NLL {known[0][0]:.3f}' if known else _why_none(study, name)}"
+        said = f"NLL {known[0][0]:.3f}" if known else _why_not(study, name, found[name])
+        return f"How well does {name} learn {place}? {said}"
     ranked = [f"{name} ({nll:.3f})" for nll, name in known[:NAMED]]
     said = f"{listed(ranked)}{f', {len(known) - NAMED} others higher' if len(known) > NAMED else ''}"
-    return f"Which has the lowest NLL {place}? {said if ranked else 'No run has a result'}"
+    return f"Which has the lowest NLL {place}? {said if ranked else 'None has learned anything'}"
+
+
+def _why_not(study: Study, name: str, found: Window | None) -> str:
+    return _why_none(study, name) if found is None else "It learned nothing"
+
+
+def _is_idle(study: Study, series: str, found: Window) -> bool:
+    """Return whether a series is no better than the baseline of frequencies at any rate."""
+    return found.best_nll >= _baseline(study, series)
 
 
 def answer_table(study: Study, series: Sequence[str] = ()) -> Table:
@@ -228,7 +246,7 @@ def _row(study: Study, numbers: Numbers, common: dict[str, SeriesWindows]) -> tu
         return (Cell(series), *(Cell("--") for _ in range(4)), Cell(_why_none(study, series)), *last)
     nll = nll_spread(outcomes(study, series).loc[found.best_lr], study.of(series))
     nll_cell = Cell(nll_text(nll.median, study.of(series)), nll_detail(nll, study.of(series)))
-    if found.best_nll >= _baseline(study, series):  # its window would be the widest of all
+    if _is_idle(study, series, found):  # its window would be the widest of all
         return (Cell(series), Cell("--"), nll_cell, Cell("learned nothing"), Cell("--"), Cell("--"), *last)
     if found.grid[0] == found.grid[1]:  # one rate makes no window
         return (Cell(series), Cell(lr_text(found.best_lr)), nll_cell, *(Cell("--"),) * 3, *last)
@@ -266,7 +284,11 @@ def _step_time(numbers: Numbers) -> str:
 
 
 def _why_none(study: Study, series: str) -> str:
-    return "every run diverged" if (study.of(series)["status"] == "diverged").all() else "no run has a result"
+    runs = study.of(series)
+    if (runs["status"] == "diverged").all():
+        return "every run diverged"
+    has_result = (runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])).any()
+    return "half of the runs or more diverged at every rate" if has_result else "no run has a result"
 
 
 def _baseline(study: Study, series: str) -> float:
@@ -297,6 +319,8 @@ def recommendation(study: Study, series: str, found: Window | None) -> str:
 
 def _end_of_grid(found: Window) -> str:
     """Return a warning if the best rate is the smallest or largest one; "" otherwise."""
+    if "unmeasured" in (found.low.kind, found.high.kind):
+        return ""
     low, high = (found.best_lr == end for end in found.grid)
     if low and high:
         return " (the only rate swept)"
@@ -331,6 +355,7 @@ FAILURES = {
     "diverged": ("diverges", "diverge"),
     "exploded": ("explodes", "explode"),
     "idle": ("learns nothing", "learn nothing"),
+    "failed": ("fails", "fail"),  # in several of these ways
 }
 
 
@@ -340,24 +365,26 @@ class Failure:
 
     Attributes:
         lr: that rate.
-        kind: the most frequent of `FAILURES` there.
+        kind: one of `FAILURES`.
         runs: failed runs there.
         of: all runs with a result there.
-        is_from_there_on: whether every run fails at this rate and at all larger ones, of which there are some.
+        beyond: kind of the failures at larger rates, if every run fails there and here; else "".
     """
 
     lr: float
     kind: str
     runs: int
     of: int
-    is_from_there_on: bool
+    beyond: str
 
     @property
     def clause(self) -> str:
         """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 runs diverge"."""
         rate, (one, several) = lr_text(self.lr), FAILURES[self.kind]
         if self.runs == self.of:
-            return f"from {rate} on it {one}" if self.is_from_there_on else f"at {rate} it {one}"
+            if self.beyond == self.kind:
+                return f"from {rate} on it {one}"
+            return f"at {rate} it {one}{f', beyond it {FAILURES[self.beyond][0]}' if self.beyond else ''}"
         return f"at {rate} {self.runs} of {self.of} runs {one if self.runs == 1 else several}"
 
 
@@ -377,8 +404,14 @@ def first_failure(study: Study, series: str, found: Window) -> Failure | None:
         return None
     sizes = {lr: len(part) for lr, part in ended.groupby("lr") if lr >= first}
     is_all = len(sizes) > 1 and all(sum(failed[lr].values()) == size for lr, size in sizes.items())
-    counts = failed[first]
-    return Failure(float(first), max(counts, key=lambda kind: counts[kind]), sum(counts.values()), sizes[first], is_all)
+    beyond = "" if not is_all else _kind([failed[lr] for lr in sizes if lr > first])
+    return Failure(float(first), _kind([failed[first]]), sum(failed[first].values()), sizes[first], beyond)
+
+
+def _kind(counts: Sequence[dict[str, int]]) -> str:
+    """Return the only kind of failure, else "failed"."""
+    kinds = {kind for each in counts for kind, number in each.items() if number}
+    return kinds.pop() if len(kinds) == 1 else "failed"
 
 
 def _failures(runs: Frame) -> dict[str, int]:
@@ -389,30 +422,41 @@ def _failures(runs: Frame) -> dict[str, int]:
     return {"diverged": int(diverged.sum()), "exploded": int(exploded.sum()), "idle": int(idle.sum())}
 
 
-def sentences(study: Study) -> list[str]:
-    """Return up to three sentences: what is supported, what is undecided, and what α_max adds."""
+def sentences(study: Study, most: int = NAMED) -> list[str]:
+    """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
+
+    Args:
+        study: the study.
+        most: largest number of claims named in a sentence.
+    """
     claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
-    return list(filter(None, (_supported(claims), _undecided(claims), _on_alpha(study))))
+    return list(filter(None, (_supported(claims, most), _undecided(claims), _on_alpha(study))))
 
 
-def _supported(claims: list[Claim]) -> str:
-    """Say which comparisons are decided; if none is, name the one nearest to a decision."""
+def _supported(claims: list[Claim], most: int) -> str:
+    """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision."""
     apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
     compared = [claim for claim in reversed(apart.values()) if claim.finding]
     decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
     if decided:
-        named = [_measured(claim) for claim in decided[:NAMED]]
+        named = [_measured(claim) for claim in decided[:most]]
         more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
-        return f"Supported (n = {decided[0].n} seeds): {'; '.join(named)}{more}."
+        counts = sorted({claim.n for claim in decided[:most]})
+        return f"Supported (n = {listed(map(str, counts))}): {'; '.join(named)}{more}."
     near = [claim for claim in compared if claim.about[1]]
     if not near:
         return ""
-    nearest = min(near, key=lambda claim: claim.p if math.isfinite(claim.p) else 2.0)
+    nearest = min(near, key=_distance)
     number = _number([claim for claim in compared if math.isfinite(claim.p)])
     corrected = f" after correction for {number} comparisons" if number > 1 else ""
     found = f"{_measured(nearest)}; {_lower(nearest)}"
     seeds = "With two seeds no" if nearest.n == 2 else "No"
     return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _distance(claim: Claim) -> tuple[bool, float]:
+    """Return a sort key: claims indicated by two seeds first, then by p-value."""
+    return claim.verdict not in ("holds", "contradicted"), claim.p if math.isfinite(claim.p) else 2.0
 
 
 def _measured(claim: Claim) -> str:
@@ -438,6 +482,8 @@ def _undecided(claims: list[Claim]) -> str:
         known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
         runs = f", about {max(known)} more runs" if known else ""
         text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
+    indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
+    text += f"; {indicated} are indicated by two seeds alone" if indicated else ""
     if len(coarse) == len(waiting):
         return f"{text}."
     return f"{text}; {'the others' if coarse else 'they'} need more seeds."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,8 +57,8 @@ class AbstractDataSource:
             if getattr(config, name) is not None and any(isinstance(marker, Place) for marker in field.metadata):
                 path = Path(getattr(config, name)).expanduser()
                 yield path
-                if path.is_dir():
-                    yield from path.rglob("*")
+                for folder, folders, files in os.walk(path, followlinks=True):
+                    yield from (Path(folder, each) for each in (*folders, *files))
 
     @classmethod
     def tokens_of(cls, config: Any) -> str:

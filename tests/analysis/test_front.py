@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import pandas as pd
 import pypdf
 import pytest
 
@@ -15,11 +16,11 @@ from analysis.drawing.pieces import Boxed, Heading, Picture
 from analysis.drawing.typeset import Table
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together
-from analysis.sections.answer import answer_table, first_failure, sentences, title
+from analysis.sections.answer import MOST_LINES, answer, answer_table, first_failure, sentences, title
 from analysis.sections.front import what_was_run
 from analysis.study.load import load
 from stability.registry import Registry
-from tests.analysis.synthetic import quickstart_alpha, write_study
+from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
 
@@ -70,7 +71,7 @@ def test_differences_between_mechanisms_are_named_or_said_to_be_none(tmp_path):
     assert re.match(r"Undecided: \d+ of \d+ comparisons \(appendix\)", second)
     nlls["sc"] = (1.5, 1.2, 1.3, 1.3)
     apart = sentences(study_of(tmp_path / "apart", nlls))[0]
-    assert apart.startswith("Supported (n = 3 seeds): ") and "sc" in apart
+    assert apart.startswith("Supported (n = 3): ") and "sc" in apart
 
 
 def test_runs_above_the_references_window_are_compared_a_diverged_one_as_untrained(tmp_path):
@@ -88,9 +89,59 @@ def test_the_first_failure_is_that_of_any_seed(tmp_path):
     assert row[answer_table(found).header.index("first failure")].text == "1e-1: 1/3 diverged"
     exploded = study_of(tmp_path / "exploded", {"sa": (2.2, 2.0, 205.0, 3.3)})
     failure = first_failure(exploded, "sa", windows(exploded)["sa"].median)
-    assert failure.kind == "exploded" and failure.clause == "from 1e-1 on it explodes"
+    assert failure.kind == "exploded" and failure.clause == "at 1e-1 it explodes, beyond it learns nothing"
     unbroken = study_of(tmp_path / "unbroken", {"sa": (2.2, 2.0, 2.05, 2.1)})
     assert first_failure(unbroken, "sa", windows(unbroken)["sa"].median) is None
+
+
+def test_equal_runs_are_no_finding_if_only_their_untrained_nlls_differ(tmp_path):
+    folder = write_study(
+        tmp_path, mechanisms=["sa", "sc"], lrs=RATES, seeds=3, nll=lambda _, lr, __: math.inf if lr > 0.05 else 2.0
+    )
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs.loc[runs["mechanism"] == "sc", "init_nll"] -= 0.003
+    write_table(path, "runs", runs)
+    (claim,) = [each for each in judge(load(folder)) if each.about == (BEYOND, "sc")]
+    assert claim.difference == "+0.000 nats" and claim.verdict == "undecided"
+
+
+def test_runs_that_fail_in_several_ways_are_called_failed(tmp_path):
+    statuses = {("sa", 1e-1, 0): ("diverged", "planted"), ("sa", 1e-1, 1): ("plateaued", "planted")}
+    found = study_of(tmp_path, {"sa": (2.2, 2.0, 2.05, 2.1)}, statuses=statuses)
+    failure = first_failure(found, "sa", windows(found)["sa"].median)
+    assert failure.clause == "at 1e-1 2 of 3 runs fail"
+    mixed = study_of(tmp_path / "on", {"sa": (2.2, 2.0, math.inf, 3.3)})
+    assert (
+        first_failure(mixed, "sa", windows(mixed)["sa"].median).clause
+        == "at 1e-1 it diverges, beyond it learns nothing"
+    )
+
+
+def test_title_table_and_sentences_agree_on_what_has_learned(tmp_path):
+    unknown = study_of(tmp_path / "a", {"sa": (2.2, 2.0, 2.4, 3.1)}, unigram=math.nan)
+    assert title(unknown).endswith("sa to between 1e-2 and 1e-1")
+    little = study_of(tmp_path / "b", {"sa": (3.19, 3.185, 3.3, 3.3)})
+    assert "sa to between" in title(little) and "learned nothing" not in answer_table(little).rows[0][3].text
+    queued = {("sa", lr, seed): ("queued", "") for lr in RATES for seed in range(3)}
+    assert title(study_of(tmp_path / "c", {"sa": (2.0,) * 4}, statuses=queued)).endswith("? No run has a result")
+    idle = study_of(tmp_path / "d", {"sa": (3.3,), "sc": (3.4,)}, rates=(1e-2,))
+    assert title(idle) == "Which has the lowest NLL at the learning rate 1e-2? None has learned anything"
+
+
+def test_the_end_of_a_sweep_names_fewer_findings_rather_than_none(tmp_path):
+    nlls = {name: (2.2 - 0.1 * place, 2.0 - 0.1 * place, 2.4 - 0.2 * place, 3.1 - 0.3 * place)
+            for place, name in enumerate(("sa", "sc", "mix", "sw"))}  # fmt: skip
+    found = study_of(tmp_path, nlls)
+    lines = answer(found).splitlines()
+    assert len(lines) <= MOST_LINES and any(line.startswith("Supported (n = 3): ") for line in lines)
+
+
+def test_two_seeds_name_what_they_indicate_and_how_much(tmp_path):
+    nlls = {"sa": (2.2, 2.0, 2.4, 3.1), "sc": (2.1, 1.9, 2.3, 3.0)}
+    first, second = sentences(study_of(tmp_path, nlls, seeds=2))[:2]
+    assert first.startswith("With two seeds no difference") and "indicated (n = 2)" in first
+    assert re.search(r"; \d+ are indicated by two seeds alone", second)
 
 
 def test_the_sentence_on_alpha_max_has_the_smallest_and_the_largest_ratio(tmp_path):

@@ -11,6 +11,7 @@ from stability.config.parts import part
 from stability.corpora.tokens.split import split_documents
 from stability.corpora.tokens.text_files import BLOCK_CHARACTERS, blocks, documents, text_files
 from stability.data.text import Text, TextConfig
+from stability.registry import Registry
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "text"
 NO_TOKENIZER = {"tokenizer": "bytes", "ranks": None, "keep": None}
@@ -269,3 +270,13 @@ def test_real_text_is_read_whole(name, num_documents, num_characters, nats):
     assert corpus.num_val_documents == -(-num_documents // 100)
     assert corpus.unigram_nats == pytest.approx(nats, abs=1e-4)
     corpus.require(1024)
+
+
+def test_the_inputs_of_a_folder_contain_files_behind_links(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "one.txt").write_text("one")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "real")
+    source = Registry("data").load("text")
+    found = set(source.inputs(source.Config(path=str(tmp_path / "corpus"))))
+    assert tmp_path / "corpus" / "link" / "one.txt" in found

@@ -9,6 +9,7 @@ from torch import nn
 from stability.config.identity import run_id
 from stability.models.backbone import block_of
 from stability.runs.directory import read_jsonl
+from stability.training.devices.one import OneDevice
 
 MASKED = {"name": "mlm", "mask_rate": "sqrt"}
 
@@ -65,6 +66,13 @@ def test_without_clipping_every_gradient_reaches_the_optimizer(lab):
         found[limit] = parameters(replica)
     assert all(torch.equal(value, found[1e30][name]) for name, value in found[None].items())
     assert any(not torch.equal(value, found[1e-3][name]) for name, value in found[None].items())
+
+
+def test_an_infinite_norm_leaves_gradients_as_they_are_without_clipping():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.full((2,), 3e38)
+    assert torch.isinf(OneDevice.clip(OneDevice.__new__(OneDevice), [parameter], float("inf")))
+    assert torch.equal(parameter.grad, torch.full((2,), 3e38))
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4, 5])

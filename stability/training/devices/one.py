@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ class OneDevice(Devices):
         return nn.utils.get_total_norm(tensors)
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        if math.isinf(limit):  # an infinite norm over it would be NaN
+            return self.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         return nn.utils.clip_grad_norm_(parameters, limit)
 
     def all_true(self, is_so: bool) -> bool:

@@ -15,6 +15,7 @@ run can resume on other machines. Resumed with the same number, it equals an und
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -123,6 +124,8 @@ class ShardedDevices(Devices):
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = self.norm(gradients)
+        if math.isinf(limit):  # an infinite norm over it would be NaN
+            return norm
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as in clip_grad_norm_
         for gradient in self.local(gradients):
             gradient.mul_(factor)
