@@ -28,6 +28,11 @@ from stability.printable import visible
 def build(study_dir: Path | str, reports_dir: Path | str, pages: Pages = "all") -> Path:
     """Write ``<reports_dir>/<name>.pdf`` atomically, and return its path.
 
+    Args:
+        study_dir: folder of the study.
+        reports_dir: target folder.
+        pages: as in `analysis.assembly.pieces`.
+
     Raises:
         ValueError: study files are missing or have another schema version (see `load`).
         RuntimeError: typst is not installed.

@@ -111,7 +111,7 @@ def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float
         if kind.name in needed and time.process_time() - started < EXPECTING_S and not _is_too_large(kind):
             # an error in a mechanism fails its runs, each with its traceback, and not the sweep
             with suppress(Exception), torch.random.fork_rng(devices=[]):
-                timing = _extrapolate(kind.spec, plan.spec, stored.of(kind.spec, plan.corpus, TIMED_S / len(needed)))
+                timing = _extrapolate(kind.spec, plan.spec, stored.look_up(kind.spec, plan.corpus, TIMED_S / len(needed)))
                 found[kind.name] = (timing.step_s, timing.after_s)
     return {trial.run_id: found[kind] for kind, trial in zip(kinds, trials, strict=True) if kind in found}
 
@@ -146,7 +146,7 @@ def _cost(kind: ResolvedRun, plan: Plan, gpu: Gpu | None, stored: StoredTimes) -
     if gpu is not None:
         timing = _estimate(run, corpus, spec, gpu)
     elif can_run and (device.type != "cpu" or not _is_too_large(kind)):
-        timing = _extrapolate(run, spec, stored.of(run, corpus, TIMED_S / len(plan.kinds)))
+        timing = _extrapolate(run, spec, stored.look_up(run, corpus, TIMED_S / len(plan.kinds)))
     direction = plan.objective.direction
     state_bytes = build.sequence_state_bytes(run, direction)
     return Cost(kind.num_params, _count_mixing(run, direction), timing, state_bytes)

@@ -24,12 +24,12 @@ SEED = 0
 def estimate_step(run: RunSpec, corpus: AbstractCorpus, gpu: Gpu) -> tuple[float, float] | None:
     """Return (minimum seconds of a training step, peak memory in bytes) on a GPU.
 
-    Seconds are the sum of each operation's least time by its bytes and matrix products (`kernels.roofline`), one after
-    another as torch launches them, over all microbatches, plus the reads and writes of AdamW-like optimizers.
+    Seconds are the sum of each operation's least time by its bytes and matrix products (`kernels.roofline`). Operations
+    run one after another, over all microbatches. The reads and writes of AdamW-like optimizers are added.
 
-    Bytes are the peak of live tensors over two consecutive microbatches (weights, gradients, activations saved for the
-    backward pass, intermediates), plus the optimizer's state and the copy of the weights for the update's norm. Neither
-    includes launches, nor memory of the allocator, CUDA's context and libraries.
+    Bytes are the peak of live tensors over two consecutive microbatches: weights, gradients, activations saved for the
+    backward pass, intermediates. The optimizer's state and the copy of the weights for the update's norm are added.
+    Neither includes launches, nor memory of the allocator, CUDA's context and libraries.
 
     Args:
         run: the run.

@@ -59,7 +59,7 @@ class StoredTimes:
         # computed once: it reads the state of all source files
         self._circumstances = circumstances([str(device)])
 
-    def of(self, run: RunSpec, corpus: AbstractCorpus, timed_s: float) -> Times:
+    def look_up(self, run: RunSpec, corpus: AbstractCorpus, timed_s: float) -> Times:
         """Return the times of a kind of run, measured now unless they are known.
 
         Args:

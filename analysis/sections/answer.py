@@ -1,4 +1,4 @@
-"""Answer a study's question: how far can each mechanism's learning rate be pushed, and what breaks first?
+"""Answer a study's question: how far can each learning rate be pushed, and what breaks first?
 
 The report's first page and the end of a sweep have the same table and sentences.
 """
@@ -8,32 +8,28 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.claims.claim import Claim, verdict_words
-from analysis.claims.judging import judge
 from analysis.drawing.tables import width_text
 from analysis.drawing.typeset import Cell, Table
 from analysis.measures import spread_cell
 from analysis.numbers.common_windows import common_windows
-from analysis.numbers.early import has_early
+from analysis.numbers.first_failure import Failure, first_failure
 from analysis.numbers.kinds import Numbers, numbers_of
-from analysis.numbers.learning import why_untrained
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import SeriesWindows, Window, outcomes, windows
 from analysis.sections.nll import nll_detail, nll_spread, nll_text
-from analysis.sections.prediction import conclusion
+from analysis.sections.sentences import sentences
 from analysis.study import wording
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import FINISHED, Study
 from analysis.words import listed, lr_text, plural, power
 
 MOST_LINES = 18  # with what a sweep prints before and after: 25
 MOST_ROWS = 8  # of a study of many series
 FRAME = 6  # lines of the table beside its rows
 LINE = 110  # characters
-NAMED = 4  # series in the title, claims in a sentence
+NAMED = 4  # series in the title
 
 
 def answer(study: Study) -> str:
@@ -105,11 +101,11 @@ def title(study: Study) -> str:
     groups: dict[tuple[float, str], list[str]] = {}
     for name in sorted(reached, key=lambda name: reached[name].high.lr):
         groups.setdefault(_upper_bracket(study, reached[name]), []).append(name)
-    parts = [f"{_named(names)} to {place}" for (_, place), names in groups.items()]
-    return f"{question} {limit}? {listed(parts)}{f'; {_named(never)} never' if never else ''}"
+    parts = [f"{_list_or_count(names)} to {place}" for (_, place), names in groups.items()]
+    return f"{question} {limit}? {listed(parts)}{f'; {_list_or_count(never)} never' if never else ''}"
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_or_count(names: Sequence[str]) -> str:
     return listed(names) if len(names) <= NAMED else f"{len(names)} mechanisms"
 
 
@@ -348,166 +344,3 @@ def _common_upper(study: Study, series: str, found: Window) -> str:
         return f"never within 5 % of {study.reference}'s best"
     own, common = power(found.high.lr), power(beside.median.high.lr)
     return "" if own == common else f"within 5 % of {study.reference}'s best up to {common}"
-
-
-# Ways to fail: of one run, of several, and in a table's cell. By severity; the most severe names a tie.
-FAILURES = {
-    "diverged": ("diverges", "diverge"),
-    "exploded": ("explodes", "explode"),
-    "idle": ("learns nothing", "learn nothing"),
-    "failed": ("fails", "fail"),  # in several of these ways
-}
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first rate above the best one at which a run fails.
-
-    Attributes:
-        lr: that rate.
-        kind: one of `FAILURES`.
-        runs: failed runs there.
-        of: all runs with a result there.
-        beyond: kind of the failures at larger rates, if every run fails there and here; else "".
-    """
-
-    lr: float
-    kind: str
-    runs: int
-    of: int
-    beyond: str
-
-    @property
-    def clause(self) -> str:
-        """The failure in a sentence, e.g. "from 1e-1 on it diverges", "at 1e-1 2 of 3 runs diverge"."""
-        rate, (one, several) = lr_text(self.lr), FAILURES[self.kind]
-        if self.runs == self.of:
-            if self.beyond == self.kind:
-                return f"from {rate} on it {one}"
-            return f"at {rate} it {one}{f', beyond it {FAILURES[self.beyond][0]}' if self.beyond else ''}"
-        return f"at {rate} {self.runs} of {self.of} runs {one if self.runs == 1 else several}"
-
-
-def first_failure(study: Study, series: str, found: Window) -> Failure | None:
-    """Return a series' first failing rate above its best one; None within the grid.
-
-    Args:
-        study: the study.
-        series: name of the series.
-        found: the window of its median NLL.
-    """
-    runs = study.of(series)
-    ended = runs[runs["status"].isin((*FINISHED, "diverged")) & (runs["lr"] > found.best_lr)]
-    failed = {lr: _failures(part) for lr, part in ended.groupby("lr")}
-    first = next((lr for lr in failed if sum(failed[lr].values())), None)
-    if first is None:
-        return None
-    sizes = {lr: len(part) for lr, part in ended.groupby("lr") if lr >= first}
-    is_all = len(sizes) > 1 and all(sum(failed[lr].values()) == size for lr, size in sizes.items())
-    beyond = "" if not is_all else _kind([failed[lr] for lr in sizes if lr > first])
-    return Failure(float(first), _kind([failed[first]]), sum(failed[first].values()), sizes[first], beyond)
-
-
-def _kind(counts: Sequence[dict[str, int]]) -> str:
-    """Return the only kind of failure, else "failed"."""
-    kinds = {kind for each in counts for kind, number in each.items() if number}
-    return kinds.pop() if len(kinds) == 1 else "failed"
-
-
-def _failures(runs: Frame) -> dict[str, int]:
-    """Count failed runs by kind: not finite, above the untrained model's NLL, no better than token frequencies."""
-    diverged = (runs["status"] == "diverged") | ~np.isfinite(runs["val_nll"])
-    exploded = ~diverged & (runs["val_nll"] > runs["init_nll"])
-    idle = ~diverged & ~exploded & ((runs["status"] == "plateaued") | (runs["val_nll"] >= runs["unigram_nll"]))
-    return {"diverged": int(diverged.sum()), "exploded": int(exploded.sum()), "idle": int(idle.sum())}
-
-
-def sentences(study: Study, most: int = NAMED) -> list[str]:
-    """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
-
-    Args:
-        study: the study.
-        most: largest number of claims named in a sentence.
-    """
-    claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
-    return list(filter(None, (_supported(claims, most), _undecided(claims), _on_alpha(study))))
-
-
-def _supported(claims: list[Claim], most: int) -> str:
-    """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision."""
-    apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
-    compared = [claim for claim in reversed(apart.values()) if claim.finding]
-    decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
-    if decided:
-        named = [_measured(claim) for claim in decided[:most]]
-        more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
-        counts = sorted({claim.n for claim in decided[:most]})
-        return f"Supported (n = {listed(map(str, counts))}): {'; '.join(named)}{more}."
-    near = [claim for claim in compared if claim.about[1]]
-    if not near:
-        return ""
-    nearest = min(near, key=_distance)
-    number = _number([claim for claim in compared if math.isfinite(claim.p)])
-    corrected = f" after correction for {number} comparisons" if number > 1 else ""
-    found = f"{_measured(nearest)}; {_lower(nearest)}"
-    seeds = "With two seeds no" if nearest.n == 2 else "No"
-    return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
-
-
-def _distance(claim: Claim) -> tuple[bool, float]:
-    """Return a sort key: claims indicated by two seeds first, then by p-value."""
-    return claim.verdict not in ("holds", "contradicted"), claim.p if math.isfinite(claim.p) else 2.0
-
-
-def _measured(claim: Claim) -> str:
-    """Return what was measured, the mean over seeds, with its interval before any correction."""
-    return f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding
-
-
-def _lower(claim: Claim) -> str:
-    words = verdict_words(claim)
-    return words[0].lower() + words[1:]
-
-
-def _undecided(claims: list[Claim]) -> str:
-    """Count the open comparisons, and say what would decide them."""
-    if not claims:
-        return ""
-    waiting = [claim for claim in claims if claim.verdict in ("undecided", "unresolved", "no claim")]
-    if not waiting:
-        return ""
-    coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
-    text = f"Undecided: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
-    if coarse:
-        known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
-        runs = f", about {max(known)} more runs" if known else ""
-        text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
-    indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
-    text += f"; {indicated} are indicated by two seeds alone" if indicated else ""
-    if len(coarse) == len(waiting):
-        return f"{text}."
-    return f"{text}; {'the others' if coarse else 'they'} need more seeds."
-
-
-def _number(claims: list[Claim]) -> int:
-    """Count comparisons: claims on the same one count once."""
-    return len({claim.test or claim.statement for claim in claims})
-
-
-def _on_alpha(study: Study) -> str:
-    """Say whether α_max predicted the outcomes, else how far it lies above the best rates; "" if not measured."""
-    lacking = why_untrained(study)
-    trained = {name: name for name in study.series if not lacking[name]}
-    known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
-    if has_early(study) and study.runs["lr"].nunique() > 1:
-        return f"Does α_max tell early which runs fail, which rate is best, where the edge is? {conclusion(study)}"
-    if not known:
-        return ""
-    low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-    range_text = f"{known[low]:.2g} ({low})" + (f" to {known[high]:.2g} ({high})" if low != high else "")
-    above = (
-        "above 1, so a step at the best rate still lowers its batch's loss"
-        if known[low] > 1
-        else ("below 1 where a step at the best rate no longer lowers its batch's loss")
-    )
-    return f"At the best rates α_max / α is {range_text}: {above}, to second order."

@@ -12,8 +12,9 @@ from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves
-from analysis.sections.answer import answer_table, sentences
+from analysis.sections.answer import answer_table
 from analysis.sections.overview import provenance_line
+from analysis.sections.sentences import sentences
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.study.naming import SPELLED

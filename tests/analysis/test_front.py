@@ -14,10 +14,12 @@ from analysis.claims.judging import judge
 from analysis.claims.reference import BEYOND
 from analysis.drawing.pieces import Boxed, Heading, Picture
 from analysis.drawing.typeset import Table
+from analysis.numbers.first_failure import first_failure
 from analysis.numbers.windows import windows
 from analysis.report import build, build_together
-from analysis.sections.answer import MOST_LINES, answer, answer_table, first_failure, sentences, title
+from analysis.sections.answer import MOST_LINES, answer, answer_table, title
 from analysis.sections.front import what_was_run
+from analysis.sections.sentences import sentences
 from analysis.study.load import load
 from stability.registry import Registry
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table

@@ -34,7 +34,7 @@ def measured(monkeypatch):
 
 
 def times_of(plan, run=None, device="cpu"):
-    return StoredTimes(plan.pool, torch.device(device)).of(run or plan.kinds[0].spec, plan.corpus, 1.0)
+    return StoredTimes(plan.pool, torch.device(device)).look_up(run or plan.kinds[0].spec, plan.corpus, 1.0)
 
 
 def stored_file(plan):

@@ -1,0 +1,107 @@
+"""Say in three sentences what a study supports, what it leaves open, and what α_max adds."""
+
+from __future__ import annotations
+
+import math
+
+from analysis.claims.claim import Claim, verdict_words
+from analysis.claims.judging import judge
+from analysis.numbers.early import has_early
+from analysis.numbers.kinds import numbers_of
+from analysis.numbers.learning import why_untrained
+from analysis.sections.prediction import conclusion
+from analysis.study.load import Study
+from analysis.words import listed, plural
+
+NAMED = 4  # claims in a sentence
+
+
+def sentences(study: Study, most: int = NAMED) -> list[str]:
+    """Return up to three sentences: what is supported, what is undecided, and what α_max adds.
+
+    Args:
+        study: the study.
+        most: largest number of claims named in a sentence.
+    """
+    claims = [claim for claim in judge(study) if claim.statement and claim.verdict != "not judged"]
+    return list(filter(None, (_supported(claims, most), _undecided(claims), _on_alpha(study))))
+
+
+def _supported(claims: list[Claim], most: int) -> str:
+    """Say which comparisons are decided, at most ``most``; if none is, name the one nearest to a decision."""
+    apart = {claim.test or claim.statement: claim for claim in reversed(claims)}  # one for each comparison
+    compared = [claim for claim in reversed(apart.values()) if claim.finding]
+    decided = [claim for claim in compared if claim.verdict in ("holds", "contradicted") and claim.n > 2]
+    if decided:
+        named = [_measured(claim) for claim in decided[:most]]
+        more = f"; {len(decided) - len(named)} more: appendix" if len(decided) > len(named) else ""
+        counts = sorted({claim.n for claim in decided[:most]})
+        return f"Supported (n = {listed(map(str, counts))}): {'; '.join(named)}{more}."
+    near = [claim for claim in compared if claim.about[1]]
+    if not near:
+        return ""
+    nearest = min(near, key=_distance)
+    number = _number([claim for claim in compared if math.isfinite(claim.p)])
+    corrected = f" after correction for {number} comparisons" if number > 1 else ""
+    found = f"{_measured(nearest)}; {_lower(nearest)}"
+    seeds = "With two seeds no" if nearest.n == 2 else "No"
+    return f"{seeds} difference between the mechanisms is established{corrected}. Nearest to it: {found}."
+
+
+def _distance(claim: Claim) -> tuple[bool, float]:
+    """Return a sort key: claims indicated by two seeds first, then by p-value."""
+    return claim.verdict not in ("holds", "contradicted"), claim.p if math.isfinite(claim.p) else 2.0
+
+
+def _measured(claim: Claim) -> str:
+    """Return what was measured, the mean over seeds, with its interval before any correction."""
+    return f"{claim.finding} ({claim.interval})" if claim.interval else claim.finding
+
+
+def _lower(claim: Claim) -> str:
+    words = verdict_words(claim)
+    return words[0].lower() + words[1:]
+
+
+def _undecided(claims: list[Claim]) -> str:
+    """Count the open comparisons, and say what would decide them."""
+    if not claims:
+        return ""
+    waiting = [claim for claim in claims if claim.verdict in ("undecided", "unresolved", "no claim")]
+    if not waiting:
+        return ""
+    coarse = [claim for claim in waiting if claim.verdict == "unresolved"]
+    text = f"Undecided: {_number(waiting)} of {plural(_number(claims), 'comparison')} (appendix)"
+    if coarse:
+        known = [claim.more_runs for claim in coarse if claim.more_runs is not None]
+        runs = f", about {max(known)} more runs" if known else ""
+        text += f"; for {_number(coarse)} of them the swept rates lie too far apart (lr=edge searches between{runs})"
+    indicated = _number([each for each in claims if each.verdict in ("holds", "contradicted") and each.n == 2])
+    text += f"; {indicated} are indicated by two seeds alone" if indicated else ""
+    if len(coarse) == len(waiting):
+        return f"{text}."
+    return f"{text}; {'the others' if coarse else 'they'} need more seeds."
+
+
+def _number(claims: list[Claim]) -> int:
+    """Count comparisons: claims on the same one count once."""
+    return len({claim.test or claim.statement for claim in claims})
+
+
+def _on_alpha(study: Study) -> str:
+    """Say whether α_max predicted the outcomes, else how far it lies above the best rates; "" if not measured."""
+    lacking = why_untrained(study)
+    trained = {name: name for name in study.series if not lacking[name]}
+    known = {name: each.ratio.median for name, each in numbers_of(study, trained, {}).items() if each.ratio.n}
+    if has_early(study) and study.runs["lr"].nunique() > 1:
+        return f"Does α_max tell early which runs fail, which rate is best, where the edge is? {conclusion(study)}"
+    if not known:
+        return ""
+    low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+    range_text = f"{known[low]:.2g} ({low})" + (f" to {known[high]:.2g} ({high})" if low != high else "")
+    above = (
+        "above 1, so a step at the best rate still lowers its batch's loss"
+        if known[low] > 1
+        else ("below 1 where a step at the best rate no longer lowers its batch's loss")
+    )
+    return f"At the best rates α_max / α is {range_text}: {above}, to second order."
