@@ -111,7 +111,8 @@ def expected_times(plan: Plan, trials: Sequence[Trial]) -> dict[str, tuple[float
         if kind.name in needed and time.process_time() - started < EXPECTING_S and not _is_too_large(kind):
             # an error in a mechanism fails its runs, each with its traceback, and not the sweep
             with suppress(Exception), torch.random.fork_rng(devices=[]):
-                timing = _extrapolate(kind.spec, plan.spec, stored.look_up(kind.spec, plan.corpus, TIMED_S / len(needed)))
+                times = stored.look_up(kind.spec, plan.corpus, TIMED_S / len(needed))
+                timing = _extrapolate(kind.spec, plan.spec, times)
                 found[kind.name] = (timing.step_s, timing.after_s)
     return {trial.run_id: found[kind] for kind, trial in zip(kinds, trials, strict=True) if kind in found}
 
