@@ -61,4 +61,4 @@ def test_parts_of_all_five_kinds_go_from_a_package_elsewhere_to_the_report(tmp_p
         assert "mean scalenorm signum" in text, "a curve of its own"
         assert "denoise, 0.3 of the tokens replaced" in text and "Nats per replaced token" in text
     assert "nano ffn=bilinear: 1 layer, width 16" in pages
-    assert "State “paper” is not defined for signum (4 runs)" in pages
+    assert "The paper's warm-up state is not defined for signum (4 runs)" in pages

@@ -157,7 +157,7 @@ def best_claim(study: Study, about: str, measure: Measure, pair: Pair, statement
             effect=signed(float(np.median(differences)), decimals) if pairs else "",
             interval=interval_text((low, high), n, unit, decimals).rstrip(),
             paper=paper,
-            finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s"
+            finding=f"{other}'s best {word} {_relation(size, decimals, unit)} {plain}'s{_among(study, measure, pair)}"
             + (f", margin {PAR_NATS:g} {unit}" if is_par else ""),
             note=" ".join(filter(None, notes)),
             difference=f"{signed(size, decimals)} {unit}".rstrip() if pairs else "",
@@ -190,6 +190,12 @@ def _best_pairs(study: Study, measure: Measure, pair: Pair) -> list[tuple[float,
         for a, b in zip(*bests, strict=True)
         if not (math.isnan(a) or math.isnan(b) or math.isinf(a) and math.isinf(b))
     ]
+
+
+def _among(study: Study, measure: Measure, pair: Pair) -> str:
+    """Say that only common rates count, if one series has results at further rates; else ""."""
+    rates = [set(_outcomes(study.of(name), measure.column, math.inf).index) for name in (pair.other, pair.plain)]
+    return "" if rates[0] == rates[1] else f" at their {plural(len(rates[0] & rates[1]), 'common rate')}"
 
 
 def _of_direction(sign: int) -> Verdict:

@@ -17,6 +17,7 @@ from analysis.numbers.step_comparison import Medians, StepShares, compare_median
 from analysis.numbers.step_shares import DIVERGED, EARLIEST, MEASURED, PHASES, TERMINAL, counted, phases_and_states
 from analysis.numbers.windows import TOLERANCE
 from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.protocol import state_text
 from analysis.words import listed, lr_text, plural, power
 
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up state"}
@@ -49,9 +50,8 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
     claims = []
     for kind, compare in (("stable steps", compare_stable_steps), ("median α_max", compare_medians)):
         what = "share of stable steps" if kind == "stable steps" else kind
-        statement = (
-            f"{LEADER} has the largest {'% stable' if kind == 'stable steps' else kind} of all ({phase}, state {state})"
-        )
+        largest = "% stable" if kind == "stable steps" else kind
+        statement = f"{LEADER} has the largest {largest} of all ({phase}, {state_text(state)})"
         results = {
             side.name: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None for side in others
         }
@@ -185,7 +185,7 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
     A diverged run has no terminal α_max and is not counted.
     """
     subject, how = f"suboptimal runs {state}", STATE_WORDS.get(state, f"in state {state}")
-    statement = f"a run of suboptimal loss has a median α_max below its LR (state {state})"
+    statement = f"a run of suboptimal loss has a median α_max below its LR ({state_text(state)})"
     runs = _runs(study, state, sides)
     measured = runs[(runs["outcome"] == MEASURED) & runs["median"].notna()]
     bad, good = measured[measured["suboptimal"]], measured[~measured["suboptimal"]]

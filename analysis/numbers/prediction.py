@@ -40,8 +40,8 @@ class Predictor:
 OF_RUNS = (
     Predictor("alpha_max", "α_max", -1),
     Predictor("alpha_max_ratio", "α_max / α", -1),
-    Predictor("paper_alpha_max", "α_max, state “paper”", -1),
-    Predictor("paper_alpha_max_ratio", "α_max / α, state “paper”", -1),
+    Predictor("paper_alpha_max", "α_max, paper's warm-up state", -1),
+    Predictor("paper_alpha_max_ratio", "α_max / α, paper's warm-up state", -1),
     Predictor("critical_lr", "critical LR", -1),
     Predictor("critical_ratio", "critical LR / α", -1),
     Predictor("sharpness", "sharpness", +1),

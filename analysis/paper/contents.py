@@ -32,6 +32,7 @@ from analysis.sections import ablation_figure, curves
 from analysis.sections.ablation import ablations
 from analysis.study.load import Study
 from analysis.study.once import once_per_study
+from analysis.study.protocol import state_text
 from analysis.words import count_range, listed, lr_text, plural
 
 NAME = "paper_layout"  # default name of the output
@@ -113,7 +114,7 @@ def _alpha(places: Sequence[Block]) -> Pieces:
     """Return the grid of each phase and state, and each modality's tables."""
     found: Pieces = ()
     for phase, state in measured(places):
-        caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state)
+        caption = ALPHA_CAPTION.format(phase=PHASES.get(phase, phase), state=state_text(state))
         name = f"alpha-grid-{phase}-{state}"
         found += drawn(name, lambda: alpha_grids(places, phase, state), caption)  # noqa: B023
     tables = shown(table for kind, part in by_modality(places).items() for table in alpha_tables(kind, part))

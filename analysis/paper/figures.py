@@ -183,7 +183,7 @@ def _linear_axis(ax: Axes, lrs: Sequence[float]) -> None:
 ALPHA_HEIGHT = 1.75
 FOOT = 0.04, 0.34  # band of a panel's height with the crosses of diverged mechanisms, in shares
 ALPHA_CAPTION = (
-    "α_max against learning rate, {phase}, state “{state}”, a column for each modality, a row for each size, after the "
+    "α_max against learning rate, {phase}, {state}, a column for each modality, a row for each size, after the "
     "consensus paper's Figure 6: median of the finite α_max of all recorded steps; shade: from the lowest to the "
     "highest of the single runs' medians; red dashes: the training LR α; where the median lies below it, at least half "
     "of the steps with a finite α_max are too long. ×: mechanisms of which runs diverged there and have no such "

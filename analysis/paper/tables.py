@@ -22,7 +22,7 @@ from analysis.sections.components import parts_of
 from analysis.sections.nll import best_rate, nll_cell
 from analysis.study import wording
 from analysis.study.load import Frame, phase_rank
-from analysis.study.protocol import base_rates, stated_in
+from analysis.study.protocol import base_rates, state_text, stated_in
 from analysis.words import count_range, lr_text
 
 WIDE = 6  # largest number of columns with an interval on one line
@@ -170,7 +170,9 @@ def _alpha_table(modality: str, blocks: Sequence[Block], pair: Measured, series:
     phase, state = pair
     shown = [block for block in blocks if set(shown_series(block.study, counted(block.study, *pair))) & set(series)]
     rows = [row for block in shown for row in _alpha_rows(block, pair, series)]
-    title = f"{modality_text(modality)}: median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
+    title = (
+        f"{modality_text(modality)}: median α_max and % stable steps, {state_text(state)}, {PHASES.get(phase, phase)}"
+    )
     return both_halves(title, _alpha_caption(shown, pair, series), series, tuple(rows))
 
 

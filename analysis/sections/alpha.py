@@ -32,7 +32,7 @@ from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
 from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures
 from analysis.study.load import Frame, Study
-from analysis.study.protocol import NOT_DEFINED, base_rates, states_explained, undefined_states
+from analysis.study.protocol import NOT_DEFINED, base_rates, state_text, states_explained, undefined_states
 from analysis.study.step_terms import step_terms, terms_in_brief
 from analysis.words import plural, wrapped
 
@@ -105,7 +105,7 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
             _panel(ax, part, count[count["series"] == name], styles[name], lrs, limits)
             if line == 0:
                 ax.set_title(wrapped(name, 22), loc="left", fontweight="bold")
-        grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
+        grid[line, 0].set_ylabel(f"{state_text(state)}\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
         ax.set_xlabel("learning rate α")
     _legend(figure, rows, any((count["outcome"] == DIVERGED).any() for count in counts.values()))
@@ -232,7 +232,7 @@ def state_ratio(study: Study) -> str:
     if ratios.empty:
         return ""
     return (
-        f" Here a run's median α_max under “paper” is {ratios.median():.1f} times that under “checkpoint” "
+        f" Here a run's median α_max in the paper's warm-up state is {ratios.median():.1f} times that in its own "
         f"(median of {plural(len(ratios), 'run')}; {ratios.min():.1f} to {ratios.max():.1f})."
     )
 

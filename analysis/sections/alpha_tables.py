@@ -34,7 +34,7 @@ from analysis.numbers.step_shares import (
 )
 from analysis.study.load import Frame, Study
 from analysis.study.once import once_per_study
-from analysis.study.protocol import NOT_DEFINED, base_rates, stated, stated_in
+from analysis.study.protocol import NOT_DEFINED, base_rates, state_text, stated, stated_in
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import count_range, listed, lr_text, plural, power
 
@@ -126,7 +126,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
         f"{CELLS}. {pale}{rule} (survivors: the share without them). {steps}{lost}; -- where there is none.{absent} "
         f"{how}"
     )
-    title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
+    title = f"Median α_max and % stable steps, {state_text(state)}, {PHASES.get(phase, phase)}"
     known = count[count["outcome"].isin(COUNTED)].groupby(["series", "run_lr"])
     brief = (
         "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
@@ -262,7 +262,7 @@ def last_table(study: Study) -> Table | None:
         f"above the training LR in %, below it n, the steps. {stated(rows)}{base_rates(study)}{terms_in_brief(study)}"
     )
     header = ("mechanism", "LR", "seed", "last checkpoint", "end", *("median α_max", "% stable") * len(states))
-    groups = (("", 5), *((f"state “{state}”", 2) for state in states))
+    groups = (("", 5), *((state_text(state), 2) for state in states))
     return Table("Last checkpoints before runs ended early", caption, header, body, groups)
 
 

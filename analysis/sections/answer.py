@@ -161,7 +161,8 @@ def comparison_table(studies: Sequence[Study]) -> Table:
     found = []
     for study in studies:
         names = best_series(study)
-        first = [Cell(names[0], study.name), *(Cell(name) for name in names[1:])]
+        unit = ": rates times each optimizer's own" if study.is_in_multiples else ""
+        first = [Cell(names[0], f"{study.name}{unit}"), *(Cell(name) for name in names[1:])]
         found.append([(cell, *row[1:]) for cell, row in zip(first, rows_of(study, names), strict=True)])
     references = {study.reference for study in studies}
     reference = references.pop() if len(references) == 1 else "the reference"

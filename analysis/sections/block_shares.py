@@ -18,6 +18,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.sections.spectrum_figures import shown
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
+from analysis.study.protocol import state_text
 from analysis.words import lr_text, wrapped
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
@@ -67,7 +68,7 @@ def blocks_table(study: Study) -> Table | None:
     body = []
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
         part = with_kinds(rows)
-        detail = "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost)))
+        detail = "\n".join(filter(None, (f"{phase}, {state_text(state)}, n={rows['run_id'].nunique()}", lost)))
         shares = medians(part, ["kind"])["percent"] if len(part) else {}
         by_run = part.groupby("run_id")[["percent", "own_percent"]].sum(min_count=1)
         own = _whole(float((by_run["percent"] - by_run["own_percent"]).median()))

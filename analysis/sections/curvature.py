@@ -26,6 +26,7 @@ from analysis.sections.section import Drawn, Figures, Section, by_phase, plain_b
 from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
 from analysis.study.load import Column, Frame, Study
+from analysis.study.protocol import state_text
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import lr_text, wrapped
 
@@ -79,7 +80,7 @@ def _step_figure(
             if line == 0:
                 say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
                 ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
-        grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
+        grid[line, 0].set_ylabel(f"{state_text(state)}\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
         ax.set_xlabel("recorded step")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))

@@ -8,7 +8,7 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.step_shares import counted, finite_median, phases_and_states, recorded
 from analysis.sections.steps import diverged_note, of_trained
 from analysis.study.load import Column, Frame, Study
-from analysis.study.protocol import methods
+from analysis.study.protocol import methods, state_text
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import plural, power
 
@@ -34,7 +34,8 @@ def verification(study: Study) -> str:
     return (
         f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences "
         f"of the gradient; relative error: median {power(float(np.median(checked['rel_error'])))}, largest "
-        f"{power(float(worst['rel_error']))} (run {worst['run_id']}, state {worst['state']}).{_which_erred(checked)}"
+        f"{power(float(worst['rel_error']))} (run {worst['run_id']}, {state_text(worst['state'])})."
+        f"{_which_erred(checked)}"
     )
 
 
@@ -98,7 +99,7 @@ def differences_table(study: Study) -> Table | None:
         of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
         for name in (name for name in study.series if name in set(of_state["series"])):
             lost = diverged_note(count[count["series"] == name])
-            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state}", lost))
+            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state_text(state)}", lost))
     if not body:
         return None
     caption = (

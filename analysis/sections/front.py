@@ -12,7 +12,8 @@ from analysis.drawing.style import RC
 from analysis.drawing.typeset import Table
 from analysis.numbers.step_shares import PHASES
 from analysis.sections import alpha, curves
-from analysis.sections.answer import answer_table
+from analysis.sections.answer import answer_table, best_series
+from analysis.sections.nll_figures import NLL, nll_caption, nll_figure
 from analysis.sections.overview import provenance_line
 from analysis.sections.sentences import sentences
 from analysis.study import wording
@@ -35,7 +36,7 @@ ENDED = {
     "diverged": "diverged", "spiked": "spiked", "plateaued": "learned nothing", "failed": "failed",
     "running": "running", "interrupted": "interrupted", "stopped": "stopped", "queued": "queued",
 }  # fmt: skip
-ALPHA, CURVES = "alpha-in-brief", "curves-in-brief"
+ALPHA, CURVES, FEW = "alpha-in-brief", "curves-in-brief", "nll-in-brief"
 ALPHA_CAPTION = (
     "α_max of the recorded steps, from the run's own optimizer state, against the learning rate, {phase}. Points: "
     "steps; line: median of the finite ones; triangles with their number: steps without positive curvature (α_max is "
@@ -56,7 +57,7 @@ def first_page(study: Study, find: Find) -> Pieces:
         study: the study.
         find: returns the first of the report's figures with one of some names.
     """
-    figure = find(FIRST)
+    figure = _of_best_series(study, find(FIRST))
     table: tuple[Table, ...] = (answer_table(study),)
     return (
         paragraph(what_was_run(study))
@@ -66,6 +67,19 @@ def first_page(study: Study, find: Find) -> Pieces:
         + small(provenance_line(study))
         + (PageBreak(),)
     )
+
+
+def _of_best_series(study: Study, found: Picture | None) -> Picture | None:
+    """Return the first page's figure with the table's series alone: of many, the appendix has the others."""
+    shown = best_series(study)
+    if found is None or found.name != NLL or len(shown) == len(study.series):
+        return found
+    with matplotlib.rc_context(RC):
+        figure = nll_figure(study, series=shown)
+    if figure is None:
+        return found
+    caption = f"{nll_caption(study, figure)} The {len(shown)} series with the lowest NLLs; appendix: all."
+    return Picture(FEW, figure, caption, found.file.replace(f"{NLL}.", f"{FEW}."))
 
 
 def second_page(study: Study, find: Find, prefix: str) -> Pieces:
@@ -104,7 +118,8 @@ def what_was_run(study: Study) -> str:
     counts = runs["status"].value_counts()
     ended = listed(f"{counts[status]} {word}" for status, word in ENDED.items() if status in counts)
     model = "; ".join(filter(None, (wording.model(study), wording.objective(study), wording.recipe(study))))
-    short = dict.fromkeys([*runs["mechanism"], *runs["objective"]])
+    shown = runs[runs["series"].isin(best_series(study))]
+    short = dict.fromkeys([*shown["mechanism"], *runs["objective"]])
     names = [f"{name}: {SPELLED[name]}" for name in short if name in SPELLED]
     weights = wording.weights(study)
     said = [

@@ -113,19 +113,28 @@ BELOW_POINTS = 3.5  # from a cross to its count
 CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
 
 
-def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
+def nll_figure(study: Study, column: str = VALIDATION, series: Sequence[str] = ()) -> Figure | None:
     """Draw NLL (validation or generative) against LR with the stable windows as bars beneath.
 
-    None without a finite NLL, or for a single LR.
+    Args:
+        study: the study.
+        column: the NLL's column.
+        series: the curves, for a lower figure; by default all.
+
+    Returns:
+        None without a finite NLL, or for a single LR.
     """
-    tables = {name: outcomes(study, name, column) for name in study.series}
+    tables = {name: outcomes(study, name, column) for name in series or study.series}
     if study.runs["lr"].nunique() < 2 or not any(
         np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()
     ):
         return None
-    styles, found = looks(study), windows(study, column=column)
-    figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.2 * len(tables)), layout="constrained")
-    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.2 * len(tables)))
+    every_look, every_window = looks(study), windows(study, column=column)
+    styles, found = {name: every_look[name] for name in tables}, {name: every_window[name] for name in tables}
+    row = 0.2 if len(tables) < 6 else 0.14  # inches
+    curves = 2.15 if not series else 1.8
+    figure = Figure(figsize=(WIDTH_INCHES, 0.35 + curves + row * len(tables)), layout="constrained")
+    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(curves, 0.2 + row * len(tables)))
     nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
     for name, table in tables.items():
         nll_line(ax, table, styles[name])

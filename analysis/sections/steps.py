@@ -22,6 +22,7 @@ from analysis.numbers.step_shares import (
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
 from analysis.study.once import once_per_study
+from analysis.study.protocol import state_text
 from analysis.study.step_terms import terms_in_brief
 from analysis.words import listed, lr_text, plural, power
 
@@ -77,7 +78,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
     )
     groups = [("", 1), ("% of steps that lowered the loss", len(series))]
     groups += [("critical LR / α_max", len(series))] if critical else []
-    title = f"Steps whose loss really fell, state “{state}”, {PHASES.get(phase, phase)}"
+    title = f"Steps whose loss really fell, {state_text(state)}, {PHASES.get(phase, phase)}"
     return Table(title, caption, ("LR", *series, *(series if critical else ())), tuple(body), tuple(groups))
 
 
@@ -150,7 +151,7 @@ def sharpness_table(study: Study) -> Table | None:
     columns += ("attention_logit_max", "attention_entropy")
     body = []
     for phase, state, series, lr, group, lost in spectrum_rows(study, "sharpness"):
-        detail = "\n".join(filter(None, (f"{phase}, {state}, n={len(group)}", lost)))
+        detail = "\n".join(filter(None, (f"{phase}, {state_text(state)}, n={len(group)}", lost)))
         body.append((Cell(series, detail), Cell(lr_text(lr)), *(_median(group[column]) for column in columns)))
     caption = (
         "At the first recorded step; median over the n runs measured, below it their range; a run that diverged "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, plural
+from stability.runs.schema import own_settings
 
 
 def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
@@ -15,11 +17,12 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
 
     Args:
         protocol: fields as in `stability.config.curvature.CurvatureSpec`. A null batch or clipping norm means the run's
-            own. ``dropout``, if present, is the run's share in training.
+            own; ∞ means no clipping. ``dropout``, if present, is the run's share in training.
         gradients: slope in α_max by optimizer state, if recorded; by default as requested in the protocol.
     """
     decay = "included" if protocol["weight_decay"] else "left out"
-    clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"
+    clip = f"clipping norm {protocol['clip_norm']:g}" if protocol["clip_norm"] else "clipping norm the run's own"
+    clip = "no clipping" if protocol["clip_norm"] == math.inf else clip
     batch = f"{protocol['batch']} sequences" if protocol["batch"] else "the run's own batch"
     parts = f", {protocol['microbatch']} at a time" if protocol["microbatch"] else ""
     counted = [f"{protocol[key]} {nouns[protocol[key] != 1]}" for key, nouns in NOUNS.items()]
@@ -29,9 +32,14 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
     dropped = f"; u by gradients with dropout {dropout:g}, the loss along it without" if dropout else ""
     slope = _slope(gradients)
     return (
-        f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u{dropped}; clipping norm {clip}; "
+        f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u{dropped}; {clip}; "
         f"method {protocol['method']}{'; in the precision of the run' if protocol.get('precision') == 'run' else ''}"
     )
+
+
+def state_text(state: str) -> str:
+    """Name an optimizer state, as ``curvature.state`` calls it, in words."""
+    return {"checkpoint": "run's own state", "paper": "paper's warm-up state"}.get(state, f"state {state}")
 
 
 def gradient_of(protocol: Mapping[str, Any], state: str) -> str:
@@ -47,7 +55,8 @@ def _slope(gradients: Mapping[str, str]) -> str:
     """Name the slope, e.g. ``"slope of the clipped gradient"``; by state if they differ."""
     if len(set(gradients.values())) == 1:
         return f"slope of the {next(iter(gradients.values()))} gradient"
-    return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
+    named = listed(f"{gradient} gradient in the {state_text(state)}" for state, gradient in gradients.items())
+    return f"slope of the {named}"
 
 
 # method of a recorded step without α_max: neither stable nor unstable, and excluded from shares
@@ -130,10 +139,10 @@ def states_explained(rows: Frame) -> str:
     own = f", here with the slope of the {slopes.get('paper')} gradient, in the protocol that the tables state"
     own = "" if literal or "paper" not in slopes else own
     return (
-        f"State “checkpoint” starts from the run's own optimizer state, state “paper” {follows}{own}: averages over "
+        f"Run's own state: the optimizer's as in training. Paper's warm-up state: it {follows}{own}; averages over "
         "the warm-up batches, already unbiased, are bias-corrected once more (after five batches m is divided by "
-        "0.47, v by 0.006), which shortens the step direction and lengthens α_max accordingly; read “paper” against "
-        "the paper's tables, “checkpoint” for what the training met."
+        "0.47, v by 0.006), which shortens the step direction and lengthens α_max accordingly; compare it with "
+        "the paper's tables, and the run's own state with the training."
     )
 
 
@@ -144,9 +153,7 @@ def asked_protocol(study: Study) -> dict[str, Any]:
     """
     spec = study.spec
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
-    return protocol | {
-        key: spec[key] for key in ("batch", "clip_norm") if protocol and protocol.get(key) is None and key in spec
-    }
+    return protocol | own_settings(protocol, spec) if protocol else {}
 
 
 def base_rates(study: Study) -> str:
@@ -203,7 +210,7 @@ def undefined_states(study: Study) -> str:
         if not optimizers:
             continue
         whose = listed(f"{name} ({plural(optimizers.count(name), 'run')})" for name in sorted(set(optimizers)))
-        sentences.append(f"State “{state}” is not defined for {whose}{f': {why}' if state == 'paper' else ''}.")
+        sentences.append(f"The {state_text(state)} is not defined for {whose}{f': {why}' if state == 'paper' else ''}.")
     return " ".join(sentences)
 
 

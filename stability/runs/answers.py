@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("stability", "sweeps", "analysis", "kernels", "conf")
-OF_CODE = (".py", ".yaml")
+OF_CODE = (".csv", ".py", ".yaml")
 PACKAGES = ("site-packages", "dist-packages")
 # prefixes of environment variables that may change a command's meaning: devices, kernels, places of data and modules
 VARIABLES = ("CUDA", "DATA_GYM", "HF_", "HIP", "HOME", "NVIDIA", "PYTHON", "ROCR", "TIKTOKEN", "TORCH", "TRITON")

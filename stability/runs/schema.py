@@ -190,6 +190,17 @@ def own_columns(table: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(own))
 
 
+def own_settings(protocol: dict, spec: dict) -> dict:
+    """Return the run's batch and clipping norm for a protocol of α_max that has null; the norm is ∞ without clipping.
+
+    Args:
+        protocol: fields as in `stability.config.curvature.CurvatureSpec`.
+        spec: the run's or study's spec.
+    """
+    own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
+    return own | {"clip_norm": float("inf")} if own.get("clip_norm", 0.0) is None else own
+
+
 # Types by column name in any table: text, and integers in a log; every other column is numeric.
 TEXT = frozenset({
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data",

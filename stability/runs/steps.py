@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stability.runs.schema import PROTOCOL
+from stability.runs.schema import PROTOCOL, own_settings
 
 # metadata key: JSON list of the requested states undefined for the run's optimizer
 UNDEFINED = "undefined"
@@ -81,6 +81,6 @@ def _read_protocol(table: pa.Table) -> dict[str, Any] | None:
 
 
 def _complete_protocol(protocol: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
+    own = own_settings(protocol, spec)
     dropout = spec.get("model", {}).get("dropout", 0.0)  # it affected only u
     return protocol | own | ({"dropout": dropout} if dropout else {})

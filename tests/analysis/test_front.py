@@ -247,3 +247,28 @@ def test_one_rate_has_a_ranking_and_no_window(tmp_path):
     assert title(alone) == "How well does sa learn at the learning rate 1e-2? NLL 2.500"
     lost = study_of(tmp_path / "lost", {"sa": (math.inf,)}, rates=(1e-2,))
     assert title(lost) == "How well does sa learn at the learning rate 1e-2? every run diverged"
+
+
+def many(tmp_path):
+    return study_of(
+        tmp_path, {f"m{place:02d}": (2.5 - 0.01 * place, 2.0 - 0.01 * place, 2.4, 3.1) for place in range(12)}
+    )
+
+
+def test_of_many_series_the_first_figure_shows_those_of_the_table(tmp_path):
+    study = many(tmp_path)
+    front, *_ = assembly.pieces(study, pages="short")
+    (figure,) = [each for each in front if isinstance(each, Picture) and each.name == "nll-in-brief"]
+    (table,) = [each for each in front if isinstance(each, Table)]
+    drawn = [label.get_text() for label in figure.figure.axes[1].get_yticklabels()]
+    assert drawn == [row[0].text for row in table.rows] == [f"m{place:02d}" for place in range(11, 3, -1)]
+    assert "The 8 series with the lowest NLLs; appendix: all." in figure.caption
+    names = [each.name for pieces in assembly.pieces(study) for each in pieces if isinstance(each, Picture)]
+    assert "nll" in names, "the appendix has all curves"
+
+
+def test_the_first_page_of_many_series_fits_one_page(tmp_path):
+    many(tmp_path)
+    pdf = build(tmp_path / "studies" / "synthetic", tmp_path / "many.pdf")
+    pages = [page.extract_text() for page in pypdf.PdfReader(pdf).pages]
+    assert "best LR" in pages[0] and "commit" in pages[0], "the line of provenance ends the first page"

@@ -26,6 +26,7 @@ from analysis.study.protocol import (
     undefined_states,
 )
 from stability.config.curvature import CurvatureSpec
+from stability.runs.schema import own_settings
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 PROTOCOL = {
@@ -50,7 +51,7 @@ def test_the_sentence_names_every_choice():
         "gradient; weight decay left out in u; clipping norm 1; method auto"
     )
     own = sentence(CurvatureSpec(warmup_steps=1).model_dump(mode="json"))
-    slope = "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”"
+    slope = "slope of the clipped gradient in the paper's warm-up state and true gradient in the run's own state"
     assert f"1 warm-up step, 25 recorded steps of the run's own batch; {slope}; weight decay included in u" in own
     assert "clipping norm the run's own" in own
 
@@ -180,8 +181,9 @@ def test_to_the_letter_is_said_only_of_rows_that_are(study):
 
 def test_of_two_states_the_sentence_says_whose_gradient_is_whose(study):
     rows = pd.concat([paper_rows(study), paper_rows(study, gradient="true").assign(state="checkpoint")])
-    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight" in stated(
-        rows
+    assert (
+        "slope of the clipped gradient in the paper's warm-up state and true gradient in the run's own state; weight"
+        in stated(rows)
     )
 
 
@@ -195,9 +197,7 @@ def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path, dr
     assert undefined_states(load(folder)) == ""
     runs["undefined_states"], runs["optimizer"] = ["paper", None, "paper", "paper"], ["sgd", "adamw", "sgd", "lion"]
     write_table(path, "runs", runs.to_dict("records"))
-    sentence = (
-        "State “paper” is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
-    )
+    sentence = "The paper's warm-up state is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
     assert undefined_states(load(folder)).startswith(sentence)
     assert sentence in " ".join(summary(folder).split())
     pages = pypdf.PdfReader(build(folder, tmp_path / "out")).pages
@@ -305,3 +305,11 @@ def test_bars_end_at_the_layers_sums_above_and_below_zero(blocks):
         ends[round(bar.get_x() + bar.get_width() / 2)] += [bar.get_y(), bar.get_y() + bar.get_height()]
     assert (min(ends[0]), max(ends[0])) == pytest.approx((-137.5, 0))
     assert (min(ends[1]), max(ends[1])) == pytest.approx((0, 37.5))
+
+
+def test_the_protocol_of_a_run_without_clipping_says_so():
+    spec = {"batch": 16, "clip_norm": None}
+    protocol = PROTOCOL | own_settings(PROTOCOL | {"clip_norm": None, "batch": None}, spec)
+    line = sentence(json.loads(json.dumps(protocol)))
+    assert "; no clipping; " in line and "16 sequences" in line
+    assert "clipping norm" not in line

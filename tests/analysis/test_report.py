@@ -63,7 +63,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     best = quickstart.of("sc").groupby("lr")["val_nll"].median().min()
     assert f"{best:.3f}" in quickstart_text and "diverged 2/2" in quickstart_text
     assert "Each mechanism against the reference" in quickstart_text and "learned nothing" in quickstart_text
-    assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
+    assert "times that in its own" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert (
         "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text
         and "largest 2.0e-5" in quickstart_text
@@ -210,8 +210,8 @@ def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
     for words in (
         "3.034–3.046, n=2",
         "≥ 2.02",
-        "state “paper”",
-        "state “checkpoint”",
+        "paper's warm-up state",
+        "run's own state",
         "each cell over 2 runs, 50 steps",
         "Indicated (n = 2): sc's stable window is at least 0.40",
     ):

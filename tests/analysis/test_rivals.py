@@ -248,3 +248,13 @@ def test_a_throughput_of_another_version_is_refused_with_the_command_that_writes
         ValueError, match="holds no throughput of version 1: `python -m benchmarks.throughput .*` writes it again"
     ):
         load(study)
+
+
+def test_a_best_value_over_common_rates_alone_says_so(tmp_path):
+    """attentionx has no result at sa's best rate."""
+    gap = {("attentionx", 1e-2, seed): ("failed", "lost") for seed in range(3)}
+    folder = write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, statuses=gap)
+    claims = {claim.subject: claim for claim in judge(load(folder))}
+    assert "sa's at their 2 common rates" in claims["best NLL attentionx"].text
+    whole = {claim.subject: claim for claim in judge(load(study_of(tmp_path / "whole", 0.1)))}
+    assert "common rate" not in whole["best NLL attentionx"].text

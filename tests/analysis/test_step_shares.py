@@ -278,9 +278,9 @@ def test_where_every_run_of_an_optimizer_that_is_no_adam_diverged_there_is_no_ta
     study = with_sgd(tmp_path, EVERY, settings=({"optimizer": "sgd"},))
     assert phases_and_states(study) == [("terminal", "checkpoint")]
     (table,) = alpha_tables(study)
-    assert "“checkpoint”" in table.title and row_of(table, "3e-2")[3] == Cell("0", "0–0, n=75\ndiverged 3/3")
+    assert "run's own state" in table.title and row_of(table, "3e-2")[3] == Cell("0", "0–0, n=75\ndiverged 3/3")
     assert undefined_states(study).startswith(
-        "State “paper” is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam"
+        "The paper's warm-up state is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam"
     )
     mixed = with_sgd(tmp_path / "mixed", EVERY)
     assert (

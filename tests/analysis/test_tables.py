@@ -224,8 +224,8 @@ def test_one_table_per_phase_state_and_four_series(tmp_path):
         )
     )
     found = alpha_tables(study)
-    assert len(found) == 8 and [table.title.partition(", state")[2] for table in found[::2]] == [
-        " “paper”, terminal checkpoint", " “checkpoint”, terminal checkpoint", " “paper”, earliest checkpoint", " “checkpoint”, earliest checkpoint"
+    assert len(found) == 8 and [table.title.partition("steps,")[2] for table in found[::2]] == [
+        " paper's warm-up state, terminal checkpoint", " run's own state, terminal checkpoint", " paper's warm-up state, earliest checkpoint", " run's own state, earliest checkpoint"
     ]  # fmt: skip
     assert len(alpha_tables(study, phases=("terminal",), states=("paper",))) == 2
 

@@ -162,7 +162,7 @@ def test_a_state_that_the_optimizer_does_not_define_is_named_where_its_rows_woul
     study = StudyFolder.of(lab.pool, "both")
     study.write([directory.run_id, lab.train(lab.spec()).run_id])
     assert hessian.main([f"ckpt={study.path}", *WORDS]) == 0
-    sentence = "State “paper” is not defined for sgd (1 run): its warm-up sets the averages m and v of Adam"
+    sentence = "The paper's warm-up state is not defined for sgd (1 run): its warm-up sets the averages m and v of Adam"
     assert sentence in " ".join(capsys.readouterr().out.split())
     found = collect(study.path)
     assert found.runs.set_index("optimizer").undefined_states.fillna("").to_dict() == {"sgd": "paper", "adamw": ""}
@@ -186,7 +186,7 @@ def test_a_run_that_was_asked_for_that_state_alone_says_so_without_a_row(lab):
     for asked, states in ((SHORT.model_copy(update={"state": ("paper",)}), set()), (SHORT, {"checkpoint"})):
         list(measure(directory, asked, cache_dir=lab.cache, device="cpu"))
         write(collect(study.path), study.results)
-        assert undefined_states(load(study.path)).startswith("State “paper” is not defined for sgd (1 run)")
+        assert undefined_states(load(study.path)).startswith("The paper's warm-up state is not defined for sgd (1 run)")
         assert set(collect(study.path).curvature.state) == states
         assert is_measured(directory, asked)
 
@@ -207,9 +207,9 @@ def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, caps
     assert hessian.main(words) == 0
     printed = capsys.readouterr().out
     for phase in ("terminal", "earliest"):
-        assert f"“checkpoint”, {phase}" in printed
+        assert f"run's own state, {phase}" in printed
     assert (
-        "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight decay "
+        "slope of the clipped gradient in the paper's warm-up state and true gradient in the run's own state; weight decay "
         "included in u" in printed
     )
     assert "slope of the true gradient; weight decay included in u" in " ".join(printed.split()), (

@@ -31,7 +31,14 @@ def study(tmp_path, monkeypatch):
     folder.write([trial.run_id for trial in trials])
     folder.results.mkdir()
     (folder.results / "runs.parquet").write_bytes(b"table")
-    for name in ("mine.pdf", "texts/one.txt", "corpus/train.npy", "stability/code.py", "conf/study/mine.yaml"):
+    for name in (
+        "mine.pdf",
+        "texts/one.txt",
+        "corpus/train.npy",
+        "stability/code.py",
+        "conf/study/mine.yaml",
+        "analysis/nll.csv",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(name.encode())
     return folder
@@ -84,6 +91,7 @@ CHANGES = {
     "data appear": lambda study: append(study.pool.parent / "not yet there"),
     "the prepared data are damaged": lambda study: rewrite_with_old_time(study.pool.parent / "corpus" / "train.npy"),
     "the code is another": lambda study: append(study.pool.parent / "stability" / "code.py"),
+    "a published number is another": lambda study: append(study.pool.parent / "analysis" / "nll.csv"),
     "a preset is another": lambda study: append(study.pool.parent / "conf" / "study" / "mine.yaml"),
 }
 
